@@ -1,15 +1,27 @@
-"""Open an engine by its name. Importing this imports neither torch nor transformers."""
+"""Open an engine by its name. Importing this imports neither torch nor transformers.
 
-from typing import TYPE_CHECKING, Literal
+Other packages add engines: entry points of the group `halfmoon.engines`, each a function with
+the arguments of `EngineLoader`.
+"""
+
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import msgspec
 
 from halfmoon_engine.checkpoints.model_folder import open_model_folder
+from halfmoon_engine.errors import BadEngineOption, EngineNotInstalled
 from halfmoon_engine.fake_engine import FakeEngine, parse_fake_spec
 from halfmoon_engine.interface import Device, Engine
 from halfmoon_engine.native.extension import NativeMode
 from halfmoon_engine.torch_threads import limit_spin_waits
 from halfmoon_protocol.kv_layout import DType
+
+#: Group of the entry points by which packages add engines.
+ENGINE_ENTRY_POINTS = "halfmoon.engines"
+_NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
 
 if TYPE_CHECKING:
     from halfmoon_engine.torch_engine import TorchEngine
@@ -24,6 +36,8 @@ def open_engine(
     threads: int | None = None,
     served_name: str | None = None,
     native: NativeMode = "auto",
+    engine: str = "torch",
+    engine_options: Mapping[str, str] = _NO_OPTIONS,
 ) -> Engine:
     """Open the engine that `spec` names.
 
@@ -36,8 +50,12 @@ def open_engine(
         served_name: the model's name in requests, rather than its own.
         native: whether halfmoon-engine-native computes on the CPU; "auto" where it is installed
             and `HALFMOON_ENGINE_NATIVE` is not 0.
+        engine: what computes a model: "torch", or an installed package's, such as "vllm".
+        engine_options: of that package's engine; torch has none.
 
     Raises:
+        EngineNotInstalled: no installed package has this engine.
+        BadEngineOption: the engine has no such option, or not such a value.
         BadEngineSpec: a spec of a fake engine that can't be read.
         ModelNotFound: neither a folder with a model nor a hub id that could be fetched.
         BrokenCheckpoint: files that are damaged, contradict each other or hold absurd values.
@@ -50,6 +68,18 @@ def open_engine(
         if served_name is not None:
             model = msgspec.structs.replace(model, name=served_name)
         return FakeEngine(model, block_size=block_size)
+    if engine != "torch":
+        return _find_loader(engine)(
+            spec,
+            block_size=block_size,
+            dtype=dtype,
+            device=device,
+            threads=threads,
+            served_name=served_name,
+            options=engine_options,
+        )
+    if engine_options:
+        raise BadEngineOption(f"engine torch has no options, {sorted(engine_options)} were given")
     return load_engine(
         spec,
         block_size=block_size,
@@ -58,6 +88,36 @@ def open_engine(
         threads=threads,
         served_name=served_name,
         native=native,
+    )
+
+
+class EngineLoader(Protocol):
+    """Load a model for an engine of another package; arguments are those of `open_engine`."""
+
+    def __call__(
+        self,
+        spec: str,
+        *,
+        block_size: int,
+        dtype: DType | Literal["auto"],
+        device: Device,
+        threads: int | None,
+        served_name: str | None,
+        options: Mapping[str, str],
+    ) -> Engine:
+        """Return the loaded engine."""
+        ...
+
+
+def _find_loader(engine: str) -> EngineLoader:
+    installed = entry_points(group=ENGINE_ENTRY_POINTS)
+    for each in installed.select(name=engine):
+        loader: EngineLoader = each.load()
+        return loader
+    names = ", ".join(sorted({"torch", *installed.names}))
+    raise EngineNotInstalled(
+        f"engine {engine!r} is not installed: there are {names}; vllm comes with the package "
+        "halfmoon-engine-vllm"
     )
 
 

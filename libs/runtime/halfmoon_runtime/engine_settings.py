@@ -13,6 +13,14 @@ class EngineSettings(TracedSettings):
     model: str = Field(
         description="Folder or hub id of the model, or fake://… for the engine without a model"
     )
+    engine: str = Field(
+        "torch",
+        description="What computes the model: torch, or vllm where halfmoon-engine-vllm is",
+    )
+    engine_options: dict[str, str] = Field(
+        default_factory=dict,
+        description='Options of the engine as JSON; vllm: {"tensor_parallel_size": "2"}',
+    )
     served_model_name: str = Field(
         "", description="Name of the model as clients write it; empty: the model's own"
     )

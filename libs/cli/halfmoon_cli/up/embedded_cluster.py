@@ -35,6 +35,7 @@ class ClusterPlan:
     n_kvstore: int = 1
     host: str = "127.0.0.1"
     served_model_name: str = ""
+    engine: str = "torch"
     #: Metadata server; empty: the conductor's own.
     metadata: str = ""
     #: Threads of each prefill and decode worker; 0: their own setting decides.
@@ -71,6 +72,7 @@ class ProcessSpec:
 def plan_processes(plan: ClusterPlan) -> list[ProcessSpec]:
     """Plan the processes of a cluster, in starting order."""
     metadata = plan.metadata or f"{plan.url}/metadata"
+    engine = ["--engine", plan.engine]
     model = ["--model", plan.model, "--served-model-name", plan.served_model_name]
     specs: list[ProcessSpec] = []
 
@@ -91,9 +93,9 @@ def plan_processes(plan: ClusterPlan) -> list[ProcessSpec]:
 
     for i in range(plan.n_prefill):
         home = ["--home-kvstore", f"kvstore-{i % plan.n_kvstore}"] if plan.n_kvstore else []
-        add("prefill", i, "--metadata", metadata, *model, *home, *threads("prefill"))
+        add("prefill", i, "--metadata", metadata, *model, *engine, *home, *threads("prefill"))
     for i in range(plan.n_decode):
-        add("decode", i, "--metadata", metadata, *model, *threads("decode"))
+        add("decode", i, "--metadata", metadata, *model, *engine, *threads("decode"))
     return specs
 
 

@@ -36,6 +36,14 @@ def up(
             "Without it: a small random model, made here.",
         ),
     ] = "",
+    engine: Annotated[
+        str,
+        typer.Option(
+            envvar="ENGINE",
+            help="What computes the model: torch, or vllm where it is installed; "
+            "-o decode.engine=torch for one role",
+        ),
+    ] = "torch",
     prefill: Annotated[int, typer.Option(envvar="PREFILL", min=1, help="Prefill workers")] = 1,
     decode: Annotated[int, typer.Option(envvar="DECODE", min=1, help="Decode workers")] = 1,
     kvstore: Annotated[int, typer.Option(envvar="KVSTORE", min=0, help="KV stores")] = 1,
@@ -86,6 +94,7 @@ def up(
         _give_up(str(error))
     plan = ClusterPlan(
         model=model,
+        engine=engine,
         http_port=chosen,
         n_prefill=prefill,
         n_decode=decode,

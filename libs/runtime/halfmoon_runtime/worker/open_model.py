@@ -4,7 +4,7 @@ This library imports neither engine nor transfer engine: each service hands in i
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Generic, Literal, Protocol, TypeVar
@@ -75,6 +75,8 @@ class ModelOpener(Protocol[OpenedT]):
         dtype: DType | Literal["auto"],
         device: Literal["auto", "cpu", "cuda"],
         threads: int | None,
+        engine: str,
+        engine_options: Mapping[str, str],
     ) -> OpenedT:
         """Load the model that `spec` names, in the calling thread."""
         ...
@@ -106,6 +108,8 @@ async def load_model(
             dtype=settings.dtype,
             device=settings.device,
             threads=settings.threads or None,
+            engine=settings.engine,
+            engine_options=settings.engine_options,
         )
     except refusal as error:
         raise CannotStart(str(error)) from error

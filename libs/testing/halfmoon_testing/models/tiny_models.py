@@ -5,8 +5,9 @@ so that greedy output varies over the vocabulary and has no near-ties. So two co
 in float32 choose the same tokens.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from halfmoon_engine.torch_threads import limit_spin_waits
@@ -26,15 +27,19 @@ _TEXTS = (
     "The prompt that was read before is not read again: its answer comes sooner. ",
 )
 ARCHITECTURES = tuple(TINY_ARCHITECTURES)
+_NO_FIELDS: Mapping[str, Any] = MappingProxyType({})
 
 
-def make_tiny_model(arch: str, folder: Path, seed: int = 0) -> Path:
+def make_tiny_model(
+    arch: str, folder: Path, seed: int = 0, fields: Mapping[str, Any] = _NO_FIELDS
+) -> Path:
     """Write a tiny random model and its tokenizer into `folder`.
 
     Args:
         arch: one of `ARCHITECTURES`.
         folder: folder to create; existing files of these names are replaced.
         seed: equal seeds give equal files.
+        fields: of the configuration, in place of the architecture's own.
 
     Returns:
         `folder`.
@@ -51,7 +56,7 @@ def make_tiny_model(arch: str, folder: Path, seed: int = 0) -> Path:
         raise ValueError(f"no tiny model of {arch!r}; there are {', '.join(ARCHITECTURES)}")
     config_class, changes = TINY_ARCHITECTURES[arch]
     make_config: Callable[..., Any] = getattr(transformers, config_class)
-    config = make_config(**{**COMMON, **changes})
+    config = make_config(**{**COMMON, **changes, **fields})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model: Any = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)

@@ -1,0 +1,1 @@
+"""Compute models with vLLM behind the contract of `halfmoon_engine.interface`."""

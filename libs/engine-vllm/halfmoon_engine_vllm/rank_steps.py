@@ -1,0 +1,141 @@
+"""Keep ranks of other processes in step with the hooks of a forward pass.
+
+Each rank has a connection to the engine's process, which carries single bytes:
+
+    GO    engine → rank   the next layer's KV has landed: attention may read it
+    STOP  engine → rank   a hook failed: the pass ends
+    DONE  rank → engine   the next layer's keys and values are in the pool's memory
+    OVER  rank → engine   the pass has ended, well or not
+
+The end of a connection is the end of its process, and known at once.
+"""
+
+import socket
+import tempfile
+from pathlib import Path
+
+from halfmoon_engine.errors import EngineLost
+from halfmoon_engine.interface import LayerHook
+
+GO, STOP, DONE, OVER = b"G", b"S", b"D", b"O"
+#: Seconds until all ranks have connected.
+_CONNECT_WITHIN_S = 60.0
+
+
+class PassStopped(Exception):
+    """A hook failed in the engine's process; the rank's pass ends."""
+
+
+class StepServer:
+    """The engine's side."""
+
+    def __init__(self) -> None:
+        """Listen in a folder of our own, which no other user can enter."""
+        self._folder = tempfile.TemporaryDirectory(prefix="halfmoon-ranks-")
+        self.path = str(Path(self._folder.name) / "steps")
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(self.path)
+        self._listener.listen()
+        self._ranks: list[socket.socket] = []
+
+    def accept(self, n_ranks: int) -> None:
+        """Take the connections of all ranks.
+
+        Raises:
+            EngineLost: one did not connect.
+        """
+        self._listener.settimeout(_CONNECT_WITHIN_S)
+        try:
+            while len(self._ranks) < n_ranks:
+                connection, _ = self._listener.accept()
+                connection.settimeout(None)
+                self._ranks.append(connection)
+        except TimeoutError:
+            raise EngineLost(f"{len(self._ranks)} of {n_ranks} ranks started") from None
+
+    def follow(
+        self, n_layers: int, before_layer: LayerHook | None, after_layer: LayerHook | None
+    ) -> None:
+        """Call the hooks of one pass as its ranks reach them, until all ranks have ended it.
+
+        Raises:
+            EngineLost: a rank's process ended.
+            Exception: of a hook, after the ranks have ended the pass.
+        """
+        watched = before_layer is not None or after_layer is not None
+        try:
+            for layer in range(n_layers if watched else 0):
+                if before_layer is not None:
+                    before_layer(layer)
+                self._tell(GO)
+                if any(answer == OVER for answer in self._hear()):
+                    return  # the pass failed in a rank: its answer says why
+                if after_layer is not None:
+                    after_layer(layer)
+        except EngineLost:
+            raise
+        except BaseException:
+            self._tell(STOP)
+            self._finish()
+            raise
+        self._finish()
+
+    def close(self) -> None:
+        """Close all connections."""
+        for rank in (*self._ranks, self._listener):
+            rank.close()
+        self._folder.cleanup()
+
+    def _tell(self, what: bytes) -> None:
+        for number, rank in enumerate(self._ranks):
+            try:
+                rank.sendall(what)
+            except OSError as error:
+                raise _lost(number) from error
+
+    def _hear(self) -> list[bytes]:
+        return [self._next(number) for number in range(len(self._ranks))]
+
+    def _finish(self) -> None:
+        for number in range(len(self._ranks)):
+            while self._next(number) != OVER:
+                pass
+
+    def _next(self, number: int) -> bytes:
+        try:
+            byte = self._ranks[number].recv(1)
+        except OSError as error:
+            raise _lost(number) from error
+        if not byte:
+            raise _lost(number)
+        return byte
+
+
+class StepClient:
+    """A rank's side."""
+
+    def __init__(self, path: str) -> None:
+        """Connect to the engine's process."""
+        self._engine = socket.socket(socket.AF_UNIX)
+        self._engine.connect(path)
+
+    def before_layer(self, _layer: int) -> None:
+        """Wait until the layer's KV has landed.
+
+        Raises:
+            PassStopped: a hook failed.
+        """
+        if self._engine.recv(1) != GO:
+            raise PassStopped("a hook of the engine's process failed, or the process ended")
+
+    def after_layer(self, _layer: int) -> None:
+        """Tell that the layer's keys and values are written."""
+        self._engine.sendall(DONE)
+
+    def over(self) -> None:
+        """Tell that the pass has ended."""
+        self._engine.sendall(OVER)
+
+
+def _lost(number: int) -> EngineLost:
+    return EngineLost(f"the process of rank {number} ended")

