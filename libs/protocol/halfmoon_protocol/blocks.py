@@ -69,6 +69,23 @@ def block_hashes(
     Raises:
         ProtocolError: a bad block size, or a token id that is negative or too large.
     """
+    root = root_hash(model=model, salt=salt, block_size=block_size)
+    return child_hashes(root, token_ids, block_size=block_size)
+
+
+def child_hashes(
+    parent: BlockHash, token_ids: Sequence[int], *, block_size: int
+) -> list[BlockHash]:
+    """Return the hashes of the full blocks that follow `parent`, in order.
+
+    Args:
+        parent: the hash of the block before them, or `root_hash`.
+        token_ids: the tokens after that block; each id must fit an unsigned 32-bit integer.
+        block_size: tokens per block, 16 to 512.
+
+    Raises:
+        ProtocolError: a bad block size, or a token id that is negative or too large.
+    """
     try:
         words = array("I", token_ids)
     except (OverflowError, TypeError) as error:
@@ -78,9 +95,6 @@ def block_hashes(
     raw = words.tobytes()
     step = 4 * check_block_size(block_size)
     hashes: list[BlockHash] = []
-    if len(raw) < step:
-        return hashes
-    parent = root_hash(model=model, salt=salt, block_size=block_size)
     for start in range(0, len(raw) - step + 1, step):
         parent = _hash(parent + raw[start : start + step])
         hashes.append(parent)

@@ -1,0 +1,1 @@
+"""Ask a server for its description, its load and tokens."""

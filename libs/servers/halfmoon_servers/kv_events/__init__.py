@@ -1,0 +1,1 @@
+"""Follow the KV events of a server, and name its blocks by Halfmoon's hashes."""
