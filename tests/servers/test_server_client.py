@@ -11,12 +11,12 @@ from halfmoon_servers.client.generate_call import GenerateCall, GeneratedTokens,
 from halfmoon_servers.client.server_client import MAX_RETRY_AFTER_S, ClientLimits, ServerClient
 from halfmoon_servers.client.server_description import ReportedLoad
 from halfmoon_servers.client.server_errors import (
+    AnswerBroken,
     NotServable,
     ServerGarbage,
     ServerGone,
     ServerRefused,
     ServerTooSlow,
-    AnswerBroken,
 )
 from halfmoon_servers.kv_events.event_endpoint import EventEndpoint
 from tests.servers.scripted_server import Handler, ReceivedRequest, ScriptedServer

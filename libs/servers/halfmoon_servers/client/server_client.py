@@ -44,14 +44,14 @@ from halfmoon_servers.client.server_bodies import (
     completions_body,
     sglang_body,
 )
-from halfmoon_servers.client.server_description import ServerDescription, ReportedLoad
+from halfmoon_servers.client.server_description import ReportedLoad, ServerDescription
 from halfmoon_servers.client.server_errors import (
+    AnswerBroken,
     ServerError,
     ServerGarbage,
     ServerGone,
     ServerRefused,
     ServerTooSlow,
-    AnswerBroken,
 )
 
 #: The longest wait that a server's Retry-After may ask for.
