@@ -163,6 +163,8 @@ def _default(settings: type[ServiceSettings], name: str) -> str:
     field = settings.model_fields[name]
     if field.is_required():
         return "(required)"
+    if field.default_factory is dict:
+        return "`{}`"
     if field.default_factory is not None:
         return "(this machine)"
     return "" if field.default in ("", None) else f"`{field.default}`"

@@ -35,7 +35,8 @@ def test_every_setting_is_there_with_its_default(service: type[ServiceSettings])
         assert line, f"{variable} is not in .env.example: {field.description}"
         if f"{variable}:" in COMPOSE or field.is_required() or name == "cluster_key":
             continue  # the compose file says it
-        default = IMAGE.get(variable, "" if field.default is None else str(field.default))
+        value = {} if field.default_factory is dict else field.default
+        default = IMAGE.get(variable, "" if value is None else str(value))
         assert line[1] == default, f"{variable} has another default in .env.example"
 
 
