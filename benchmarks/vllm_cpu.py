@@ -27,6 +27,18 @@ def vllm_python() -> Path:
     return make_vllm_environment(STOCK)
 
 
+def our_vllm_python() -> Path:
+    """Return the interpreter of `make test-vllm`, which has vLLM and our packages.
+
+    Raises:
+        OSError: it is not there.
+    """
+    python = Path(__file__).resolve().parents[1] / ".venv-vllm" / "bin" / "python"
+    if not python.exists():
+        raise FileNotFoundError(f"{python} is not there: make test-vllm makes it")
+    return python
+
+
 def vllm_environment(threads: int) -> dict[str, str]:
     """Return the environment variables of a process of vLLM with so many threads."""
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}

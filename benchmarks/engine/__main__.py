@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.engine.rounds import CEILINGS, SYSTEMS, VLLM, Measured, RunChoices, measure_model
 from benchmarks.engine.row_options import add_row_options, chosen_rows
-from benchmarks.engine.rows import PrefillRow, comparison_table, memory_rows
+from benchmarks.engine.rows import PrefillRow, comparison_table, conversion_table, memory_rows
 from benchmarks.engine.shapes import ITEM_BYTES, SHAPES
 from benchmarks.engine.ttft_reuse import measure_reuse
 from benchmarks.vllm_cpu import VERSION, vllm_python
@@ -40,6 +40,8 @@ def main(arguments: list[str]) -> None:
         chunk=options.chunk,
         block_size=options.block_size,
         eager=options.enforce_eager,
+        vllm_chunk=options.vllm_chunk,
+        vllm_page=options.vllm_page,
         clock=options.clock,
     )
     shapes = [SHAPES[name] for name in _chosen(options.shapes, tuple(SHAPES), "--shapes")]
@@ -79,6 +81,8 @@ def parser() -> argparse.ArgumentParser:
     add("--threads", type=int, default=2, help="of each engine, on as many cores")
     add("--chunk", type=int, default=2048, help="tokens of one forward pass of ours at the most")
     add("--block-size", type=int, default=64, help="tokens of a page of ours")
+    add("--vllm-chunk", type=int, default=0, help="the same of vLLM; 0: its own choice")
+    add("--vllm-page", type=int, default=128, help="tokens of a page of vLLM")
     add("--enforce-eager", action="store_true", help="vLLM without compilation: starts sooner")
     add(
         "--clock",
@@ -112,6 +116,8 @@ def _tables(name: str, precision: Any, choices: RunChoices, measured: Measured) 
     )
     modes = [f"{system}: {mode}" for system, mode in measured.modes.items() if system != CEILINGS]
     parts = [table, *([""] if modes else []), *modes]
+    if measured.converting:
+        parts[1:1] = ["", conversion_table(choices.rows, measured.seconds, measured.converting)]
     if most:
         ceilings = f"{most.flops_per_s / 1e9:,.0f} GFLOP/s, {most.bytes_per_s / 1e9:.1f} GB/s read"
         parts.append(f"ceilings: {ceilings}")

@@ -13,7 +13,7 @@ from benchmarks.engine.random_weights import model_folder
 from benchmarks.engine.rows import Ceilings, MeasuredRow, PrefillRow, pool_sequences
 from benchmarks.engine.runner_process import RunnerFailed, RunnerProcess
 from benchmarks.engine.shapes import ModelShape, Precision
-from benchmarks.vllm_cpu import vllm_environment, vllm_python
+from benchmarks.vllm_cpu import our_vllm_python, vllm_environment, vllm_python
 
 CEILINGS = "ceilings"
 VLLM = "vLLM"
@@ -23,7 +23,9 @@ OURS: dict[str, dict[str, str]] = {
     "halfmoon-native": {"HALFMOON_ENGINE_NATIVE": "1"},
     "halfmoon-pure": {"HALFMOON_ENGINE_NATIVE": "0"},
 }
-SYSTEMS = (*OURS, VLLM)
+#: Our engine with vLLM inside.
+OURS_BY_VLLM = "halfmoon-vllm"
+SYSTEMS = (*OURS, OURS_BY_VLLM, VLLM)
 #: Tokens beside those of the rows: engines warm up with 512.
 _SPARE_TOKENS = 640
 #: Pools are given back between turns where they would take more than this share of the memory.
@@ -45,6 +47,9 @@ class RunChoices:
     block_size: int
     #: vLLM without compilation.
     eager: bool
+    #: Tokens of one pass of vLLM (0: its own choice), and of a page of it.
+    vllm_chunk: int
+    vllm_page: int
     #: "wall", or "cpu": processor time per thread, with threads that sleep while they wait.
     clock: str
     #: Seconds until an engine is ready, and until it has answered.
@@ -57,6 +62,10 @@ class Measured:
     """Everything measured of one model in one precision."""
 
     seconds: dict[tuple[str, MeasuredRow], list[float]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+    #: Seconds of each that went into copies between the pool and the layout of vLLM's kernels.
+    converting: dict[tuple[str, MeasuredRow], list[float]] = field(
         default_factory=lambda: defaultdict(list)
     )
     modes: dict[str, str] = field(default_factory=dict)
@@ -127,6 +136,8 @@ def _measure_round(
             if not found:
                 continue
             measured.seconds[system, row] += found["seconds"]
+            if system == OURS_BY_VLLM:
+                measured.converting[system, row].append(found["converting_s"])
             if isinstance(row, PrefillRow):
                 most = max(measured.peak_bytes.get(system, 0), found["peak_bytes"])
                 measured.peak_bytes[system] = most
@@ -164,17 +175,21 @@ def _start(
     Raises:
         CalledProcessError: vLLM, or the model, can't be had.
     """
-    settings = {
+    settings: dict[str, Any] = {
         "dtype": precision,
         "threads": choices.threads,
         "clock": choices.clock,
         "block_size": choices.block_size,
         "chunk": choices.chunk,
         "eager": choices.eager,
+        "vllm_chunk": choices.vllm_chunk,
+        "vllm_page": choices.vllm_page,
         "max_context": max(max(row.sequences) for row in choices.rows) + _SPARE_TOKENS,
         "kv_token_bytes": shape.kv_token_bytes(precision),
         "sequences": (*pool_sequences(choices.rows), _SPARE_TOKENS),
         "model": str(model_folder(shape)),
+        "engine": "torch",
+        "engine_options": {},
     }
     python, program = Path(sys.executable), "ours.py"
     environment = {**os.environ, **OURS.get(system, {})}
@@ -183,6 +198,11 @@ def _start(
     elif system == VLLM:
         python, program = vllm_python(), "vllm_engine.py"
         environment = vllm_environment(choices.threads)
+    elif system == OURS_BY_VLLM:
+        python = our_vllm_python()
+        environment = vllm_environment(choices.threads)
+        options = {"enforce_eager": str(choices.eager).lower()}
+        settings |= {"engine": "vllm", "engine_options": options}
     if choices.clock == "cpu":
         # A thread that spins while it waits would be counted as if it worked.
         environment |= {"GOMP_SPINCOUNT": "1000"}

@@ -143,6 +143,35 @@ def comparison_table(
     return "\n".join(lines)
 
 
+def conversion_table(
+    rows: Sequence[MeasuredRow],
+    seconds: Mapping[tuple[str, MeasuredRow], Sequence[float]],
+    converting: Mapping[tuple[str, MeasuredRow], Sequence[float]],
+) -> str:
+    """Return a table: what copies between the pool's layout and a kernel's take of each row.
+
+    Args:
+        rows: to show.
+        seconds: of each system and row.
+        converting: seconds of these in such copies, of the systems that have any.
+    """
+    systems = list(dict.fromkeys(system for system, _ in converting))
+    heads = [head for each in systems for head in (f"{each}, ms", "of its time")]
+    lines = [f"| copies to the pool's layout | {' | '.join(heads)} |", "|---" * (len(heads) + 1)]
+    lines[1] += "|"
+    for row in rows:
+        cells: list[str] = []
+        for system in systems:
+            copies, whole = converting.get((system, row)), seconds.get((system, row))
+            if not copies or not whole:
+                cells += ["–", "–"]
+                continue
+            copying_s = statistics.median(copies)
+            cells += [f"{copying_s * 1e3:.2f}", f"{copying_s / statistics.median(whole):.1%}"]
+        lines.append(f"| {row.label.rpartition(', ')[0]} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def memory_rows(
     systems: Sequence[str], started: Mapping[str, int], peak: Mapping[str, int], n_tokens: int
 ) -> str:

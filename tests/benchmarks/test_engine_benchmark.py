@@ -53,7 +53,9 @@ def test_a_shape_counts_the_operations_of_its_model(shape: ModelShape) -> None:
     assert counter.get_total_flops() - small.prefill_flops(1) in (0, rotary)
 
 
-@pytest.mark.parametrize("module", ["benchmarks.engine", "benchmarks.goodput"])
+@pytest.mark.parametrize(
+    "module", ["benchmarks.engine", "benchmarks.vllm_engine", "benchmarks.goodput"]
+)
 def test_the_command_explains_its_flags(module: str) -> None:
     done = run_module(module, "--help")
     assert done.returncode == 0, done.stderr

@@ -11,6 +11,7 @@ from benchmarks.engine.rows import (
     MeasuredRow,
     PrefillRow,
     comparison_table,
+    conversion_table,
     memory_rows,
     pool_sequences,
 )
@@ -75,6 +76,22 @@ def test_shares_are_of_the_product_in_prefill_and_of_reading_in_decode() -> None
         (prefill, decode), ("ours",), seconds, TINY, "float32", most, beside="theirs"
     )
     assert [line.split(" | ")[-1] for line in table.splitlines()[2:]] == ["0.25 |", "0.50 |"]
+
+
+def test_copies_to_the_pools_layout_are_shown_beside_the_time_that_they_are_a_part_of() -> None:
+    prefill, decode = PrefillRow(2048), DecodeRow(4, 512)
+    seconds: dict[tuple[str, MeasuredRow], list[float]] = {
+        ("ours", prefill): [0.4, 0.5, 9.0],
+        ("theirs", prefill): [1.0],
+    }
+    converting: dict[tuple[str, MeasuredRow], list[float]] = {("ours", prefill): [0.1, 0.01, 0.0]}
+    table = conversion_table((prefill, decode), seconds, converting)
+    assert table.splitlines() == [
+        "| copies to the pool's layout | ours, ms | of its time |",
+        "|---|---|---|",
+        "| prefill 2,048 | 10.00 | 2.0% |",
+        "| decode 4 × 512 | – | – |",
+    ]
 
 
 def test_what_was_not_measured_is_a_dash() -> None:

@@ -1,4 +1,4 @@
-"""Our engine, driven directly over a pool of its own."""
+"""Our engine, with torch or with vLLM inside, driven directly over a pool of its own."""
 
 import json
 import mmap
@@ -20,8 +20,33 @@ engine = open_engine(
     dtype=given["dtype"],
     device="cpu",
     threads=given["threads"],
+    engine=given["engine"],
+    engine_options=given["engine_options"],
 )
 layout = engine.layout
+#: Seconds that have gone into copies between the pool and a mirror in another layout.
+converted_s = 0.0
+
+
+def time_conversion():
+    """Count the time of vLLM's engine between its cache and the pool."""
+    from halfmoon_engine_vllm.head_rows import HeadRows
+
+    def timed(copy):
+        def call(*arguments):
+            global converted_s
+            began_s = clock.now()
+            result = copy(*arguments)
+            converted_s += clock.now() - began_s
+            return result
+
+        return call
+
+    HeadRows.read, HeadRows.write = timed(HeadRows.read), timed(HeadRows.write)
+
+
+if given["engine"] == "vllm":
+    time_conversion()
 n_pages = sum(layout.blocks_for(n) for n in given["sequences"])
 pool = None
 
@@ -57,11 +82,13 @@ def prefill(n, release=False):
             draw = GREEDY if end == n else None
             engine.forward([Run(tokens[start:end], start, pages, draw, start > 0)])
 
+    before_s = converted_s
     seconds = clock.repeated(once)
+    converting_s = (converted_s - before_s) / len(seconds)
     peak = resident_bytes("VmHWM") - len(pool)
     if release:
         drop_pool()
-    return {"seconds": seconds, "peak_bytes": peak}
+    return {"seconds": seconds, "peak_bytes": peak, "converting_s": converting_s}
 
 
 def decode(batch, context, steps, release=False):
@@ -71,6 +98,8 @@ def decode(batch, context, steps, release=False):
     tokens = [5 + i for i in range(batch)]
     seconds = []
     for step in range(steps):
+        if step == 2:
+            before_s = converted_s
 
         def once(step=step):
             nonlocal tokens
@@ -84,7 +113,7 @@ def decode(batch, context, steps, release=False):
         seconds.append(clock.seconds(once))
     if release:
         drop_pool()
-    return {"seconds": seconds[2:]}
+    return {"seconds": seconds[2:], "converting_s": (converted_s - before_s) / (steps - 2)}
 
 
 prefill(512)

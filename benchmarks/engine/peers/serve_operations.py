@@ -49,13 +49,13 @@ class Clock:
 
     def __init__(self, name: str, threads: int) -> None:
         self._threads = threads
-        self._read = self._cpu_s if name == "cpu" else time.perf_counter
+        self.now = self._cpu_s if name == "cpu" else time.perf_counter
 
     def seconds(self, work: Callable[[], object]) -> float:
         """Return the seconds that `work` takes."""
-        began = self._read()
+        began = self.now()
         work()
-        return self._read() - began
+        return self.now() - began
 
     def repeated(self, once: Callable[[], object]) -> list[float]:
         """Return the seconds of each call of `once`, until enough of them have been spent."""

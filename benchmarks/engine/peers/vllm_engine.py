@@ -40,7 +40,7 @@ def remember_kv(self, tensors):
 
 
 Fill.get_num_new_matched_tokens, Fills.register_kv_caches = tokens_to_fill, remember_kv
-BLOCK = 128
+BLOCK = given["vllm_page"]
 kv_tokens = sum(-(-n // BLOCK) * BLOCK for n in given["sequences"]) + 2 * BLOCK
 llm = LLM(
     model=given["model"],
@@ -51,6 +51,7 @@ llm = LLM(
     disable_log_stats=True,
     max_model_len=given["max_context"],
     block_size=BLOCK,
+    max_num_batched_tokens=given["vllm_chunk"] or None,
     kv_cache_memory_bytes=kv_tokens * given["kv_token_bytes"],
     kv_transfer_config={"kv_connector": "DecodeBenchConnector", "kv_role": "kv_both"},
 )
