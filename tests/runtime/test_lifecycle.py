@@ -233,6 +233,39 @@ def test_what_is_refused_ends_the_service_with_one_line(start: Callable[[str], R
     assert "Traceback" not in running.log and "deep" not in running.log
 
 
+@pytest.mark.parametrize("stopping", [False, True])
+def test_what_is_lost_ends_the_service_with_one_line_even_while_it_stops(
+    start: Callable[[str], Running], stopping: bool
+) -> None:
+    running = start(
+        f"""
+class Lost(RuntimeError):
+    pass
+
+async def main(service):
+    service.ready()
+    if {stopping}:
+        service.report_stage("ready")
+        await service.stopping.wait()
+    service.spawn(fail(ExceptionGroup("tasks", [Lost("rank 1 ended")])))
+    await asyncio.Event().wait()
+
+run_service_as_given = run_service
+def run_service(*arguments):
+    run_service_as_given(*arguments, lost=Lost)
+"""
+    )
+    if stopping:
+        running.until_stage("ready")
+        running.process.send_signal(signal.SIGTERM)
+    code, _ = running.end()
+    assert code == 1
+    assert (running.status["stage"], running.status["error"]) == ("failed", "Lost: rank 1 ended")
+    said = [line for line in map(json.loads, running.log.splitlines()) if line["event"] == "lost"]
+    assert [line["error"] for line in said] == ["rank 1 ended"]
+    assert "Traceback" not in running.log
+
+
 def test_a_failure_while_stopping_is_logged_and_does_not_undo_the_stop(
     start: Callable[[str], Running],
 ) -> None:

@@ -59,6 +59,8 @@ def load_vllm_engine(
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(chosen.tensor_parallel_size > 1))
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
     os.environ["OMP_NUM_THREADS"] = str(n_threads)
+    # A forked rank would keep this process's sockets open beyond its end.
+    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")

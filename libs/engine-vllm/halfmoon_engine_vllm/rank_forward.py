@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from halfmoon_engine.interface import LayerHook
 from halfmoon_engine_vllm.batch import PagedBatch
 from halfmoon_engine_vllm.head_rows import HeadRows
+from halfmoon_engine_vllm.rank_lifetime import unlink_mapped_files
 from halfmoon_engine_vllm.rank_steps import StepClient
 from halfmoon_engine_vllm.shared_span import SharedSpan
 from halfmoon_protocol.kv_layout import KvLayout
@@ -99,8 +100,9 @@ class RankForward:
         return self.halfmoon_attach(span.map(), layout)
 
     def halfmoon_connect(self, path: str) -> None:
-        """Connect to the engine's process, for the hooks of passes."""
+        """Connect to the engine's process, for the hooks of passes, and end with it."""
         self._steps = StepClient(path)
+        unlink_mapped_files("cpushm")  # all ranks have mapped it: they started
 
     def halfmoon_detach(self) -> None:
         """Release the attached memory and the mirror."""

@@ -10,12 +10,14 @@ Each rank has a connection to the engine's process, which carries single bytes:
 The end of a connection is the end of its process, and known at once.
 """
 
+import select
 import socket
 import tempfile
 from pathlib import Path
 
 from halfmoon_engine.errors import EngineLost
 from halfmoon_engine.interface import LayerHook
+from halfmoon_engine_vllm.rank_lifetime import end_with_connection
 
 GO, STOP, DONE, OVER = b"G", b"S", b"D", b"O"
 #: Seconds until all ranks have connected.
@@ -52,6 +54,9 @@ class StepServer:
                 self._ranks.append(connection)
         except TimeoutError:
             raise EngineLost(f"{len(self._ranks)} of {n_ranks} ranks started") from None
+        finally:
+            self._listener.close()
+            self._folder.cleanup()  # all are connected: a killed process leaves no folder
 
     def follow(
         self, n_layers: int, before_layer: LayerHook | None, after_layer: LayerHook | None
@@ -82,9 +87,20 @@ class StepServer:
 
     def close(self) -> None:
         """Close all connections."""
-        for rank in (*self._ranks, self._listener):
+        for rank in self._ranks:
             rank.close()
-        self._folder.cleanup()
+
+    def check_alive(self) -> None:
+        """Check that the processes of all ranks run; from any thread.
+
+        Raises:
+            EngineLost: one ended.
+        """
+        ended = select.poll()
+        for rank in self._ranks:
+            ended.register(rank, select.POLLRDHUP)
+        if hung_up := {descriptor for descriptor, _ in ended.poll(0)}:
+            raise _lost(next(i for i, r in enumerate(self._ranks) if r.fileno() in hung_up))
 
     def _tell(self, what: bytes) -> None:
         for number, rank in enumerate(self._ranks):
@@ -118,6 +134,7 @@ class StepClient:
         """Connect to the engine's process."""
         self._engine = socket.socket(socket.AF_UNIX)
         self._engine.connect(path)
+        end_with_connection(self._engine)
 
     def before_layer(self, _layer: int) -> None:
         """Wait until the layer's KV has landed.

@@ -42,6 +42,9 @@ class VllmRunner:
         """Release the attached memory and its mirror."""
         self._rank.halfmoon_detach()
 
+    def check_alive(self) -> None:
+        """Do nothing: this process computes."""
+
     def logits(
         self,
         runs: Sequence[Run],
@@ -95,6 +98,10 @@ class VllmRanksRunner:
         """Have all ranks release the memory."""
         self._executor.collective_rpc("halfmoon_detach")
 
+    def check_alive(self) -> None:
+        """Raise EngineLost if the process of a rank ended."""
+        self._steps.check_alive()
+
     def logits(
         self,
         runs: Sequence[Run],
@@ -108,6 +115,7 @@ class VllmRanksRunner:
         Raises:
             EngineLost: the process of a rank ended.
         """
+        self._steps.check_alive()
         batch = plan_batch(runs, tokens, rows, self._layout.block_size)
         watched = before_layer is not None or after_layer is not None
         answers = self._executor.collective_rpc(

@@ -17,8 +17,10 @@ position, layer or sequence does too, but for a chance of 2^-64.
 """
 
 import math
+import os
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
@@ -27,7 +29,7 @@ from numpy.typing import NDArray
 
 from halfmoon_engine.batch_checks import check_batch, check_pool
 from halfmoon_engine.cost_fit import measure_costs
-from halfmoon_engine.errors import PoolNotAttached
+from halfmoon_engine.errors import EngineLost, PoolNotAttached
 from halfmoon_engine.interface import Draw, LayerHook, PendingToken, Run, TokenResult
 from halfmoon_models.errors import BadEngineSpec
 from halfmoon_protocol.blocks import check_block_size
@@ -76,6 +78,8 @@ class FakeModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     token_s: float = 0.0
     #: Tokens of requests with a grammar are late for so many calls of `finish`.
     late: int = 0
+    #: A path: an engine is lost once a file of this name, a dot and its process id is there.
+    lost_by: str = ""
 
     def __post_init__(self) -> None:
         row_bytes = self.kv_heads * self.head_dim * (4 if self.dtype == "float32" else 2)
@@ -199,7 +203,9 @@ class FakeEngine:
         Raises:
             PoolNotAttached: before `attach`.
             ValueError: a run that does not fit its pages, the pool or the context.
+            EngineLost: see `FakeModelSpec.lost_by`.
         """
+        self.check_alive()
         pool = self._pool
         if pool is None:
             raise PoolNotAttached("this engine has no pool yet; call attach(memory) first")
@@ -259,6 +265,11 @@ class FakeEngine:
             left = each.n_calls - 1
             chosen.append(each.token if left <= 0 else _LateToken(each.token, left))
         return chosen
+
+    def check_alive(self) -> None:
+        """Raise EngineLost if the file is there that the model's spec names."""
+        if self.model.lost_by and Path(f"{self.model.lost_by}.{os.getpid()}").exists():
+            raise EngineLost("a fake rank ended")
 
     def _score(self, token: int, n_top: int) -> TokenScore:
         logprob = -math.log(self.model.vocab)

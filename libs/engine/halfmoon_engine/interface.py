@@ -178,6 +178,14 @@ class Engine(Protocol):
         """
         ...
 
+    def check_alive(self) -> None:
+        """Check that the engine can still compute; quick, and called from any thread.
+
+        Raises:
+            EngineLost: a process of the engine ended.
+        """
+        ...
+
     def measure(self) -> tuple[PrefillCost, DecodeCost]:
         """Time a few forwards on scratch pages of the attached pool and fit the cost models.
 

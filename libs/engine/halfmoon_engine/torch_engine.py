@@ -165,6 +165,10 @@ class TorchEngine:
         self._grammars.wait_for_masks([each.mask for each in waiting], wait_s)
         return [self._finish(each) for each in waiting]
 
+    def check_alive(self) -> None:
+        """Raise EngineLost if a process that computes the model has ended."""
+        self._runner.check_alive()
+
     def measure(self) -> tuple[PrefillCost, DecodeCost]:
         """Time a few forwards on scratch pages of the attached pool and fit the cost models."""
         if not self._n_pages:

@@ -3,6 +3,7 @@
     starting ──ready()──► serving ──signal──► stopping (main finishes what it has) ──► exit 0
         └──signal: main is cancelled──────────────────────────────────────────────────► exit 0
     a task fails: the others are cancelled, the traceback is logged ────────────────► exit 1
+    a task raises the error `lost` of `run_service`: as above, but one line is logged ──► exit 1
     main raises CannotStart: one line is logged, without a traceback ───────────────► exit 2
     a second signal: main is cancelled where it is ─────────────────────► exit 128 + signal
     a third one: the process ends at once
@@ -85,6 +86,7 @@ class Service:
         http: OperatorHttp | None = None,
         *,
         on_ready: Callable[[], None] | None = None,
+        lost: type[Exception] | None = None,
     ) -> None:
         """Make a service whose spawned tasks belong to `tasks`.
 
@@ -92,7 +94,9 @@ class Service:
             tasks: the process's task group.
             http: HTTP server for operators.
             on_ready: called once main has built everything.
+            lost: see `run_service`.
         """
+        self._lost = lost
         self._tasks = tasks
         self._on_ready = on_ready
         #: HTTP server for operators; None if the settings turn it off.
@@ -126,7 +130,7 @@ class Service:
         """Run a task until main has returned; then cancel it.
 
         Its failure ends the service. A failure while the service stops, for example because its
-        sockets are being closed, is only logged.
+        sockets are being closed, is only logged, unless it is `lost`.
         """
         task = self._tasks.create_task(self._guard(coroutine), name=name)
         self._spawned.add(task)
@@ -149,8 +153,8 @@ class Service:
     async def _guard(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         try:
             return await coroutine
-        except Exception:
-            if not self.stopping.is_set():
+        except Exception as error:
+            if not self.stopping.is_set() or _find(self._lost, error):
                 raise
             _log.warning("a task failed while stopping", exc_info=True)
             return None
@@ -165,6 +169,8 @@ def run_service(
     name: str,
     settings: ServiceSettings,
     main: Callable[[Service], Coroutine[Any, Any, None]],
+    *,
+    lost: type[Exception] | None = None,
 ) -> NoReturn:
     """Run a service until it has stopped, then exit the process.
 
@@ -175,10 +181,12 @@ def run_service(
         settings: configures logs and metrics.
         main: builds and runs the service. It returns some time after `Service.stopping` is set,
             or raises.
+        lost: error after which the process can't go on through no fault of its own; it is logged
+            as one line.
     """
     configure_logging(name, settings.worker_id, settings.log_level, settings.log_format)
     report_stage("starting", worker_id=settings.worker_id)
-    run = _Run(settings, main)
+    run = _Run(settings, main, lost)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         exit_now(runner.run(run.run_until_exit()))
 
@@ -201,10 +209,14 @@ class _Run:
     """Run a service once, and handle its signals."""
 
     def __init__(
-        self, settings: ServiceSettings, main: Callable[[Service], Coroutine[Any, Any, None]]
+        self,
+        settings: ServiceSettings,
+        main: Callable[[Service], Coroutine[Any, Any, None]],
+        lost: type[Exception] | None,
     ) -> None:
         self._settings = settings
         self._main = main
+        self._lost = lost
         self._service: Service | None = None
         self._main_task: asyncio.Task[None] | None = None
         self._n_signals = 0
@@ -226,8 +238,11 @@ class _Run:
                 _log.error("failed", **fields)
                 _write_status("failed", **fields, refused=True)
                 return 2
+            for loss in dict.fromkeys(_find(self._lost, failure)):
+                _log.critical("lost", error=loss, advice="the process ends: start it again")
             for reason in reasons:
-                _log.error("service failed", exc_info=reason)
+                if self._lost is None or not isinstance(reason, self._lost):
+                    _log.error("service failed", exc_info=reason)
             self._report_stage("failed", error="; ".join(_text(reason) for reason in reasons))
             return 1
         self._report_stage("stopped")
@@ -262,12 +277,12 @@ class _Run:
         """Return the service, with an HTTP server for operators unless the settings turn it off."""
         settings = self._settings
         if settings.metrics_port < 0:
-            return Service(tasks, on_ready=tune_gc)
+            return Service(tasks, on_ready=tune_gc, lost=self._lost)
         key = settings.cluster_key.get_secret_value()
         http = OperatorHttp(
             asyncio.get_running_loop(), lambda: service.is_ready, token=key and operator_token(key)
         )
-        service = Service(tasks, http, on_ready=tune_gc)
+        service = Service(tasks, http, on_ready=tune_gc, lost=self._lost)
         http.start(settings.metrics_port, settings.host)
         service.operators = http.url(settings.host)
         # Otherwise each counter gets a second time series with the time of its creation.
@@ -284,6 +299,13 @@ def _leaves(failure: BaseException) -> list[BaseException]:
     if isinstance(failure, BaseExceptionGroup):
         return [leaf for one in failure.exceptions for leaf in _leaves(one)]
     return [failure]
+
+
+def _find(kind: type[Exception] | None, failure: BaseException) -> list[str]:
+    """Return the texts of the exceptions of a kind in a failure."""
+    if kind is None:
+        return []
+    return [str(leaf) for leaf in _leaves(failure) if isinstance(leaf, kind)]
 
 
 def _text(error: BaseException) -> str:

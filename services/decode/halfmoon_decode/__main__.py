@@ -4,13 +4,14 @@ import sys
 
 from halfmoon_decode.app import run
 from halfmoon_decode.settings import DecodeSettings
+from halfmoon_engine.errors import EngineLost
 from halfmoon_runtime.lifecycle import run_service
 
 
 def main() -> None:
     """Read the settings, and run until stopped."""
     settings = DecodeSettings.from_args(sys.argv[1:])
-    run_service("decode", settings, lambda service: run(settings, service))
+    run_service("decode", settings, lambda service: run(settings, service), lost=EngineLost)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from halfmoon_decode.metrics import DecodeCounts, batch_metrics
 from halfmoon_decode.settings import DecodeSettings
 from halfmoon_decode.start_validation import start_fault
 from halfmoon_decode.trace_spans import DecodeSpans
+from halfmoon_engine.errors import EngineLost
 from halfmoon_engine.interface import Engine, GrammarFailed, PendingToken, Run, TokenResult
 from halfmoon_protocol.ids import RequestId
 from halfmoon_protocol.messages import (
@@ -109,6 +110,7 @@ class DecodeWorker:
 
         Raises:
             RejectedByConductors: all conductors have refused this worker.
+            EngineLost: the engine can't compute any more, in a group of exceptions.
         """
         with ForwardThread() as forward:
             async with asyncio.TaskGroup() as tasks:
@@ -334,6 +336,8 @@ class DecodeWorker:
     ) -> list[TokenResult] | None:
         try:
             return await forward.run(self.watch.run, self._forward, runs, late)
+        except EngineLost:
+            raise
         except Exception:
             log.exception("step_failed", n_rows=len(runs))
             return None
@@ -416,8 +420,9 @@ class DecodeWorker:
     # -- housekeeping ------------------------------------------------------------------------
 
     async def _run_housekeeping(self) -> None:
-        """Free landings that expired, and publish the worker's load."""
+        """Free landings that expired, publish the worker's load, and check the engine."""
         while True:
+            self.engine.check_alive()
             now = self.clock.now()
             late = self.batch.expire(now)
             for _ in late:

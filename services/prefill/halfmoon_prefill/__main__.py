@@ -2,6 +2,7 @@
 
 import sys
 
+from halfmoon_engine.errors import EngineLost
 from halfmoon_prefill.app import run
 from halfmoon_prefill.settings import PrefillSettings
 from halfmoon_runtime.lifecycle import run_service
@@ -10,7 +11,7 @@ from halfmoon_runtime.lifecycle import run_service
 def main() -> None:
     """Read the settings, run until told to stop."""
     settings = PrefillSettings.from_args(sys.argv[1:])
-    run_service("prefill", settings, lambda service: run(settings, service))
+    run_service("prefill", settings, lambda service: run(settings, service), lost=EngineLost)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 
+from halfmoon_engine.errors import EngineLost
 from halfmoon_engine.interface import GrammarFailed, PendingToken, TokenResult
 from halfmoon_prefill.forward_pass import ForwardResult, PrefillForward
 from halfmoon_prefill.prefill_job import PrefillJob
@@ -67,7 +68,11 @@ class ForwardLoop:
         self._work.set()
 
     async def run(self) -> None:
-        """Run passes until cancelled."""
+        """Run passes until cancelled.
+
+        Raises:
+            EngineLost: no pass can be computed any more.
+        """
         with ForwardThread() as thread:
             while True:
                 due = self._machine.next_pass(self._clock.now())
@@ -82,6 +87,8 @@ class ForwardLoop:
         pending = [self._pending.pop(request_id) for request_id in due.delayed]
         try:
             result, finished = await thread.run(self._watch.run, self._compute, batch, pending)
+        except EngineLost:
+            raise
         except Exception as error:
             log.exception("forward_failed", n_requests=len(batch))
             return PassFailed(str(error))

@@ -125,6 +125,7 @@ class PrefillWorker:
 
         Raises:
             Unwanted: no conductor wants this worker.
+            EngineLost: the engine can't compute any more, in a group of exceptions.
         """
         with closing(self.caching):
             await self._serve()
@@ -209,8 +210,9 @@ class PrefillWorker:
     # -- housekeeping ------------------------------------------------------------------------
 
     async def _keep_house(self) -> None:
-        """Publish the load, and look for conductors that are gone."""
+        """Publish the load, look for conductors that are gone, and check the engine."""
         while True:
+            self.forward.engine.check_alive()
             await self.conductors.probe_superseded(self.info, self.clock.now())
             await self.port.publish(
                 PrefillLoad(

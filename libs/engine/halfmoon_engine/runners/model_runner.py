@@ -35,6 +35,10 @@ class ModelRunner(Protocol):
         """Release the attached memory."""
         ...
 
+    def check_alive(self) -> None:
+        """Raise EngineLost if a process that computes the model has ended; from any thread."""
+        ...
+
     def logits(
         self,
         runs: Sequence[Run],

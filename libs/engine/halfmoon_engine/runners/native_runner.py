@@ -53,6 +53,9 @@ class NativeRunner:
         """Release the attached memory."""
         self._pool = None
 
+    def check_alive(self) -> None:
+        """Do nothing: this process computes."""
+
     def logits(
         self,
         runs: Sequence[Run],

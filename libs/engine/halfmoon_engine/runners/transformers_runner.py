@@ -74,6 +74,9 @@ class TransformersRunner:
         """Release the attached memory."""
         self._pool = self._native_pool = None
 
+    def check_alive(self) -> None:
+        """Do nothing: this process computes."""
+
     def logits(
         self,
         runs: Sequence[Run],

@@ -1,0 +1,54 @@
+"""End a rank's process with the process of its engine, and leave no files behind.
+
+vLLM's own ranks notice that too, but not while they wait for each other in shared memory: a rank
+whose neighbour was killed waits there for ever, with a full core.
+"""
+
+import os
+import select
+import socket
+import threading
+from pathlib import Path
+
+#: Seconds for vLLM's own end of a rank, which also frees its queues.
+_OWN_END_S = 2.0
+#: Exit status of a rank whose engine's process ended.
+_ORPHANED = 1
+
+
+def end_with_connection(connection: socket.socket) -> None:
+    """Watch a connection from a thread, and exit the process some time after its other end is gone.
+
+    Args:
+        connection: to the engine's process. No byte is read.
+    """
+
+    def watch() -> None:
+        ended = select.poll()
+        ended.register(connection, select.POLLRDHUP)
+        ended.poll()
+        threading.Event().wait(_OWN_END_S)
+        os._exit(_ORPHANED)
+
+    threading.Thread(target=watch, name="engine watch", daemon=True).start()
+
+
+def unlink_mapped_files(word: str) -> list[Path]:
+    """Remove the names of files in shared memory that this process has mapped already.
+
+    The memory lives on until its last process ends. So nothing stays when all are killed.
+
+    Args:
+        word: part of the names.
+
+    Returns:
+        What was removed.
+    """
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    mapped = {Path(line.split(maxsplit=5)[5]) for line in lines if "/dev/shm/" in line}
+    removed = []
+    for path in mapped:
+        if word in path.name and path.exists():
+            path.unlink(missing_ok=True)
+            removed.append(path)
+    return removed
