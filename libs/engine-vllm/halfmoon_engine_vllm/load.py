@@ -1,7 +1,6 @@
 """Load a model with vLLM into an engine."""
 
 import logging
-import os
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from halfmoon_engine.checkpoints.fingerprint import fingerprint
 from halfmoon_engine.checkpoints.model_folder import open_model_folder
 from halfmoon_engine.interface import Device, Engine
+from halfmoon_engine_vllm.vllm_environment import import_quietly, prepare_environment
 from halfmoon_engine_vllm.vllm_options import read_options
 from halfmoon_engine_vllm.vllm_version import check_vllm
 from halfmoon_models.errors import UnsupportedModel, one_line
@@ -55,18 +55,13 @@ def load_vllm_engine(
     inspected = open_model_folder(path_or_hub_id, dtype=dtype)
     chosen = read_options(options)
     n_threads = threads or machine_cores()
-    # Ranks of their own processes, or one in this process.
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(chosen.tensor_parallel_size > 1))
-    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
-    os.environ["OMP_NUM_THREADS"] = str(n_threads)
-    # A forked rank would keep this process's sockets open beyond its end.
-    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
-    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-    os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")
+    n_ranks = chosen.tensor_parallel_size
+    prepare_environment(n_threads, n_ranks)
+    log.info("importing vllm %s, some 10 s", release)
     import torch
 
     torch.set_num_threads(n_threads)
+    import_quietly()
     from halfmoon_engine.attention.kv_pool import DTYPE_NAMES
     from halfmoon_engine.sampling.grammar_masks import GrammarMasks
     from halfmoon_engine.torch_engine import TorchEngine
@@ -94,7 +89,6 @@ def load_vllm_engine(
     )
     eos_token_ids = _eos_token_ids(config.model_config)
     n_vocab = int(config.model_config.get_vocab_size())
-    n_ranks = chosen.tensor_parallel_size
     runner: ModelRunner = (
         VllmRunner(executor, layout, f"vllm {release}, {backend}")
         if n_ranks == 1

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from halfmoon_engine.interface import LayerHook
 from halfmoon_engine_vllm.batch import PagedBatch
 from halfmoon_engine_vllm.head_rows import HeadRows
-from halfmoon_engine_vllm.rank_lifetime import unlink_mapped_files
+from halfmoon_engine_vllm.rank_lifetime import leave_no_files
 from halfmoon_engine_vllm.rank_steps import StepClient
 from halfmoon_engine_vllm.shared_span import SharedSpan
 from halfmoon_protocol.kv_layout import KvLayout
@@ -55,6 +55,7 @@ class RankForward:
 
     model_runner: Any
     vllm_config: Any
+    distributed_init_method: str
 
     def halfmoon_wrap_layers(self) -> tuple[CacheShape, str]:
         """Have each layer's keys and values pass through here.
@@ -99,10 +100,14 @@ class RankForward:
         """Map memory of the engine's process, and mirror it."""
         return self.halfmoon_attach(span.map(), layout)
 
+    def halfmoon_leave_no_files(self) -> None:
+        """Remove names of files by which ranks found each other; all have started."""
+        if self.model_runner.device.type == "cpu":  # NCCL may come back to the store
+            leave_no_files(self.distributed_init_method)
+
     def halfmoon_connect(self, path: str) -> None:
         """Connect to the engine's process, for the hooks of passes, and end with it."""
         self._steps = StepClient(path)
-        unlink_mapped_files("cpushm")  # all ranks have mapped it: they started
 
     def halfmoon_detach(self) -> None:
         """Release the attached memory and the mirror."""

@@ -33,22 +33,18 @@ def end_with_connection(connection: socket.socket) -> None:
     threading.Thread(target=watch, name="engine watch", daemon=True).start()
 
 
-def unlink_mapped_files(word: str) -> list[Path]:
-    """Remove the names of files in shared memory that this process has mapped already.
+def leave_no_files(init_method: str) -> None:
+    """Remove names of files that all ranks have opened, so that nothing stays when all are killed.
 
-    The memory lives on until its last process ends. So nothing stays when all are killed.
+    The shared memory of vLLM's collectives lives on until its last process ends.
 
     Args:
-        word: part of the names.
-
-    Returns:
-        What was removed.
+        init_method: of `torch.distributed`; the file of a ``file://`` is removed.
     """
     lines = Path("/proc/self/maps").read_text().splitlines()
-    mapped = {Path(line.split(maxsplit=5)[5]) for line in lines if "/dev/shm/" in line}
-    removed = []
+    mapped = {line.split(maxsplit=5)[5] for line in lines if "/dev/shm/" in line}
     for path in mapped:
-        if word in path.name and path.exists():
-            path.unlink(missing_ok=True)
-            removed.append(path)
-    return removed
+        if path.rstrip("0123456789").endswith("-cpushm_"):
+            Path(path).unlink(missing_ok=True)
+    if init_method.startswith("file://"):
+        Path(init_method.removeprefix("file://")).unlink(missing_ok=True)

@@ -1,9 +1,12 @@
 """Start vLLM's executor as its engine core does, without its scheduler."""
 
+import logging
 from typing import Any
 
 from halfmoon_engine_vllm.rank_forward import CacheShape
 from halfmoon_engine_vllm.vllm_options import VllmOptions
+
+log = logging.getLogger(__name__)
 
 #: Pages of vLLM's cache until a pool is attached.
 _FIRST_PAGES = 2
@@ -30,6 +33,7 @@ def start_executor(
         skip_tokenizer_init=True,
         dtype=dtype,
         enforce_eager=options.enforce_eager,
+        use_tqdm_on_load=False,
         quantization=options.quantization or None,
         tensor_parallel_size=options.tensor_parallel_size,
         block_size=block_size,
@@ -39,6 +43,8 @@ def start_executor(
         kv_cache_memory_bytes=1 << 20,
         worker_extension_cls="halfmoon_engine_vllm.rank_forward.RankForward",
     ).create_engine_config()
+    n_ranks = options.tensor_parallel_size
+    log.info("loading weights with vllm%s", f", {n_ranks} ranks" if n_ranks > 1 else "")
     executor: Any = Executor.get_class(config)(config)
     specs = executor.get_kv_cache_specs()
     layout = core.resolve_kv_cache_layout(
@@ -57,6 +63,9 @@ def start_executor(
         caches[-1].kv_cache_layout = config.cache_config.kv_cache_layout
     config.cache_config.num_gpu_blocks = _FIRST_PAGES
     executor.initialize_from_config(caches)
+    if not options.enforce_eager:
+        log.info("compiling with vllm: minutes at the first start of a model, seconds later")
     executor.compile_or_warm_up_model()
+    executor.collective_rpc("halfmoon_leave_no_files")
     shape, backend = executor.collective_rpc("halfmoon_wrap_layers")[0]
     return executor, shape, config, backend

@@ -1,0 +1,137 @@
+"""Ranks of a worker that are killed, and workers with ranks that are: no lost token, no leak."""
+
+import os
+import re
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from halfmoon_cli.up.embedded_cluster import ServiceProcess
+from tests.e2e.conftest import LiveCluster
+from tests.vllm.conftest import BLOCK_SIZE, prompt_of
+from tests.vllm.mixed_cluster import TORCH, TWO_RANKS, complete, join, mixed_cluster, stream
+
+pytestmark = pytest.mark.e2e
+
+Reference = Callable[[str, Sequence[int], int], list[int]]
+MEMBERS = "halfmoon/members/"
+LONG = 3000
+
+
+@pytest.fixture(scope="module")
+def cluster(
+    tmp_path_factory: pytest.TempPathFactory, model_of: Callable[[str], Path]
+) -> Iterator[LiveCluster]:
+    flags = {"prefill-0": (*TWO_RANKS, "--chunk-tokens=32"), "decode-0": TWO_RANKS}
+    with mixed_cluster(tmp_path_factory.mktemp("ranks"), model_of("llama"), flags) as live:
+        yield live
+
+
+class Ranks:
+    """The processes of a worker's ranks, and what they have open."""
+
+    def __init__(self, worker: ServiceProcess) -> None:
+        self.worker = worker
+        below = psutil.Process(worker.pid).children(recursive=True)
+        self.processes = [each for each in below if "Worker" in " ".join(each.cmdline())]
+        assert len(self.processes) == 2, [each.cmdline() for each in below]
+        self.helpers = below
+        maps = "".join(Path(f"/proc/{each.pid}/maps").read_text() for each in self.processes)
+        self.files = {Path(path) for path in re.findall(r"(/dev/shm/\S+)(?: \(deleted\))?$", maps)}
+
+    def kill_one(self) -> None:
+        os.kill(self.processes[1].pid, signal.SIGKILL)
+
+    def check_end(self, cluster: LiveCluster, exit_code: int) -> None:
+        """Check that worker, ranks, their files and the worker's lease are gone."""
+        cluster.until(lambda: self.worker.exit_code is not None)
+        assert self.worker.exit_code == exit_code, self.worker.last_lines(50)
+        cluster.until(lambda: not any(each.is_running() for each in self.helpers))
+        assert not [path for path in self.files if path.exists()]
+        if exit_code == 1:
+            address, query = f"{cluster.url}/metadata", {"prefix": MEMBERS}
+            name = self.worker.spec.name
+            assert MEMBERS + name not in httpx.get(address, params=query, timeout=10).json()
+            log = self.worker.log_path.read_text()
+            assert "rank 1 ended" in log and "Traceback" not in log, log
+
+
+def test_two_ranks_prefill_for_two_ranks(cluster: LiveCluster, reference: Reference) -> None:
+    for n in (1, 300):
+        expected = reference("llama", prompt_of(n), 10)
+        assert complete(cluster, prompt_of(n), 10)["token_ids"] == expected
+
+
+def test_a_rank_killed_in_a_prefill_costs_no_token(
+    cluster: LiveCluster, reference: Reference
+) -> None:
+    ranks = Ranks(cluster.process("prefill-0"))
+    join(cluster, "prefill", TORCH)
+    n_before = len(cluster.decisions())
+    prompts = [prompt_of(LONG, seed) for seed in (1, 2)]
+
+    def chosen() -> list[str]:
+        made = cluster.decisions()[n_before:]
+        return [each["placement"]["chosen"]["worker_id"] for each in made]
+
+    with ThreadPoolExecutor(len(prompts)) as clients:
+        asked = [clients.submit(complete, cluster, prompt, 6) for prompt in prompts]
+        cluster.until(lambda: "prefill-0" in chosen())
+        ranks.kill_one()
+        found = [each.result()["token_ids"] for each in asked]
+    assert found == [reference("llama", prompt, 6) for prompt in prompts]
+    assert len(chosen()) > len(prompts)  # what was there was placed again
+    ranks.check_end(cluster, 1)
+
+
+def test_blocks_that_two_ranks_stored_are_a_cached_prefix_of_torch(
+    cluster: LiveCluster, reference: Reference
+) -> None:
+    cluster.until(lambda: "prefill-0" not in cluster.live())
+    longer = [*prompt_of(300), *prompt_of(20, 3)]
+    found = complete(cluster, longer, 10)
+    assert found["token_ids"] == reference("llama", longer, 10)
+    cached = found["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert cached == 300 // BLOCK_SIZE * BLOCK_SIZE
+
+
+def test_a_rank_killed_in_a_decode_costs_no_token(
+    cluster: LiveCluster, reference: Reference
+) -> None:
+    ranks = Ranks(cluster.process("decode-0"))
+    join(cluster, "decode", TORCH)
+    _decode_through(cluster, ranks.kill_one, reference)
+    ranks.check_end(cluster, 1)
+
+
+def test_a_killed_worker_takes_its_ranks_along(cluster: LiveCluster, reference: Reference) -> None:
+    cluster.cluster.restart("decode-0")
+    cluster.until(lambda: "decode-0" in cluster.live())
+    ranks = Ranks(cluster.process("decode-0"))
+    _decode_through(cluster, lambda: ranks.worker.signal(signal.SIGKILL), reference)
+    ranks.check_end(cluster, -signal.SIGKILL)
+
+
+def _decode_through(cluster: LiveCluster, fault: Callable[[], None], reference: Reference) -> None:
+    """Decode four answers, with a fault once all are under way."""
+    prompts = [prompt_of(40, seed) for seed in range(4)]
+    seen: list[list[int]] = [[] for _ in prompts]
+
+    def ask(number: int) -> None:
+        for part in stream(cluster, prompts[number], 150, temperature=0):
+            seen[number] += part
+
+    n_before = len(cluster.decisions())
+    with ThreadPoolExecutor(len(prompts)) as clients:
+        asked = [clients.submit(ask, number) for number in range(len(prompts))]
+        cluster.until(lambda: all(len(tokens) >= 20 for tokens in seen))
+        fault()
+        for each in asked:
+            each.result()
+    assert len(cluster.decisions()) > n_before + len(prompts)
+    assert seen == [reference("llama", prompt, 150) for prompt in prompts]
