@@ -254,6 +254,7 @@ async def test_the_body_names_all_that_the_request_asks(
         ({"sampling": Sampling(repetition_penalty=3)}, "sglang", "repetition_penalty"),
         ({"salt": "lab"}, "sglang", "cache_salt"),
         ({"kv_transfer_params": {}}, "sglang", "kv_transfer_params"),
+        ({"kv_transfer_params": {"remote_num_tokens": 2}}, "vllm", "kv_transfer_params"),
     ],
 )
 async def test_what_a_server_can_not_do_is_refused_before_anything_is_sent(
@@ -561,3 +562,22 @@ async def test_the_first_leg_of_a_pair_returns_what_the_second_leg_sends(
         server.on(COMPLETIONS, wrong)
         with pytest.raises(ServerGarbage, match="kv_transfer_params"):
             await client.pair_prefill(call())
+
+
+async def test_blocks_are_released_by_a_request_that_the_decode_server_refuses(
+    server: ScriptedServer, client: ServerClient
+) -> None:
+    status = [400]
+
+    async def handler(request: ReceivedRequest) -> None:
+        await request.answer(b"no", status=status[0])
+
+    server.on(COMPLETIONS, handler)
+    await client.release_pair_prefill(call(kv_transfer_params={"remote_request_id": "r"}))
+    body = server.received[-1].json
+    assert (body["stream"], body["use_beam_search"]) == (True, True)
+    assert body["kv_transfer_params"] == {"remote_request_id": "r"}
+    wrong: tuple[tuple[int, type[Exception]], ...] = ((500, ServerRefused), (200, ServerGarbage))
+    for status[0], error in wrong:
+        with pytest.raises(error):
+            await client.release_pair_prefill(call(kv_transfer_params={}))

@@ -1,4 +1,4 @@
-"""Write the first request of a prefill/decode pair of stock vLLM servers with NixlConnector.
+"""Write the requests of a prefill/decode pair of stock vLLM servers with NixlConnector.
 
 The prefill server computes the prompt, holds its blocks and answers with `kv_transfer_params`. The
 decode server gets these as they are, reads the blocks and generates. Source: vLLM 0.32.0,
@@ -32,3 +32,20 @@ def prefill_body(call: GenerateCall) -> dict[str, Any]:
         "kv_transfer_params": _AT_PREFILL,
     }
     return body
+
+
+def release_body(call: GenerateCall) -> dict[str, Any]:
+    """Return the body by which a decode server lets the prefill server free a prompt's blocks.
+
+    The decode server refuses it, since it can't stream a beam search. A refused request with
+    `kv_transfer_params` makes it notify the prefill server, before its engine sees anything
+    (``GenerateBaseServing._with_kv_transfer_rejection_cleanup``).
+    """
+    return {
+        "model": call.model,
+        "prompt": [0],
+        "max_tokens": 1,
+        "stream": True,
+        "use_beam_search": True,
+        "kv_transfer_params": call.kv_transfer_params,
+    }

@@ -4,6 +4,7 @@ vLLM and others get ``/v1/completions`` with token ids; SGLang gets its own ``/g
 """
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -38,6 +39,8 @@ def check_servable(server: ServerDescription, call: GenerateCall) -> None:
             "grammar",
             "servers take a JSON schema only, no regular expression, choice or Lark grammar",
         )
+    if call.kv_transfer_params is not None:
+        _check_pair(server, call, call.kv_transfer_params)
     if server.kind == "sglang":
         _check_sglang(server, call)
 
@@ -122,9 +125,20 @@ def _common_sampling(sampling: Sampling) -> dict[str, Any]:
     return fields
 
 
-def _check_sglang(server: ServerDescription, call: GenerateCall) -> None:
-    if call.kv_transfer_params is not None:
+def _check_pair(server: ServerDescription, call: GenerateCall, params: Mapping[str, Any]) -> None:
+    """Check that the blocks are those of this prompt: vLLM 0.32 crashes where they are fewer."""
+    if server.kind != "vllm":
         raise NotServable(server.url, "kv_transfer_params", "only vLLM servers form such pairs")
+    n_held, n_prompt = params.get("remote_num_tokens"), len(call.prompt_token_ids)
+    if n_held is not None and n_held != n_prompt:
+        raise NotServable(
+            server.url,
+            "kv_transfer_params",
+            f"the prefill server holds {n_held} tokens, the prompt has {n_prompt}; compute it anew",
+        )
+
+
+def _check_sglang(server: ServerDescription, call: GenerateCall) -> None:
     if call.sampling.repetition_penalty > _SGLANG_MAX_REPETITION_PENALTY:
         raise NotServable(
             server.url,

@@ -36,7 +36,7 @@ from halfmoon_servers.client.describe_server import (
 from halfmoon_servers.client.event_stream import DONE, EventLines, EventTooLong
 from halfmoon_servers.client.generate_call import GenerateCall, GeneratedTokens, PairPrefill
 from halfmoon_servers.client.metrics_page import MetricsGarbage, read_cache_blocks, read_load
-from halfmoon_servers.client.pair_bodies import prefill_body
+from halfmoon_servers.client.pair_bodies import prefill_body, release_body
 from halfmoon_servers.client.server_bodies import (
     COMPLETIONS,
     SGLANG_GENERATE,
@@ -207,6 +207,22 @@ class ServerClient:
             raise ServerGarbage(self.url, str(error)) from None
         except ChunkRefused as error:
             raise ServerRefused(self.url, error.status, str(error)) from None
+
+    async def release_pair_prefill(self, call: GenerateCall) -> None:
+        """Let the prefill server of a pair free the blocks of a call that won't come here.
+
+        Called at the decode server, with the `kv_transfer_params` of the call. Without it, the
+        prefill server frees them 30 s after it has computed them.
+
+        Raises:
+            ServerError: the decode server did not take it.
+        """
+        try:
+            async with self._post(COMPLETIONS, call.request_id, release_body(call)):
+                raise ServerGarbage(self.url, "it streams a beam search, and released no blocks")
+        except ServerRefused as error:
+            if not error.invalid:
+                raise
 
     async def _describe_vllm(self, model: ModelEntry) -> ServerDescription:
         block_size, n_blocks = read_cache_blocks(await self._get_if_there("/metrics"))
