@@ -1,6 +1,8 @@
 """Publish KV events as vLLM and SGLang do: PUB for batches, ROUTER for replays."""
 
 import asyncio
+import errno
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -73,5 +75,12 @@ class EventPublisher:
     def _bind(self, socket: Any, port: int | None) -> int:
         if port is None:
             return int(socket.bind_to_random_port("tcp://127.0.0.1"))
-        socket.bind(f"tcp://127.0.0.1:{port}")
-        return port
+        while True:
+            try:
+                socket.bind(f"tcp://127.0.0.1:{port}")
+            except zmq.ZMQError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+                time.sleep(0.01)  # libzmq's own thread closes the earlier one
+            else:
+                return port

@@ -63,6 +63,7 @@ async def test_events_from_before_the_connection_and_after_it_come_in_order(sgla
         source = KvEventSource(publisher.endpoint, LIMITS)
         async with aclosing(source.follow()) as items:
             assert await numbers(items, 3) == [0, 1, 2]
+            await publisher.subscribed()
             await publisher.publish(removed(3))
             assert await numbers(items, 1) == [3]
             assert (source.counts.replays, source.is_connected) == (1, True)
@@ -76,6 +77,7 @@ async def test_lost_batches_are_replayed(publisher: EventPublisher) -> None:
     async with aclosing(source.follow()) as items:
         await publisher.publish(removed(0))
         assert await numbers(items, 1) == [0]
+        await publisher.subscribed()
         await publisher.publish(removed(1), lost=True)
         await publisher.publish(removed(2), lost=True)
         await publisher.publish(removed(3))
