@@ -28,14 +28,14 @@ def vllm_python() -> Path:
 
 
 def our_vllm_python() -> Path:
-    """Return the interpreter of `make test-vllm`, which has vLLM and our packages.
+    """Return the interpreter of the environment that has vLLM and our packages.
 
     Raises:
         OSError: it is not there.
     """
     python = Path(__file__).resolve().parents[1] / ".venv-vllm" / "bin" / "python"
     if not python.exists():
-        raise FileNotFoundError(f"{python} is not there: make test-vllm makes it")
+        raise FileNotFoundError(f"{python} is not there: make .venv-vllm makes it")
     return python
 
 
@@ -61,6 +61,7 @@ def vllm_server(
     flags: Sequence[str] = (),
     variables: Mapping[str, str] | None = None,
     name: str = "vllm",
+    python: Path | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Start a server of a model, named "bench" in requests; it may not be ready yet.
 
@@ -72,8 +73,9 @@ def vllm_server(
         flags: further ones of `vllm serve`.
         variables: further environment variables.
         name: of the log.
+        python: interpreter of its environment; None: `vllm_python`.
     """
-    program = vllm_python().with_name("vllm")
+    program = (python or vllm_python()).with_name("vllm")
     command = [program, "serve", model, "--served-model-name", "bench", "--host", "127.0.0.1"]
     with (folder / f"{name}.log").open("wb") as log:
         process = subprocess.Popen(
