@@ -45,6 +45,14 @@ from halfmoon_simulator.workloads.workload_sources import (
 )
 
 LOADS = ("heavy", "flat")
+#: Options of a comparison in minutes: a coarser search, and fewer systems without load.
+SHORT: dict[str, Any] = {
+    "seconds": 8.0,
+    "precision": 1.5,
+    "timeout": 20.0,
+    "loads": "heavy",
+    "unloaded": 2,
+}
 DEFAULT_SYSTEMS = "halfmoon,vllm,vllm-cache-aware,vllm-round-robin,vllm-pd"
 #: Limits as multiples of the best unloaded times.
 TTFT_TIMES, TBT_TIMES = 10.0, 5.0
@@ -206,7 +214,10 @@ class GoodputRun:
 
 def main(arguments: list[str]) -> None:
     """Measure what the command line chooses, and print tables."""
-    options = parser().parse_args(arguments)
+    made = parser()
+    if made.parse_args(arguments).short:
+        made.set_defaults(**SHORT)
+    options = made.parse_args(arguments)
     # As Ctrl-C does, so that no process is left behind.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     names = _chosen(options.systems, SYSTEMS, "--systems")
@@ -225,14 +236,17 @@ def main(arguments: list[str]) -> None:
     print(
         f"{options.shape}, {options.dtype}, {options.threads} cores for everything;"
         f" {options.seconds:g} s a rate, {options.rounds} rounds, prompts as {options.prompts};"
+        f" a search ends at {options.precision:g} between a bad rate and a good one;"
+        f" a request fails after {options.timeout:g} s; limits are of"
+        f" {'all systems' if not options.unloaded else f'the first {options.unloaded} systems'};"
         f" vLLM {'with enforce-eager' if options.enforce_eager else 'compiled'};"
         f" load average at the start {os.getloadavg()[0]:.1f}"
     )
     try:
         if options.ttft_limit is None or options.tbt_limit is None:
-            for name in names:
-                if name != "halfmoon-limits":
-                    run.measure_unloaded(name)
+            unlimited = [name for name in names if name != "halfmoon-limits"]
+            for name in unlimited[: options.unloaded or None]:
+                run.measure_unloaded(name)
         run.set_limits()
         for number in range(options.rounds):
             for name in names if number % 2 == 0 else reversed(names):
@@ -260,6 +274,18 @@ def parser() -> argparse.ArgumentParser:
     add("--ttft-limit", type=float, help="seconds; else 10 times the best without load")
     add("--tbt-limit", type=float, help="seconds; else 5 times the best without load")
     add("--tbt-by", choices=("mean", "tail", "max"), default="tail", help="of a request's gaps")
+    add(
+        "--unloaded",
+        type=int,
+        default=0,
+        help="measure so many systems, the first ones, without load; 0: all",
+    )
+    add(
+        "--short",
+        action="store_true",
+        help="minutes rather than half an hour: "
+        + ", ".join(f"--{name} {value}" for name, value in SHORT.items()),
+    )
     add("--timeout", type=float, default=60.0, help="seconds until a request has failed")
     add("--shape", choices=tuple(SHAPES), default="llama-3.4m")
     add("--dtype", choices=("float32", "bfloat16"), default="float32")

@@ -2,12 +2,14 @@
 
 halfmoon              1 prefill, 1 decode, 1 kvstore and a conductor
 halfmoon-limits       the same, told of the limits: it may refuse requests
+halfmoon-vllm         the same, but prefill and decode compute by vLLM
 vllm                  one server
 vllm-cache-aware      two servers behind vllm-router, by prefix
 vllm-round-robin      two servers behind vllm-router, in turns
 vllm-pd               a prefill and a decode server, NIXL over TCP, behind vllm-router
 """
 
+import os
 import subprocess
 import tempfile
 import time
@@ -20,7 +22,14 @@ from pathlib import Path
 
 import httpx
 
-from benchmarks.vllm_cpu import ENVIRONMENTS, vllm_python, vllm_server, wait_ready
+from benchmarks.vllm_cpu import (
+    ENVIRONMENTS,
+    our_vllm_python,
+    vllm_environment,
+    vllm_python,
+    vllm_server,
+    wait_ready,
+)
 from halfmoon_cli.up.embedded_cluster import ClusterPlan, EmbeddedCluster
 from halfmoon_metadata.tcp_ports import free_port
 
@@ -62,7 +71,9 @@ class RunningSystem:
 
 
 @contextmanager
-def _halfmoon(choices: SystemChoices, *, limits: bool = False) -> Iterator[RunningSystem]:
+def _halfmoon(
+    choices: SystemChoices, *, limits: bool = False, engine: str = "torch"
+) -> Iterator[RunningSystem]:
     extra: dict[str, list[str]] = {
         role: [f"--dtype={choices.dtype}"] for role in ("prefill", "decode")
     }
@@ -71,8 +82,18 @@ def _halfmoon(choices: SystemChoices, *, limits: bool = False) -> Iterator[Runni
         extra["conductor"] = [f"{flag}={value:g}" for flag, value in flags if value is not None]
     for role, flag in choices.halfmoon_flags:
         extra.setdefault(role, []).append(flag)
+    if engine == "vllm":
+        os.environ["VLLM_CACHE_ROOT"] = vllm_environment(choices.threads)["VLLM_CACHE_ROOT"]
+        for role in ("prefill", "decode"):
+            eager = str(choices.eager).lower()
+            extra[role].append(f'--engine-options={{"enforce_eager": "{eager}"}}')
     plan = ClusterPlan(
-        model=str(choices.model), http_port=free_port(), served_model_name="bench", extra=extra
+        model=str(choices.model),
+        http_port=free_port(),
+        served_model_name="bench",
+        engine=engine,
+        worker_python=str(our_vllm_python()) if engine == "vllm" else "",
+        extra=extra,
     )
     with (
         tempfile.TemporaryDirectory(prefix="halfmoon-bench-") as folder,
@@ -92,7 +113,7 @@ def _halfmoon(choices: SystemChoices, *, limits: bool = False) -> Iterator[Runni
 @contextmanager
 def _one_vllm(choices: SystemChoices) -> Iterator[RunningSystem]:
     with tempfile.TemporaryDirectory(prefix="halfmoon-bench-") as folder, ExitStack() as stack:
-        url, server = _server(choices, Path(folder), stack, "vllm", choices.threads)
+        url, server = start_server(choices, Path(folder), stack, "vllm", choices.threads)
         wait_ready(f"{url}/health", [server], Path(folder))
         yield RunningSystem(url, (server.pid,))
 
@@ -102,12 +123,12 @@ def _two_vllm(choices: SystemChoices, *, policy: str) -> Iterator[RunningSystem]
     threads = max(1, choices.threads // 2)
     with tempfile.TemporaryDirectory(prefix="halfmoon-bench-") as name, ExitStack() as stack:
         folder = Path(name)
-        started = [_server(choices, folder, stack, f"vllm-{i}", threads) for i in range(2)]
+        started = [start_server(choices, folder, stack, f"vllm-{i}", threads) for i in range(2)]
         servers = [server for _, server in started]
         for url, _ in started:
             wait_ready(f"{url}/health", servers, folder)
         urls = [url for url, _ in started]
-        yield _behind_router(["--policy", policy, "--worker-urls", *urls], servers, folder, stack)
+        yield start_router(["--policy", policy, "--worker-urls", *urls], servers, folder, stack)
 
 
 @contextmanager
@@ -117,7 +138,7 @@ def _vllm_pd(choices: SystemChoices) -> Iterator[RunningSystem]:
         folder = Path(name)
         flags = ["--kv-transfer-config", _NIXL_CONNECTOR]
         started = [
-            _server(
+            start_server(
                 choices,
                 folder,
                 stack,
@@ -137,13 +158,14 @@ def _vllm_pd(choices: SystemChoices) -> Iterator[RunningSystem]:
             wait_ready(f"{url}/health", servers, folder)
         (prefill, _), (decode, _) = started
         flags = ["--vllm-pd-disaggregation", "--prefill", prefill, "--decode", decode]
-        yield _behind_router([*flags, "--policy", "round_robin"], servers, folder, stack)
+        yield start_router([*flags, "--policy", "round_robin"], servers, folder, stack)
 
 
 Start = Callable[[SystemChoices], AbstractContextManager[RunningSystem]]
 SYSTEMS: dict[str, Start] = {
     "halfmoon": _halfmoon,
     "halfmoon-limits": partial(_halfmoon, limits=True),
+    "halfmoon-vllm": partial(_halfmoon, engine="vllm"),
     "vllm": _one_vllm,
     "vllm-cache-aware": partial(_two_vllm, policy="cache_aware"),
     "vllm-round-robin": partial(_two_vllm, policy="round_robin"),
@@ -159,13 +181,15 @@ def install(names: Sequence[str]) -> None:
         CalledProcessError: pip failed; it has said why.
         OSError: no room, or no rights.
     """
+    if "halfmoon-vllm" in names:
+        our_vllm_python()
     if any(name.startswith("vllm") for name in names):
         vllm_python()
     if set(names) & {"vllm-cache-aware", "vllm-round-robin", "vllm-pd"}:
         _router()
 
 
-def _server(
+def start_server(
     choices: SystemChoices,
     folder: Path,
     stack: ExitStack,
@@ -175,6 +199,7 @@ def _server(
     flags: Sequence[str] = (),
     variables: dict[str, str] | None = None,
 ) -> tuple[str, subprocess.Popen[bytes]]:
+    """Start a server of vLLM; return its URL and process. It may not be ready yet."""
     port = free_port()
     common = ["--dtype", choices.dtype, "--kv-cache-memory-bytes", str(2**30)]
     common += ["--enable-prompt-tokens-details", "--disable-uvicorn-access-log"]
@@ -194,12 +219,17 @@ def _server(
     return f"http://127.0.0.1:{port}", server
 
 
-def _behind_router(
+def start_router(
     flags: Sequence[str],
     servers: Sequence[subprocess.Popen[bytes]],
     folder: Path,
     stack: ExitStack,
 ) -> RunningSystem:
+    """Start vLLM's router in front of servers, and wait until it is ready.
+
+    Raises:
+        RuntimeError: it ended, or is late.
+    """
     port = free_port()
     command = [_router(), "--host", "127.0.0.1", "--port", port, "--log-level", "error", *flags]
     command += ["--prometheus-host", "127.0.0.1", "--prometheus-port", free_port()]

@@ -162,6 +162,12 @@ def test_flags_for_a_role_reach_its_processes_and_no_others() -> None:
     assert with_flag == ["decode-0"]
 
 
+def test_only_workers_with_a_model_run_in_an_environment_of_their_own() -> None:
+    plan = ClusterPlan(model="m", http_port=1, worker_python="/venv/bin/python")
+    own = {spec.role for spec in plan_processes(plan) if spec.python == "/venv/bin/python"}
+    assert own == {"prefill", "decode"}
+
+
 @pytest.mark.parametrize(
     ("n_cores", "n_workers", "threads"),
     [(1, 1, 1), (2, 2, 2), (2, 4, 1), (2, 9, 1), (8, 2, 8), (8, 3, 5), (8, 4, 4), (64, 1, 64)],

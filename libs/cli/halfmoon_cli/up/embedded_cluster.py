@@ -36,6 +36,9 @@ class ClusterPlan:
     host: str = "127.0.0.1"
     served_model_name: str = ""
     engine: str = "torch"
+    #: Interpreter of prefill and decode workers; empty: of this process. Some engines live in
+    #: environments of their own.
+    worker_python: str = ""
     #: Metadata server; empty: the conductor's own.
     metadata: str = ""
     #: Threads of each prefill and decode worker; 0: their own setting decides.
@@ -67,6 +70,8 @@ class ProcessSpec:
     name: str
     role: str
     arguments: tuple[str, ...]
+    #: Interpreter; empty: of this process.
+    python: str = ""
 
 
 def plan_processes(plan: ClusterPlan) -> list[ProcessSpec]:
@@ -79,7 +84,8 @@ def plan_processes(plan: ClusterPlan) -> list[ProcessSpec]:
     def add(role: str, index: int, *arguments: str) -> None:
         name = f"{role}-{index}"
         common = ("--worker-id", name, "--host", plan.host, *plan.extra.get(role, ()))
-        specs.append(ProcessSpec(name, role, (*arguments, *common)))
+        python = plan.worker_python if role in ("prefill", "decode") else ""
+        specs.append(ProcessSpec(name, role, (*arguments, *common), python))
 
     own = plan.metadata or "embedded"
     limits = [f"--{flag}={value}" for flag, value in plan.limits.items()]
@@ -114,7 +120,7 @@ class ServiceProcess:
         }
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", f"halfmoon_{spec.role}", *spec.arguments],
+                [spec.python or sys.executable, "-m", f"halfmoon_{spec.role}", *spec.arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
