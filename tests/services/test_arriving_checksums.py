@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import xxhash
 
-from halfmoon_prefill.cache.arriving_checksums import ArrivingChecksums
-from halfmoon_prefill.cache.prefix_fetch import LayerFetch
+from halfmoon_prefix_cache.arriving_checksums import ArrivingChecksums
+from halfmoon_prefix_cache.prefix_fetch import LayerFetch
 from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_transfer.interface import Cancelled, Report
 

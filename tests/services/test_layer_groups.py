@@ -2,7 +2,7 @@
 
 import pytest
 
-from halfmoon_prefill.layer_groups import layer_groups
+from halfmoon_prefix_cache.layer_groups import layer_groups
 
 KIB, MIB = 1024, 1024 * 1024
 

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from halfmoon_prefill.cache.prefix_fetch import LayerArrivals, LayerFetch, PrefixFetch
+from halfmoon_prefix_cache.prefix_fetch import LayerArrivals, LayerFetch, PrefixFetch
 from halfmoon_transfer.interface import Cancelled, Lost, Report, TimedOut, Transfer, TransferError
 from halfmoon_transfer.threads.future_await import await_future
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from halfmoon_engine.interface import Draw, Engine, PromptScoring, Run, TokenResult
-from halfmoon_prefill.layer_groups import layer_groups
 from halfmoon_prefill.prefill_job import ForwardPassRecord, PrefillJob
+from halfmoon_prefix_cache.layer_groups import layer_groups
 from halfmoon_protocol.regions import Region
 from halfmoon_runtime.clock import Clock
 from halfmoon_scheduling.prefill.prefill_queue import PrefillChunk

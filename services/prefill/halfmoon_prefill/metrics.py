@@ -1,5 +1,6 @@
 """Count and time what a prefill worker does."""
 
+from halfmoon_prefix_cache.replica_selector import ReplicaSelector
 from halfmoon_protocol.messages import PrefillDone, PrefillTimes
 from halfmoon_runtime.observability.histogram import FastHistogram, time_buckets
 from halfmoon_runtime.observability.metrics import MetricSnapshot, by_label
@@ -59,4 +60,24 @@ def page_metrics(pages: PageAllocator) -> MetricSnapshot:
             "Pages of this worker's pool by state.",
             by_label("state", {"free": pages.n_free, "used": used}),
         )
+    }
+
+
+def replica_metrics(replicas: ReplicaSelector) -> MetricSnapshot:
+    """Return the metrics of reads from kvstores."""
+    return {
+        "halfmoon_prefill_kvstores_paused": (
+            "KvstoreClients that failed of late and are not asked for now.",
+            replicas.n_left_out,
+        ),
+        "halfmoon_prefill_cached_reads_total": (
+            "Cached prefixes read from the first replica that was asked, from another one"
+            " after it failed, and from none: computed instead.",
+            by_label("replica", replicas.reads),
+        ),
+        "halfmoon_prefill_cached_blocks_total": (
+            "Blocks of cached prefixes that were read, by the tier of the kvstore that had them"
+            " when they were asked for.",
+            by_label("tier", replicas.blocks),
+        ),
     }

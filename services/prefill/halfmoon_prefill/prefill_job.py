@@ -15,34 +15,16 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
+from halfmoon_prefix_cache.kvstore_lease import KvstoreLease
 from halfmoon_protocol.ids import RequestId, Ticket, WorkerId
 from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_protocol.logprobs import TokenScore
-from halfmoon_protocol.messages import KvstoreAddress, Place, StartPrefill
+from halfmoon_protocol.messages import KvstoreAddress, StartPrefill
 from halfmoon_protocol.regions import Region
 from halfmoon_runtime.channels.network import PeerId
 from halfmoon_runtime.kvstore_clients import KvstoreClient
 from halfmoon_scheduling.prefill.prefill_events import PrefillEvent, PrefillFailure
 from halfmoon_transfer.interface import Piece, Transfer
-
-
-@dataclass(frozen=True)
-class KvstoreLease:
-    """Blocks that a kvstore holds still while they are read."""
-
-    kvstore: KvstoreClient
-    address: KvstoreAddress
-    ticket: Ticket
-    region: Region
-    places: tuple[Place, ...]
-    expires_s: float
-    #: Of the blocks, those that were not in the kvstore's memory when they were asked for.
-    n_from_disk: int = 0
-
-    @property
-    def checksums(self) -> tuple[int, ...]:
-        """Of the blocks, in prefix order."""
-        return tuple(place.checksum for place in self.places)
 
 
 @dataclass(frozen=True)

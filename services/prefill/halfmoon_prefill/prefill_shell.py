@@ -14,11 +14,11 @@ from typing import Any, assert_never
 import structlog
 
 from halfmoon_prefill.cache.prefix_cache_client import PrefixCacheClient
-from halfmoon_prefill.cache.prefix_fetch import cancel_and_wait
 from halfmoon_prefill.completion import await_completion, fetch_failure
 from halfmoon_prefill.metrics import PrefillCounts
 from halfmoon_prefill.prefill_job import PrefillJob, PrefillRefused
 from halfmoon_prefill.trace_spans import record_prefill_spans
+from halfmoon_prefix_cache.prefix_fetch import cancel_and_wait
 from halfmoon_protocol.errors import MessageTooLarge
 from halfmoon_protocol.ids import RequestId
 from halfmoon_protocol.messages import PrefillDone

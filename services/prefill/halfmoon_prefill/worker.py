@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 from typing import assert_never
 
 from halfmoon_prefill.cache.prefix_cache_client import PrefixCacheClient
-from halfmoon_prefill.cache.replica_selector import ReplicaSelector
 from halfmoon_prefill.forward_loop import ForwardLoop
 from halfmoon_prefill.forward_pass import PrefillForward
-from halfmoon_prefill.metrics import page_metrics
+from halfmoon_prefill.metrics import page_metrics, replica_metrics
 from halfmoon_prefill.prefill_job import PrefillJob
 from halfmoon_prefill.prefill_shell import PrefillShell
 from halfmoon_prefill.settings import PrefillSettings
 from halfmoon_prefill.start_validation import start_failure
+from halfmoon_prefix_cache.replica_selector import ReplicaSelector
 from halfmoon_protocol.ids import RequestId
 from halfmoon_protocol.messages import (
     AnyMessage,
@@ -234,7 +234,7 @@ class PrefillWorker:
             ),
             **self.shell.counts.metrics(),
             **page_metrics(self.pages),
-            **self.replicas.metrics(),
+            **replica_metrics(self.replicas),
         }
 
     def check(self) -> None:

@@ -11,11 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 import structlog
 import xxhash
 
-from halfmoon_prefill.cache.arriving_checksums import ArrivingChecksums
-from halfmoon_prefill.cache.prefix_fetch import PrefixFetch
-from halfmoon_prefill.cache.replica_selector import ReplicaSelector
-from halfmoon_prefill.layer_groups import layer_groups
 from halfmoon_prefill.prefill_job import KvstoreReservation, PrefillJob
+from halfmoon_prefix_cache.arriving_checksums import ArrivingChecksums
+from halfmoon_prefix_cache.layer_groups import layer_groups
+from halfmoon_prefix_cache.prefix_fetch import PrefixFetch
+from halfmoon_prefix_cache.replica_selector import ReplicaSelector
 from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_runtime.clock import Clock
 from halfmoon_runtime.kvstore_clients import KvstoreUnavailable

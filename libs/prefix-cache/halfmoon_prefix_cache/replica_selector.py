@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import structlog
 
-from halfmoon_prefill.prefill_job import KvstoreLease
+from halfmoon_prefix_cache.kvstore_lease import KvstoreLease
 from halfmoon_protocol.ids import BlockHash
 from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_protocol.messages import KvstoreAddress
@@ -22,7 +22,6 @@ from halfmoon_runtime.kvstore_clients import (
     KvstoreDeclined,
     KvstoreUnavailable,
 )
-from halfmoon_runtime.observability.metrics import MetricSnapshot, by_label
 from halfmoon_scheduling.prefill.replica_health import ReplicaHealth
 
 log = structlog.get_logger()
@@ -33,7 +32,7 @@ class KvstoreExcluded(KvstoreUnavailable):
 
 
 class ReplicaSelector:
-    """Choose among all kvstores that one prefill worker uses."""
+    """Choose among all kvstores that one process uses."""
 
     def __init__(self, kvstores: KvstoreClients, layout: KvLayout, clock: Clock) -> None:
         self._kvstores = kvstores
@@ -106,6 +105,11 @@ class ReplicaSelector:
             leased.n_from_disk,
         )
 
+    @property
+    def n_left_out(self) -> int:
+        """Kvstores that failed of late and are not asked for now."""
+        return len(self.health.left_out(self._clock.now()))
+
     def answered(self, address: KvstoreAddress) -> None:
         """Take note that a kvstore did what was asked, or said in time why not."""
         if self.health.answered(address):
@@ -127,22 +131,3 @@ class ReplicaSelector:
             self.answered(address)
         elif not isinstance(error, KvstoreExcluded):
             self.failed(address, error)
-
-    def metrics(self) -> MetricSnapshot:
-        """Return what the metrics show."""
-        return {
-            "halfmoon_prefill_kvstores_paused": (
-                "KvstoreClients that failed of late and are not asked for now.",
-                len(self.health.left_out(self._clock.now())),
-            ),
-            "halfmoon_prefill_cached_reads_total": (
-                "Cached prefixes read from the first replica that was asked, from another one"
-                " after it failed, and from none: computed instead.",
-                by_label("replica", self.reads),
-            ),
-            "halfmoon_prefill_cached_blocks_total": (
-                "Blocks of cached prefixes that were read, by the tier of the kvstore that had them"
-                " when they were asked for.",
-                by_label("tier", self.blocks),
-            ),
-        }

@@ -1,0 +1,1 @@
+"""Read cached prefixes from kvstores: choose a replica, fetch by layers, verify checksums."""
