@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from halfmoon_engine_vllm.vllm_version import VLLM_VERSION
+from halfmoon_vllm.vllm_version import VLLM_VERSION
 from tools import vllm_environment
 from tools.vllm_environment import (
     InstallFailed,

@@ -30,7 +30,7 @@ converted_s = 0.0
 
 def time_conversion():
     """Count the time of vLLM's engine between its cache and the pool."""
-    from halfmoon_engine_vllm.head_rows import HeadRows
+    from halfmoon_vllm.head_rows import HeadRows
 
     def timed(copy):
         def call(*arguments):

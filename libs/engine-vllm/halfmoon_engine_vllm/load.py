@@ -10,11 +10,11 @@ from halfmoon_engine.checkpoints.model_folder import open_model_folder
 from halfmoon_engine.interface import Device, Engine
 from halfmoon_engine_vllm.vllm_environment import import_quietly, prepare_environment
 from halfmoon_engine_vllm.vllm_options import read_options
-from halfmoon_engine_vllm.vllm_version import check_vllm
 from halfmoon_models.errors import UnsupportedModel, one_line
 from halfmoon_models.machine_cores import machine_cores
 from halfmoon_protocol.blocks import check_block_size
 from halfmoon_protocol.kv_layout import DType, KvLayout
+from halfmoon_vllm.vllm_version import check_vllm
 
 if TYPE_CHECKING:
     from halfmoon_engine.runners.model_runner import ModelRunner
@@ -50,7 +50,7 @@ def load_vllm_engine(
         ModelError: see `halfmoon_engine.load.open_engine`; vLLM's own refusals in one line.
         ProtocolError: a block size out of range.
     """
-    release = check_vllm()
+    release = check_vllm("--engine vllm")
     check_block_size(block_size)
     inspected = open_model_folder(path_or_hub_id, dtype=dtype)
     chosen = read_options(options)

