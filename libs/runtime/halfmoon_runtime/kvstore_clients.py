@@ -9,7 +9,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TypeVar, assert_never
+from typing import Protocol, TypeVar, assert_never
 
 import structlog
 
@@ -64,6 +64,20 @@ class KvstoreUnavailable(Exception):
 
 class KvstoreDeclined(KvstoreUnavailable):
     """A healthy kvstore refused the request; the text is its reason."""
+
+
+class HeldLease(Protocol):
+    """A lease on blocks, as `KvstoreClient.hold_lease` uses it."""
+
+    @property
+    def ticket(self) -> Ticket:
+        """Name of the lease."""
+        ...
+
+    @property
+    def expires_s(self) -> float:
+        """Seconds until the lease ends unless it is renewed."""
+        ...
 
 
 class KvstoreClient:
@@ -155,7 +169,7 @@ class KvstoreClient:
         await self._tell(ReleaseLease(ticket=ticket))
 
     @asynccontextmanager
-    async def hold_lease(self, lease: BlocksLeased) -> AsyncIterator[None]:
+    async def hold_lease(self, lease: HeldLease) -> AsyncIterator[None]:
         """Renew a lease for the length of a `with` block; then end it."""
 
         async def renew() -> None:

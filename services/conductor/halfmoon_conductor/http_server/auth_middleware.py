@@ -30,7 +30,8 @@ from halfmoon_conductor.http_server.disconnect import connection_of, unless_clie
 from halfmoon_conductor.http_server.headers import header_of
 from halfmoon_conductor.http_server.token_bucket import TokenBucket
 from halfmoon_conductor.observability.metrics.http_metrics import HttpMetrics, RejectionReason
-from halfmoon_conductor.tenants import Tenant, Tenants, salt_of
+from halfmoon_conductor.tenants import Tenant, Tenants
+from halfmoon_protocol.salts import salt_of
 
 #: Paths that need a key, with all below them.
 _GUARDED = ("/v1", "/tokenize", "/detokenize")

@@ -1,0 +1,83 @@
+"""Read the settings of the connector from `kv_connector_extra_config`."""
+
+import os
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from halfmoon_metadata import open_store
+from halfmoon_runtime.own_address import resolve_own_address
+from halfmoon_transfer.backends.backend_choices import check_backend_choices
+from halfmoon_transfer.cluster_key import ENVIRONMENT_VARIABLE, ClusterKey
+
+_Seconds = Annotated[float, Meta(gt=0, le=3600)]
+
+
+class ConnectorRefused(ValueError):
+    """A server that can't share the pool: its settings, its model, or its version."""
+
+
+class ConnectorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of one server's connector."""
+
+    #: Metadata server of the cluster, as for Halfmoon's workers.
+    metadata: Annotated[str, Meta(min_length=1, max_length=2048)]
+    #: Tokens of a block of the pool; 0: as many as in a block of vLLM.
+    block_size: Annotated[int, Meta(ge=0, le=512)] = 0
+    #: Memory for blocks on their way to and from kvstores.
+    staging_mib: Annotated[int, Meta(ge=1, le=1 << 20)] = 256
+    #: The kvstore that keeps new blocks; empty: chosen by the prompt's first block.
+    home_kvstore: Annotated[str, Meta(max_length=128)] = ""
+    #: The tenant whose requests this server answers: part of the salt, and its quota counts.
+    tenant: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{0,64}$")] = ""
+    #: As the settings of Halfmoon's workers of these names.
+    host: str = "127.0.0.1"
+    advertise_host: str = ""
+    transfer_host: str = ""
+    transfer_backends: str = "shm,tcp"
+    host_id: str = ""
+    #: Seconds to wait for a kvstore's answer.
+    kvstore_timeout_s: _Seconds = 2.0
+    #: Seconds to wait for the next layers of blocks that are read.
+    kvstore_read_s: _Seconds = 5.0
+    #: Seconds that a request waits for its blocks; then vLLM computes them.
+    load_timeout_s: _Seconds = 10.0
+
+    @property
+    def cluster_key(self) -> str:
+        """The secret of transfers, which comes from the environment only."""
+        return os.environ.get(ENVIRONMENT_VARIABLE, "")
+
+    @property
+    def transfer_bind(self) -> list[str]:
+        """Addresses to listen on for KV payloads."""
+        return [resolve_own_address(each.strip()) for each in self.transfer_host.split(",")]
+
+    @property
+    def transfer_paths(self) -> list[str]:
+        """Backends of the transfer library, best first."""
+        return [name.strip() for name in self.transfer_backends.split(",") if name.strip()]
+
+
+def read_connector_settings(extra: Mapping[str, Any]) -> ConnectorSettings:
+    """Read settings, from JSON.
+
+    Raises:
+        ConnectorRefused: one is missing, unknown or out of its limits.
+    """
+    try:
+        read = msgspec.convert(dict(extra), ConnectorSettings)
+        open_store(read.metadata).close()  # which connects to nothing
+        check_backend_choices(read.transfer_backends)
+        ClusterKey.given(read.cluster_key)
+        resolved = resolve_own_address(read.host)
+        return msgspec.structs.replace(
+            read, host=resolved, transfer_host=read.transfer_host or resolved
+        )
+    except (msgspec.ValidationError, ValueError) as error:
+        names = ", ".join(ConnectorSettings.__struct_fields__)
+        raise ConnectorRefused(
+            f"kv_connector_extra_config of HalfmoonConnector: {error}; there are {names}"
+        ) from None

@@ -1,0 +1,132 @@
+"""Blocks are captured whole, or not at all."""
+
+from itertools import pairwise
+
+import hypothesis
+import hypothesis.strategies as st
+import pytest
+import torch
+
+from halfmoon_protocol.ids import BlockHash, WorkerId
+from halfmoon_protocol.kv_layout import KvLayout
+from halfmoon_protocol.messages import KvstoreAddress
+from halfmoon_protocol.regions import Region
+from halfmoon_transfer.regions.region_table import Memory
+from halfmoon_vllm.block_staging import BlockStaging
+from halfmoon_vllm.connector_counts import ConnectorCounts
+from halfmoon_vllm.step_capture import StepCapture
+from halfmoon_vllm.step_orders import StoreOrder
+
+N_LAYERS = 2
+LAYOUT = KvLayout(
+    model="m", n_layers=N_LAYERS, n_kv_heads=2, head_dim=4, dtype="float32", block_size=16
+)
+HOME = KvstoreAddress(WorkerId("a"), 1, "tcp://a")
+
+
+class Captured:
+    """A capture over staging memory of a few pages."""
+
+    def __init__(self, n_pages: int = 8) -> None:
+        length = n_pages * LAYOUT.block_bytes
+        view = memoryview(bytearray(length))
+        self.staging = BlockStaging(Memory(Region("s", 1, b"k" * 16, length), view), LAYOUT)
+        self.counts = ConnectorCounts()
+        self.capture = StepCapture(self.staging, N_LAYERS, self.counts)
+
+    def step(self, slots: list[int], *, layers: int = N_LAYERS) -> None:
+        """Pass a row for each slot through the layers; its value tells slot and layer."""
+        for layer in range(layers):
+            rows = torch.tensor(slots, dtype=torch.float32)[:, None, None].expand(-1, 2, 4)
+            self.capture.on_layer(layer, rows + 1000 * layer, -rows, torch.tensor(slots))
+        self.capture.check()
+        self.staging.check()
+
+    def key(self, page: int, layer: int, slot: int) -> float:
+        keys, values = self.staging.rows.read(
+            layer, self.staging.base_rows(torch.tensor([page]), torch.tensor([slot]))
+        )
+        assert float(keys[0, 1, 3]) == 1000 * layer - float(values[0, 0, 0])
+        return float(keys[0, 1, 3])
+
+
+def order(*places: int, request: str = "r") -> StoreOrder:
+    hashes = tuple(BlockHash(bytes([place]) * 16) for place in places)
+    return StoreOrder(request, hashes, None, tuple(range(16 * len(places))), places, HOME)
+
+
+def test_a_block_of_one_step_has_its_rows_in_the_canonical_order() -> None:
+    it = Captured()
+    it.capture.begin_step((order(5),), ())
+    it.step([3, *range(80, 96), -1])
+    (blocks,) = it.capture.end_step()
+    assert blocks.hashes == order(5).hashes
+    (page,) = blocks.pages
+    for layer in range(N_LAYERS):
+        assert [it.key(page, layer, slot) for slot in range(16)] == [
+            1000 * layer + slot for slot in range(80, 96)
+        ]
+
+
+@hypothesis.given(cuts=st.lists(st.integers(1, 47), max_size=6), seed=st.randoms())
+def test_blocks_computed_in_any_chunks_come_out_once_each(cuts: list[int], seed: object) -> None:
+    it = Captured()
+    places = (2, 6, 4)
+    slots = [place * 16 + i for place in places for i in range(16)]
+    edges = sorted({0, *cuts, 48})
+    it.capture.begin_step((order(*places),), ())
+    out = []
+    for start, stop in pairwise(edges):
+        if start:
+            it.capture.begin_step((), ())
+        it.step(slots[start:stop])
+        out += it.capture.end_step()
+    assert [h for blocks in out for h in blocks.hashes] == list(order(*places).hashes)
+    parents = [blocks.parent for blocks in out]
+    assert parents[0] is None and None not in parents[1:]
+    assert [t for blocks in out for t in blocks.token_ids] == list(range(48))
+
+
+def test_a_block_of_a_request_that_ended_is_dropped_before_its_place_is_used_again() -> None:
+    it = Captured()
+    it.capture.begin_step((order(1),), ())
+    it.step(list(range(16, 24)))
+    assert it.capture.end_step() == []
+    it.capture.begin_step((), ("r",))
+    it.step(list(range(24, 32)))
+    assert it.capture.end_step() == []
+    assert it.staging.n_free == 8
+    assert it.counts.take() == {"blocks_not_stored.request_ended": 1}
+
+
+def test_a_step_in_which_a_layer_did_not_pass_stores_nothing() -> None:
+    it = Captured()
+    it.capture.begin_step((order(1),), ())
+    it.step(list(range(16, 32)), layers=1)
+    assert it.capture.end_step() == []
+    assert it.staging.n_free == 8
+    assert it.counts.take() == {"blocks_not_stored.layers_differ": 1}
+
+
+def test_full_staging_memory_leaves_blocks_and_what_follows_them_out() -> None:
+    it = Captured(n_pages=4)  # of which stores take three
+    it.capture.begin_step((order(1, 2, 3, 4), order(5, request="other")), ())
+    it.step(list(range(16, 96)))
+    (blocks,) = it.capture.end_step()
+    assert blocks.hashes == order(1, 2, 3).hashes
+    it.staging.give_back(list(blocks.pages))
+    it.capture.begin_step((order(6),), ())
+    it.step(list(range(96, 112)))
+    assert it.capture.end_step() == [], "its prefix is not stored"
+    assert it.counts.take() == {"blocks_not_stored.staging_full": 3}
+
+
+@pytest.mark.parametrize("n_pages", [1, 2])
+def test_the_smallest_staging_memory_serves_loads_and_stores(n_pages: int) -> None:
+    staging = Captured(n_pages).staging
+    page = staging.take_for_store()
+    assert page is not None
+    staging.give_back([page])
+    assert len(staging.take_for_load(5)) == n_pages
+    assert staging.take_for_store() is None
+    assert staging.take_for_load(5) == []

@@ -1,0 +1,100 @@
+"""A metadata server and kvstores as processes, which a test can kill and start again."""
+
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+
+from halfmoon_cli.up.embedded_cluster import ProcessSpec, ServiceProcess
+from halfmoon_metadata.tcp_ports import free_port
+
+READY_S = 120.0
+
+
+def wait_until(holds: Callable[[], bool], what: str, limit_s: float = 60.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while not holds():
+        assert time.monotonic() < deadline, f"not in {limit_s} s: {what}"
+        time.sleep(0.05)
+
+
+class PoolProcesses:
+    """Redis and kvstores of one cluster."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._redis_port = free_port()
+        self._kvstores: dict[str, ServiceProcess] = {}
+        self._ports: dict[str, int] = {}
+        self.start_redis()
+
+    @property
+    def metadata(self) -> str:
+        return f"redis://127.0.0.1:{self._redis_port}/0"
+
+    def start_redis(self) -> None:
+        command = ["redis-server", "--port", str(self._redis_port), "--bind", "127.0.0.1"]
+        command += ["--save", "", "--dir", str(self.folder)]
+        self._redis = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+
+        def listens() -> bool:
+            try:
+                socket.create_connection(("127.0.0.1", self._redis_port), timeout=1).close()
+            except OSError:
+                return False
+            return True
+
+        wait_until(listens, "redis-server listens")
+
+    def kill_redis(self) -> None:
+        self._redis.kill()
+        self._redis.wait(20)
+
+    def start_kvstore(self, name: str, **flags: object) -> None:
+        port = self._ports[name] = free_port()
+        values = {"metrics_port": port, "capacity_mib": 64, "lease_ttl_s": 3.0, **flags}
+        words = ["--worker-id", name, "--metadata", self.metadata]
+        for flag, value in values.items():
+            words += [f"--{flag.replace('_', '-')}", str(value)]
+        spec = ProcessSpec(name, "kvstore", tuple(words))
+        process = self._kvstores[name] = ServiceProcess(spec, self.folder)
+
+        def is_ready() -> bool:
+            assert process.exit_code is None, "\n".join(process.last_lines(30))
+            return process.stage == "ready"
+
+        wait_until(is_ready, f"{name} is ready", READY_S)
+
+    def kill_kvstore(self, name: str) -> None:
+        process = self._kvstores.pop(name)
+        process.signal(signal.SIGKILL)
+        assert process.wait(10)
+
+    def metric(self, kvstore: str, line: str) -> float:
+        """Return a sample of a kvstore's metrics by its name with labels."""
+        url = f"http://127.0.0.1:{self._ports[kvstore]}/metrics"
+        for sample in httpx.get(url, timeout=30, trust_env=False).text.splitlines():
+            if sample.startswith(f"{line} "):
+                return float(sample.rsplit(" ", 1)[1])
+        return 0.0
+
+    def n_stored(self, kvstore: str) -> int:
+        name = 'halfmoon_kvstore_blocks{state="stored",tier="memory"}'
+        other = 'halfmoon_kvstore_blocks{tier="memory",state="stored"}'
+        return int(self.metric(kvstore, name) + self.metric(kvstore, other))
+
+    def n_held(self, kvstore: str) -> int:
+        """Blocks that are reserved or leased."""
+        name = 'halfmoon_kvstore_blocks{state="reserved",tier="memory"}'
+        other = 'halfmoon_kvstore_blocks{tier="memory",state="reserved"}'
+        reserved = self.metric(kvstore, name) + self.metric(kvstore, other)
+        return int(reserved + self.metric(kvstore, "halfmoon_kvstore_leased_blocks"))
+
+    def stop(self) -> None:
+        for name in list(self._kvstores):
+            self.kill_kvstore(name)
+        self.kill_redis()
