@@ -53,7 +53,7 @@ class MixedCluster(EmbeddedCluster):
 
 @contextmanager
 def mixed_cluster(
-    folder: Path, model: Path, flags: Mapping[str, Sequence[str]]
+    folder: Path, model: Path, flags: Mapping[str, Sequence[str]], placement: str = "min_ttft"
 ) -> Iterator[LiveCluster]:
     """Start workers named in `flags`, with these; wait until all are in service."""
     plan = ClusterPlan(
@@ -62,7 +62,11 @@ def mixed_cluster(
         n_prefill=sum(name.startswith("prefill") for name in flags),
         n_decode=sum(name.startswith("decode") for name in flags),
         threads=1,
-        extra={"prefill": _FLAGS, "decode": _FLAGS},
+        extra={
+            "conductor": [f"--placement={placement}"],
+            "prefill": _FLAGS,
+            "decode": _FLAGS,
+        },
         limits={"max-queue-s": "600"},
     )
     with MixedCluster(plan, folder, flags) as cluster:

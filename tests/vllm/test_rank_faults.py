@@ -20,7 +20,7 @@ pytestmark = pytest.mark.e2e
 
 Reference = Callable[[str, Sequence[int], int], list[int]]
 MEMBERS = "halfmoon/members/"
-LONG = 3000
+LONG = 2000
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,9 @@ def cluster(
     tmp_path_factory: pytest.TempPathFactory, model_of: Callable[[str], Path]
 ) -> Iterator[LiveCluster]:
     flags = {"prefill-0": (*TWO_RANKS, "--chunk-tokens=32"), "decode-0": TWO_RANKS}
-    with mixed_cluster(tmp_path_factory.mktemp("ranks"), model_of("llama"), flags) as live:
+    folder = tmp_path_factory.mktemp("ranks")
+    # Of two idle prefill workers the first one gets the next request, and the other one the next.
+    with mixed_cluster(folder, model_of("llama"), flags, "load_balance") as live:
         yield live
 
 

@@ -1,7 +1,9 @@
 """Load a model with vLLM into an engine."""
 
+import hashlib
 import logging
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -52,7 +54,7 @@ def load_vllm_engine(
     """
     release = check_vllm("--engine vllm")
     check_block_size(block_size)
-    inspected = open_model_folder(path_or_hub_id, dtype=dtype)
+    inspected = open_model_folder(path_or_hub_id, dtype=dtype, quantised=True)
     chosen = read_options(options)
     n_threads = threads or machine_cores()
     n_ranks = chosen.tensor_parallel_size
@@ -80,7 +82,7 @@ def load_vllm_engine(
             f"({type(error).__name__}: {reason})"
         ) from error
     layout = KvLayout(
-        model=fingerprint(inspected.folder),
+        model=_model_id(inspected.folder, chosen.quantization),
         n_layers=shape.n_layers,
         n_kv_heads=shape.n_kv_heads,
         head_dim=shape.head_dim,
@@ -106,6 +108,14 @@ def load_vllm_engine(
         eos_token_ids=eos_token_ids,
         grammars=GrammarMasks.for_model(inspected.folder, n_vocab, eos_token_ids),
     )
+
+
+def _model_id(folder: Path, quantization: str) -> str:
+    """Return a checkpoint's fingerprint, another one if vLLM quantises its weights."""
+    given = fingerprint(folder)
+    if not quantization:
+        return given
+    return hashlib.sha256(f"{given} {quantization}".encode()).hexdigest()[: len(given)]
 
 
 def _eos_token_ids(model_config: Any) -> tuple[int, ...]:

@@ -18,6 +18,7 @@ def prepare_environment(n_threads: int, n_ranks: int) -> None:
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
     os.environ["OMP_NUM_THREADS"] = str(n_threads)
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 

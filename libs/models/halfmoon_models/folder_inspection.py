@@ -11,7 +11,7 @@ from halfmoon_models.errors import BrokenCheckpoint, ModelError, UnsupportedMode
 from halfmoon_models.foreign_formats import check_file_names, check_is_folder
 from halfmoon_models.machine_memory import machine_memory_bytes
 from halfmoon_models.model_kinds import check_kind
-from halfmoon_models.quantisation import check_configuration, check_tensors
+from halfmoon_models.quantisation import check_configuration, check_tensors, is_quantised
 from halfmoon_models.text_file_checks import check_text_files
 from halfmoon_models.weight_files import WeightIndex, read_weights
 
@@ -32,7 +32,7 @@ class InspectedModel:
 
 
 def inspect_folder(
-    folder: Path, *, dtype: str = "auto", needs_tokenizer: bool = False
+    folder: Path, *, dtype: str = "auto", needs_tokenizer: bool = False, quantised: bool = False
 ) -> InspectedModel:
     """Decide from a folder's small files and headers whether its model can be served.
 
@@ -40,6 +40,7 @@ def inspect_folder(
         folder: of a model in transformers' format.
         dtype: precision of the loaded weights; "auto" is that of the files.
         needs_tokenizer: whether a folder without a tokenizer.json is refused.
+        quantised: whether quantised weights pass, for an engine that can tell which it serves.
 
     Raises:
         ModelNotFound: no such folder, or it lacks files.
@@ -48,26 +49,31 @@ def inspect_folder(
     """
     check_is_folder(folder)
     names = list_files(folder)
-    config = _read_config(folder, names)
+    config = _read_config(folder, names, quantised)
     weights = read_weights(folder)
-    check_tensors(folder, weights.tensors)
+    if not quantised:
+        check_tensors(folder, weights.tensors)
     _check_layers(config, weights)
-    check_fits_memory(folder, weights.n_elements, weights.n_bytes, config, dtype)
+    packed = is_quantised(config, names, weights.tensors)
+    # Quantised weights are computed with as they are.
+    n_elements = 0 if packed else weights.n_elements
+    check_fits_memory(folder, n_elements, weights.n_bytes, config, "" if packed else dtype)
     check_text_files(folder, config, names, needs_tokenizer=needs_tokenizer)
     return InspectedModel(folder, config, weights)
 
 
-def inspect_config(folder: Path, *, needs_tokenizer: bool = False) -> None:
+def inspect_config(folder: Path, *, needs_tokenizer: bool = False, quantised: bool = False) -> None:
     """Do the part of `inspect_folder` that needs no weights."""
     names = list_files(folder)
-    config = _read_config(folder, names)
+    config = _read_config(folder, names, quantised)
     check_text_files(folder, config, names, needs_tokenizer=needs_tokenizer)
 
 
-def _read_config(folder: Path, names: frozenset[str]) -> Mapping[str, Any]:
+def _read_config(folder: Path, names: frozenset[str], quantised: bool) -> Mapping[str, Any]:
     check_file_names(folder, names)
     config = read_json_object(folder / CONFIG_FILE, _MAX_CONFIG_BYTES)
-    check_configuration(folder, config, names)
+    if not quantised:
+        check_configuration(folder, config, names)
     try:
         check_kind(config)
         check_config_bounds(config)

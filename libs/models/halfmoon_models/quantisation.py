@@ -1,4 +1,4 @@
-"""Refuse quantised checkpoints by their configuration, files, or tensors."""
+"""Recognise and refuse quantised checkpoints by their configuration, files, or tensors."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -75,6 +75,18 @@ def check_tensors(folder: Path, tensors: Mapping[str, TensorEntry]) -> None:
         if packed or whole or name.endswith(_ENDINGS):
             seen = f"tensor {name[:120]!r} of dtype {entry.dtype}"
             raise _refusal(folder, "", seen)
+
+
+def is_quantised(
+    config: Mapping[str, Any], names: frozenset[str], tensors: Mapping[str, TensorEntry]
+) -> bool:
+    """Return whether `check_configuration` or `check_tensors` would refuse a checkpoint."""
+    try:
+        check_configuration(Path(), config, names)
+        check_tensors(Path(), tensors)
+    except UnsupportedModel:
+        return True
+    return False
 
 
 def _refusal(folder: Path, method: str, seen: str) -> UnsupportedModel:

@@ -88,8 +88,11 @@ def up(
         except DemoModelMissing as error:
             _give_up(str(error))
     try:
-        check_model(model)
         extra = role_options(option or [])
+        flags = [flag for of_role in extra.values() for flag in of_role]
+        torch_only = engine == "torch" and not any(f.startswith("--engine=") for f in flags)
+        # Other engines can tell themselves which quantised models they serve.
+        check_model(model, quantised=not torch_only)
     except (ModelError, BadRoleOption) as error:
         _give_up(str(error))
     plan = ClusterPlan(

@@ -15,11 +15,12 @@ _SMALL_FILES = ["*.json", "*.jinja", "tokenizer*", "*.model"]
 _WEIGHTS = ["*.safetensors"]
 
 
-def check_model(spec: str) -> None:
+def check_model(spec: str, *, quantised: bool = False) -> None:
     """Check a model as far as possible without loading it or fetching weights.
 
     Args:
         spec: ``fake://…``, or a model's folder or hub id.
+        quantised: see `folder_inspection.inspect_folder`.
 
     Raises:
         ModelError: the refusal that a worker would end with.
@@ -27,12 +28,15 @@ def check_model(spec: str) -> None:
     if spec.startswith("fake://"):
         parse_fake_spec(spec)
     elif (local := local_folder(spec)) is not None:
-        inspect_folder(local, needs_tokenizer=True)
+        inspect_folder(local, needs_tokenizer=True, quantised=quantised)
     else:
-        inspect_config(_fetch(spec, _SMALL_FILES), needs_tokenizer=True)
+        folder = _fetch(spec, _SMALL_FILES)
+        inspect_config(folder, needs_tokenizer=True, quantised=quantised)
 
 
-def open_model_folder(path_or_hub_id: str, *, dtype: str = "auto") -> InspectedModel:
+def open_model_folder(
+    path_or_hub_id: str, *, dtype: str = "auto", quantised: bool = False
+) -> InspectedModel:
     """Find, or fetch, and inspect a model's folder.
 
     Raises:
@@ -40,9 +44,9 @@ def open_model_folder(path_or_hub_id: str, *, dtype: str = "auto") -> InspectedM
     """
     folder = local_folder(path_or_hub_id)
     if folder is None:
-        inspect_config(_fetch(path_or_hub_id, _SMALL_FILES))
+        inspect_config(_fetch(path_or_hub_id, _SMALL_FILES), quantised=quantised)
         folder = _fetch(path_or_hub_id, _SMALL_FILES + _WEIGHTS)
-    return inspect_folder(folder, dtype=dtype)
+    return inspect_folder(folder, dtype=dtype, quantised=quantised)
 
 
 def _fetch(hub_id: str, patterns: list[str]) -> Path:
