@@ -10,9 +10,18 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.conftest import LiveCluster
+from tests.e2e.conftest import READY_WITHIN_S, LiveCluster
 from tests.vllm.conftest import BLOCK_SIZE, prompt_of
-from tests.vllm.mixed_cluster import TORCH, VLLM, complete, join, metric, mixed_cluster, stream
+from tests.vllm.mixed_cluster import (
+    TORCH,
+    VLLM,
+    MixedCluster,
+    complete,
+    join,
+    metric,
+    mixed_cluster,
+    stream,
+)
 
 pytestmark = pytest.mark.e2e
 
@@ -163,6 +172,25 @@ def test_choices_and_scores_are_those_of_torch(
     if asked == "scores":
         assert scores_of(ours) == pytest.approx(scores_of(theirs), abs=1e-4)
         assert len(scores_of(ours)) > 100
+
+
+def test_a_worker_of_another_layout_is_refused_by_name(
+    swapped: LiveCluster, model_of: Callable[[str], Path]
+) -> None:
+    flags = (*VLLM, f"--model={model_of('llama')}", "--block-size=64", "--dtype=bfloat16")
+    assert isinstance(swapped.cluster, MixedCluster)
+    process = swapped.process(swapped.cluster.add("decode", flags))
+    swapped.until(lambda: process.exit_code is not None, READY_WITHIN_S)
+    said = "\n".join(line for line in process.last_lines(60) if "KV layouts differ" in line)
+    for field, here, there in (
+        ("block_size", BLOCK_SIZE, 64),
+        ("dtype", "'float32'", "'bfloat16'"),
+    ):
+        assert f"{field} is {here} at the cluster, {there} at decode-2" in said, (
+            process.last_lines()
+        )
+    assert "model is '" in said
+    assert swapped.live() == ["decode-1", "kvstore-0", "prefill-1"]
 
 
 @pytest.fixture(scope="module")

@@ -60,7 +60,8 @@ class Ranks:
             name = self.worker.spec.name
             assert MEMBERS + name not in httpx.get(address, params=query, timeout=10).json()
             log = self.worker.log_path.read_text()
-            assert "rank 1 ended" in log and "Traceback" not in log, log
+            assert f"the rank of process {self.processes[1].pid} ended" in log, log
+            assert "Traceback" not in log, log
 
 
 def test_two_ranks_prefill_for_two_ranks(cluster: LiveCluster, reference: Reference) -> None:

@@ -215,6 +215,11 @@ class RankForward:
 def _cache_shape(layer: Any, n_layers: int, n_kv_heads: int) -> CacheShape:
     if not keeps_plain_rows(layer):
         raise NotImplementedError(f"{type(layer).__name__} keeps no plain keys and values")
+    if not layer.kv_cache.dtype.is_floating_point or layer.kv_cache.dtype.itemsize < 2:
+        raise NotImplementedError(
+            f"quantised keys and values ({layer.kv_cache.dtype}): a pool holds float32, bfloat16 "
+            "or float16, so remove the cache's scheme from the checkpoint's quantization_config"
+        )
     return CacheShape(n_layers, n_kv_heads, layer.head_size, layer.kv_cache.dtype)
 
 

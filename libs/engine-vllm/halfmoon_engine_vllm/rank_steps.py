@@ -12,6 +12,7 @@ The end of a connection is the end of its process, and known at once.
 
 import select
 import socket
+import struct
 import tempfile
 from pathlib import Path
 
@@ -100,30 +101,30 @@ class StepServer:
         for rank in self._ranks:
             ended.register(rank, select.POLLRDHUP)
         if hung_up := {descriptor for descriptor, _ in ended.poll(0)}:
-            raise _lost(next(i for i, r in enumerate(self._ranks) if r.fileno() in hung_up))
+            raise _lost(next(rank for rank in self._ranks if rank.fileno() in hung_up))
 
     def _tell(self, what: bytes) -> None:
-        for number, rank in enumerate(self._ranks):
+        for rank in self._ranks:
             try:
                 rank.sendall(what)
             except OSError as error:
-                raise _lost(number) from error
+                raise _lost(rank) from error
 
     def _hear(self) -> list[bytes]:
-        return [self._next(number) for number in range(len(self._ranks))]
+        return [self._next(rank) for rank in self._ranks]
 
     def _finish(self) -> None:
-        for number in range(len(self._ranks)):
-            while self._next(number) != OVER:
+        for rank in self._ranks:
+            while self._next(rank) != OVER:
                 pass
 
-    def _next(self, number: int) -> bytes:
+    def _next(self, rank: socket.socket) -> bytes:
         try:
-            byte = self._ranks[number].recv(1)
+            byte = rank.recv(1)
         except OSError as error:
-            raise _lost(number) from error
+            raise _lost(rank) from error
         if not byte:
-            raise _lost(number)
+            raise _lost(rank)
         return byte
 
 
@@ -154,5 +155,6 @@ class StepClient:
         self._engine.sendall(OVER)
 
 
-def _lost(number: int) -> EngineLost:
-    return EngineLost(f"the process of rank {number} ended")
+def _lost(rank: socket.socket) -> EngineLost:
+    (pid,) = struct.unpack_from("i", rank.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return EngineLost(f"the rank of process {pid} ended")

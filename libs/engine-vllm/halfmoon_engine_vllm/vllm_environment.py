@@ -18,7 +18,9 @@ def prepare_environment(n_threads: int, n_ranks: int) -> None:
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
     os.environ["OMP_NUM_THREADS"] = str(n_threads)
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")
+    # The second is about vLLM's queues, which the tracker frees after the process's end.
+    ignored = "ignore::FutureWarning,ignore:resource_tracker:UserWarning"
+    os.environ.setdefault("PYTHONWARNINGS", ignored)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 
