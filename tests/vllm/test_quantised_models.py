@@ -1,4 +1,4 @@
-"""Quantised checkpoints: vLLM decides which it computes, and gives the tokens that it gives alone."""
+"""Quantised checkpoints: vLLM decides which it computes, and computes them as it does alone."""
 
 import json
 import os
