@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 from halfmoon_engine_vllm.compatibility import CONNECTOR, ENGINE
-from halfmoon_engine_vllm.vllm_version import VLLM_VERSION
+from halfmoon_vllm.vllm_version import VLLM_VERSION
 
 _PRINT_MOVE_AND_LOOK = """
 import dataclasses, json

@@ -15,7 +15,7 @@ from halfmoon_engine_vllm.interface_checks import (
     Implemented,
     Overridden,
 )
-from halfmoon_engine_vllm.vllm_version import VLLM_VERSION
+from halfmoon_vllm.vllm_version import VLLM_VERSION
 
 _CONNECTOR = "vllm.distributed.kv_transfer.kv_connector.v1"
 _BASE = f"{_CONNECTOR}.base.KVConnectorBase_V1"
