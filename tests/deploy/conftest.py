@@ -20,6 +20,7 @@ EXAMPLES = {
     "trial": ("trial",),
     "production": ("production",),
     "gpu": ("production", "gpu"),
+    "vllm": ("production", "gpu", "vllm"),
     "rdma": ("production", "gpu", "rdma"),
 }
 REDIS = {"metadata": {"url": "redis://redis.example:6379/0"}}

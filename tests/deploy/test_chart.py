@@ -30,7 +30,7 @@ ROLES: dict[str, type[ServiceSettings]] = {
 GIVEN = {
     *("worker_id", "host", "host_id", "advertise_host", "metadata", "cluster_key", "metrics_port"),
     *("http_port", "model", "served_model_name", "dtype", "block_size", "tenants", "drain_s"),
-    *("disk_path", "disk_mib"),
+    *("disk_path", "disk_mib", "engine", "engine_options"),
 }
 #: The oldest Kubernetes that Chart.yaml allows, and the newest whose schemas are there.
 KUBERNETES = ("1.27", "1.37")
@@ -149,7 +149,7 @@ def test_a_drained_node_leaves_one_of_each(release: Any) -> None:
 def test_containers_are_nobody_and_write_only_where_they_are_told(
     render: Callable[[Any], Any], values_of: Callable[[str], Any]
 ) -> None:
-    for example in ("defaults", "trial", "production", "gpu"):
+    for example in ("defaults", "trial", "production", "gpu", "vllm"):
         release = render(values_of(example))
         for workload in [*release.workloads.values(), *release.of("Deployment").values()]:
             spec = pod(workload)
@@ -180,6 +180,22 @@ def test_rdma_workers_may_lock_memory_and_see_the_fabric(
     }
     # The conductor is on a network of its own, and may have the number of another.
     assert len(ports) == 3
+
+
+def test_workers_with_vllm_have_its_image_and_shared_memory_for_its_ranks(
+    render: Callable[[Any], Any], values_of: Callable[[str], Any]
+) -> None:
+    built = {service["image"] for service in COMPOSE["services"].values()}
+    release = render(values_of("vllm"))
+    for role, workload in release.workloads.items():
+        (container,) = pod(workload)["containers"]
+        mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+        image = container["image"].rpartition("/")[2].partition(":")[0]
+        assert image in built
+        assert image.endswith("-vllm") == (role in ("prefill", "decode"))
+        assert ("/dev/shm" in mounts) == (role in ("prefill", "decode"))
+        volumes = {each["name"]: each for each in pod(workload)["volumes"]}
+        assert set(mounts.values()) <= volumes.keys() | {"blocks"}
 
 
 def reached(release: Any) -> set[tuple[str, str]]:

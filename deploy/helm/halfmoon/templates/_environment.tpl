@@ -50,6 +50,12 @@
 {{- if ne .role "conductor" }}
 - {name: HALFMOON_DTYPE, value: {{ $values.model.dtype | quote }}}
 - {name: HALFMOON_BLOCK_SIZE, value: {{ $values.model.blockSize | int | quote }}}
+- {name: HALFMOON_ENGINE, value: {{ $role.engine | quote }}}
+{{- $options := dict }}
+{{- range $name, $value := $role.engineOptions }}
+{{- $_ := set $options $name (include "halfmoon.number" $value) }}
+{{- end }}
+- {name: HALFMOON_ENGINE_OPTIONS, value: {{ $options | toJson | quote }}}
 {{- end }}
 {{- with $values.model.hubToken }}
 {{- if .secret }}

@@ -97,6 +97,9 @@ spec:
       securityContext: {{- include "halfmoon.securityContext" $role | nindent 8 }}
       volumeMounts:
         - {name: tmp, mountPath: /tmp}
+        {{- if eq ($role.engine | default "") "vllm" }}
+        - {name: shm, mountPath: /dev/shm}
+        {{- end }}
         {{- if and $hasModel $values.model.claim }}
         - {name: models, mountPath: /models, readOnly: true}
         {{- end }}
@@ -109,6 +112,10 @@ spec:
   volumes:
     # The status file, and downloads from a hub.
     - {name: tmp, emptyDir: {}}
+    {{- if eq ($role.engine | default "") "vllm" }}
+    # Where vLLM's ranks meet; what is in it counts as the pod's memory.
+    - {name: shm, emptyDir: {medium: Memory, sizeLimit: 1Gi}}
+    {{- end }}
     {{- if and $hasModel $values.model.claim }}
     - {name: models, persistentVolumeClaim: {claimName: {{ $values.model.claim }}, readOnly: true}}
     {{- end }}
