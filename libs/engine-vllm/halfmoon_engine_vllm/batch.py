@@ -34,8 +34,9 @@ class PagedBatch:
     rows: Ints
     #: Slots that other processes may have written since they were last read.
     read_slots: Ints
-    #: Pages whose first token is written or read back in this pass.
-    new_pages: Ints
+    #: Pages that this pass fills from their first slot on, but not to their last: what others left
+    #: in the rest is still there.
+    part_filled_pages: Ints
 
 
 def plan_batch(runs: Sequence[Run], tokens: Ints, rows: Ints, block_size: int) -> PagedBatch:
@@ -64,7 +65,8 @@ def plan_batch(runs: Sequence[Run], tokens: Ints, rows: Ints, block_size: int) -
     of_read = np.repeat(np.arange(len(runs)), unread)
     first_read = np.cumsum(unread) - unread
     read = np.arange(int(unread.sum()), dtype=np.int64) - first_read[of_read]
-    fresh = [pages[i, -(-int(mirrored[i]) // block_size) : n_pages[i]] for i in range(len(runs))]
+    last_page_starts = (n_pages - 1) * block_size
+    part_filled = (mirrored <= last_page_starts) & (ends % block_size != 0)
     return PagedBatch(
         tokens=tokens,
         positions=positions,
@@ -74,7 +76,7 @@ def plan_batch(runs: Sequence[Run], tokens: Ints, rows: Ints, block_size: int) -
         pages=pages,
         rows=rows,
         read_slots=_slots(pages, of_read, read, block_size),
-        new_pages=np.concatenate(fresh).astype(np.int64),
+        part_filled_pages=pages[part_filled, n_pages[part_filled] - 1].astype(np.int64),
     )
 
 

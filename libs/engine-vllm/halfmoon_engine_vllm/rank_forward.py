@@ -45,7 +45,7 @@ class _Pass:
     read_slots: torch.Tensor
     read_rows: torch.Tensor
     rows: torch.Tensor
-    new_pages: torch.Tensor
+    part_filled_pages: torch.Tensor
     before_layer: LayerHook | None
     after_layer: LayerHook | None
 
@@ -147,7 +147,7 @@ class RankForward:
             read_slots=torch.from_numpy(batch.read_slots),
             read_rows=torch.from_numpy(_base_rows(batch.read_slots, layout)),
             rows=torch.from_numpy(_base_rows(batch.slots, layout)),
-            new_pages=torch.from_numpy(batch.new_pages),
+            part_filled_pages=torch.from_numpy(batch.part_filled_pages),
             before_layer=before_layer,
             after_layer=after_layer,
         )
@@ -198,9 +198,9 @@ class RankForward:
             return
         if now.before_layer is not None:
             now.before_layer(index)
-        if len(now.new_pages):
+        if len(now.part_filled_pages):
             # What another sequence left there may be no number: it would spoil masked sums.
-            kv_cache[now.new_pages] = 0
+            kv_cache[now.part_filled_pages] = 0
         if len(now.read_slots):
             keys, values = self._host.read(index, now.read_rows)
             update(layer, keys, values, kv_cache, now.read_slots)
