@@ -6,10 +6,10 @@ These tests need the environment of `make test-vllm`; elsewhere they are skipped
 import mmap
 import os
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -17,6 +17,9 @@ from halfmoon_engine.interface import Draw, Engine, Run
 from halfmoon_engine.load import open_engine
 from halfmoon_protocol.sampling import Sampling
 from halfmoon_testing.models.tiny_models import make_tiny_model
+
+if TYPE_CHECKING:
+    from tests.vllm.connector_fleet import Fleet
 
 #: vLLM's kernels for CPUs take heads of these sizes: 32, 64, 80, 96, 112, 128, … And pages of a
 #: multiple of 32 tokens.
@@ -181,3 +184,28 @@ def prompt_of(n: int, seed: int = 0) -> list[int]:
     """A prompt of that many tokens, always the same."""
     dice = random.Random(f"{n} {seed}")
     return [dice.randrange(3, 384) for _ in range(n)]
+
+
+@pytest.fixture(scope="session")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Fleet]":
+    """Two servers and a kvstore."""
+    from tests.vllm.connector_fleet import Fleet
+    from tests.vllm.pool_processes import PoolProcesses
+
+    folder = tmp_path_factory.mktemp("fleet")
+    model = make_tiny_model("llama", folder / "llama", 1, ARCHITECTURES["llama"])
+    pool = PoolProcesses(folder)
+    fleet = Fleet(folder, pool, model)
+    try:
+        pool.start_kvstore("kvstore-0")
+        # The second one has larger blocks than the pool.
+        for server in [
+            fleet.start(),
+            fleet.start(vllm_block=2 * BLOCK_SIZE, block_size=BLOCK_SIZE),
+        ]:
+            server.wait_until_ready()
+        yield fleet
+    finally:
+        for server in fleet.servers:
+            server.stop()
+        pool.stop()

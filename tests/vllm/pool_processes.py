@@ -1,16 +1,24 @@
 """A metadata server and kvstores as processes, which a test can kill and start again."""
 
+import os
 import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
+import msgspec
 
 from halfmoon_cli.up.embedded_cluster import ProcessSpec, ServiceProcess
+from halfmoon_metadata import open_store
 from halfmoon_metadata.tcp_ports import free_port
+from halfmoon_protocol.messages import WorkerInfo
+from halfmoon_runtime.channels.zmq_network import ZmqNetwork
+from halfmoon_runtime.membership import MEMBERS
+from halfmoon_testing.block_client import BlockClient
 
 READY_S = 120.0
 
@@ -56,7 +64,13 @@ class PoolProcesses:
 
     def start_kvstore(self, name: str, **flags: object) -> None:
         port = self._ports[name] = free_port()
-        values = {"metrics_port": port, "capacity_mib": 64, "lease_ttl_s": 3.0, **flags}
+        values = {
+            "metrics_port": port,
+            "capacity_mib": 64,
+            "lease_ttl_s": 3.0,
+            "reservation_ttl_s": 4.0,
+            **flags,
+        }
         words = ["--worker-id", name, "--metadata", self.metadata]
         for flag, value in values.items():
             words += [f"--{flag.replace('_', '-')}", str(value)]
@@ -73,6 +87,34 @@ class PoolProcesses:
         process = self._kvstores.pop(name)
         process.signal(signal.SIGKILL)
         assert process.wait(10)
+
+    def freeze_kvstore(self, name: str) -> None:
+        self._kvstores[name].signal(signal.SIGSTOP)
+
+    def thaw_kvstore(self, name: str) -> None:
+        self._kvstores[name].signal(signal.SIGCONT)
+
+    def info(self, name: str) -> WorkerInfo:
+        store = open_store(self.metadata)
+        try:
+            record = store.get(MEMBERS + name)
+        finally:
+            store.close()
+        assert record is not None
+        return msgspec.json.decode(record, type=WorkerInfo)
+
+    @asynccontextmanager
+    async def client(self, name: str) -> AsyncIterator[BlockClient]:
+        """A client with the layout of what the kvstore holds."""
+        info, store, network = self.info(name), open_store(self.metadata), ZmqNetwork()
+        assert info.layout is not None
+        try:
+            own = f"client-{os.urandom(4).hex()}"
+            async with await BlockClient.dial(network, store, info, own, info.layout) as client:
+                yield client
+        finally:
+            await network.close()
+            store.close()
 
     def metric(self, kvstore: str, line: str) -> float:
         """Return a sample of a kvstore's metrics by its name with labels."""

@@ -1,73 +1,16 @@
 """Two stock vLLM servers share the pool: hits, the same tokens, salts, metrics."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-
+from halfmoon_cli.up.embedded_cluster import ClusterPlan, EmbeddedCluster
 from halfmoon_metadata.tcp_ports import free_port
-from halfmoon_testing.models.tiny_models import make_tiny_model
-from halfmoon_testing.processes.vllm_server import VllmServer
-from tests.vllm.conftest import ARCHITECTURES, BLOCK_SIZE, prompt_of
-from tests.vllm.pool_processes import PoolProcesses, wait_until
-
-FLAGS = ("--dtype", "float32", "--max-model-len", "2048", "--max-num-seqs", "8")
-
-
-@dataclass
-class Fleet:
-    """Servers over one pool."""
-
-    folder: Path
-    pool: PoolProcesses
-    model: Path
-    servers: list[VllmServer] = field(default_factory=list)
-
-    def start(self, *flags: str, vllm_block: int = BLOCK_SIZE, **settings: object) -> VllmServer:
-        log = self.folder / f"server-{len(self.servers)}.log"
-        extra = {"metadata": self.pool.metadata, "staging_mib": 16, **settings}
-        more = ("--block-size", str(vllm_block), *flags)
-        server = VllmServer(self.model, free_port(), log, *FLAGS, *more, connector=extra)
-        self.servers.append(server)
-        return server
-
-    def stored(self, server: VllmServer, prompt: list[int], **fields: object) -> list[int]:
-        """Complete a prompt, and wait until its full blocks are at the kvstore."""
-        before = self.pool.n_stored("kvstore-0")
-        tokens = server.tokens(prompt, 8, **fields)
-        n_blocks = len(prompt) // BLOCK_SIZE
-        wait_until(
-            lambda: self.pool.n_stored("kvstore-0") >= before + n_blocks, f"{n_blocks} stored"
-        )
-        return tokens
-
-
-def cached_tokens(server: VllmServer, prompt: list[int], **fields: object) -> int:
-    answer = server.complete(prompt, 1, **fields)
-    return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
-
-
-@pytest.fixture(scope="session")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """Two servers and a kvstore."""
-    folder = tmp_path_factory.mktemp("fleet")
-    model = make_tiny_model("llama", folder / "llama", 1, ARCHITECTURES["llama"])
-    pool = PoolProcesses(folder)
-    fleet = Fleet(folder, pool, model)
-    try:
-        pool.start_kvstore("kvstore-0")
-        # The second one has larger blocks than the pool.
-        for server in [
-            fleet.start(),
-            fleet.start(vllm_block=2 * BLOCK_SIZE, block_size=BLOCK_SIZE),
-        ]:
-            server.wait_until_ready()
-        yield fleet
-    finally:
-        for server in fleet.servers:
-            server.stop()
-        pool.stop()
+from tests.e2e.conftest import READY_WITHIN_S, LiveCluster
+from tests.vllm.conftest import BLOCK_SIZE, prompt_of
+from tests.vllm.connector_fleet import Fleet, cached_tokens
+from tests.vllm.mixed_cluster import TORCH, VLLM, complete
+from tests.vllm.pool_processes import wait_until
 
 
 def test_a_prompt_of_one_server_is_a_hit_at_the_other_with_the_same_tokens(fleet: Fleet) -> None:
@@ -92,3 +35,50 @@ def test_hits_of_salted_requests_are_only_within_their_salt(fleet: Fleet) -> Non
     answer = second.complete(prompt, 8, cache_salt="ours")
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 192
     assert answer["choices"][0]["token_ids"] == expected
+
+
+def test_a_worker_of_halfmoon_with_vllm_shares_the_same_blocks(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    first, second = fleet.servers[:2]
+    with halfmoon_beside(fleet, tmp_path) as cluster:
+        theirs, ours = prompt_of(200, seed=5), prompt_of(200, seed=6)
+        expected = fleet.stored(first, theirs)
+        answer = complete(cluster, theirs, 8)
+        assert answer["token_ids"] == expected
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 192
+        before = fleet.pool.n_stored("kvstore-0")
+        expected = complete(cluster, ours, 8)["token_ids"]
+        wait_until(lambda: fleet.pool.n_stored("kvstore-0") >= before + 6, "blocks are stored")
+        assert cached_tokens(second, ours) == 192
+        assert second.tokens(ours, 8) == expected
+        # Salts mean the same to the Conductor and to a server.
+        salted = prompt_of(200, seed=7)
+        expected = fleet.stored(first, salted, cache_salt="ours")
+        answer = complete(cluster, salted, 8, cache_salt="ours")
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 192
+        assert answer["token_ids"] == expected
+
+
+@contextmanager
+def halfmoon_beside(fleet: Fleet, folder: Path) -> Iterator[LiveCluster]:
+    """A conductor, a prefill worker with vLLM and a decode worker, over the fleet's pool."""
+    flags = (f"--block-size={BLOCK_SIZE}", "--dtype=float32", "--pool-mib=16", "--measure=false")
+    plan = ClusterPlan(
+        model=str(fleet.model),
+        http_port=free_port(),
+        n_kvstore=0,
+        threads=1,
+        metadata=fleet.pool.metadata,
+        extra={"prefill": (*flags, *VLLM), "decode": (*flags, *TORCH)},
+    )
+    with EmbeddedCluster(plan, folder) as cluster:
+        live = LiveCluster(cluster)
+
+        def ready() -> bool:
+            assert not cluster.dead(), live.logs()
+            return cluster.ready()
+
+        live.until(ready, READY_WITHIN_S)
+        live.until(lambda: len(live.live()) == 3)
+        yield live

@@ -21,6 +21,7 @@ from halfmoon_prefix_cache.kvstore_lease import KvstoreLease
 from halfmoon_prefix_cache.layer_groups import layer_groups
 from halfmoon_prefix_cache.prefix_fetch import PrefixFetch, cancel_and_wait
 from halfmoon_protocol.kv_layout import KvLayout
+from halfmoon_protocol.messages import KvstoreAddress
 from halfmoon_transfer.interface import Piece, Transfer, TransferError
 from halfmoon_vllm.connector_counts import ConnectorCounts
 from halfmoon_vllm.pool_connection import PoolConnection
@@ -84,7 +85,7 @@ class BlockLoader:
         deadline_s = began_s + self._load_timeout_s
         sources, n_loaded = list(order.sources), 0
         while n_loaded < len(order.hashes) and time.monotonic() < deadline_s:
-            lease = await self._pool.replicas.lease(sources, order.hashes[n_loaded:])
+            lease = await self._lease(sources, order, n_loaded, deadline_s)
             if lease is None:
                 break
             sources.remove(lease.address)
@@ -95,6 +96,17 @@ class BlockLoader:
         self._counts.add("bytes_loaded", n_loaded * self._layout.block_bytes)
         self._counts.add("load_seconds", time.monotonic() - began_s)
         return n_loaded
+
+    async def _lease(
+        self, sources: list[KvstoreAddress], order: LoadOrder, first: int, deadline_s: float
+    ) -> KvstoreLease | None:
+        """Lease the blocks from `first` on, at the source that has most of them."""
+        try:
+            # A lease that comes later is released by its client, or runs out.
+            async with asyncio.timeout(deadline_s - time.monotonic()):
+                return await self._pool.replicas.lease(sources, order.hashes[first:])
+        except TimeoutError:
+            return None
 
     async def _read(
         self, lease: KvstoreLease, order: LoadOrder, first: int, deadline_s: float

@@ -61,7 +61,7 @@ class BlockStorer:
             layout, blocks.hashes, blocks.parent, blocks.token_ids, self._tenant
         )
         if reserved.not_stored:
-            self._counts.add("blocks_not_stored", len(reserved.not_stored), "no_room")
+            self._counts.add("blocks_not_stored", len(reserved.not_stored), "not_reserved")
         if not reserved.places:
             await kvstore.revoke(reserved.ticket)
             self._pool.replicas.answered(blocks.home)

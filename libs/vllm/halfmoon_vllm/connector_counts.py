@@ -32,7 +32,7 @@ REASONS = {
         "request_ended",
         "layers_differ",
         "kvstore",
-        "no_room",
+        "not_reserved",
     ),
     "requests_left_out": ("lora", "multimodal", "not_tokens"),
 }

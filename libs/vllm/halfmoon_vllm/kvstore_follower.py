@@ -52,6 +52,8 @@ class KvstoreFollower:
         #: Kvstores that answer now.
         self._live: dict[WorkerId, KvstoreAddress] = {}
         self._tasks: dict[WorkerId, tuple[int, asyncio.Task[None]]] = {}
+        #: Starts of kvstores that have a record now.
+        self._recorded: set[tuple[WorkerId, int]] = set()
         #: Kvstores with another layout that were logged.
         self._refused: set[WorkerId] = set()
 
@@ -92,9 +94,7 @@ class KvstoreFollower:
                     case MemberJoined(info=info) | MemberChanged(info=info):
                         self._on_member(info, tasks)
                     case MemberGone(worker_id=worker_id, generation=generation):
-                        known = self._tasks.get(worker_id)
-                        if known is not None and known[0] == generation:
-                            self._stop(worker_id)
+                        self._recorded.discard((worker_id, generation))
 
     def _on_member(self, info: WorkerInfo, tasks: asyncio.TaskGroup) -> None:
         if info.role != "kvstore":
@@ -106,8 +106,9 @@ class KvstoreFollower:
                 self._refused.add(worker_id)
                 log.error("kvstore_not_used", kvstore=worker_id, reason=self._difference(info))
             return
+        self._recorded.add((worker_id, info.generation))
         known = self._tasks.get(worker_id)
-        if known is None or known[0] != info.generation:
+        if known is None or known[0] != info.generation or known[1].done():
             self._stop(worker_id)
             following = tasks.create_task(self._follow(info), name=f"follow {worker_id}")
             self._tasks[worker_id] = info.generation, following
@@ -128,9 +129,13 @@ class KvstoreFollower:
             known[1].cancel()
 
     async def _follow(self, info: WorkerInfo) -> None:
-        """Keep a link to one start of a kvstore while its record lives."""
+        """Keep a link to one start of a kvstore while its record lives.
+
+        A link that is up outlives the record: a metadata server that lost its data has no records
+        until their owners have written them again.
+        """
         events = KvEventFollower(self._index)
-        while True:
+        while (info.worker_id, info.generation) in self._recorded:
             link = await self._network.dial(info.commands, info.events)
             try:
                 await self._listen(info, link, events)

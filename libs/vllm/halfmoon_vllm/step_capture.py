@@ -89,7 +89,10 @@ class StepCapture:
             rows = self._rows = self._select(slots)
         self._layers_seen[index] += 1
         if len(rows.tokens):
-            self._staging.rows.write(index, rows.base, key[rows.tokens], value[rows.tokens])
+            tokens = rows.tokens.to(key.device)
+            # On the CPU these copies are the only ones; of a device they come to the host.
+            keys, values = key[tokens].cpu(), value[tokens].cpu()
+            self._staging.rows.write(index, rows.base, keys, values)
 
     def end_step(self) -> list[CapturedBlocks]:
         """Return the blocks that are complete."""

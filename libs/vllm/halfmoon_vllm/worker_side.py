@@ -116,6 +116,8 @@ class WorkerSide:
     ) -> None:
         """Write rows into a layer's cache; in the loader's thread."""
         layer = self._layers[index]
+        device = layer.kv_cache.device
+        keys, values, slots = keys.to(device), values.to(device), slots.to(device)
         self._updates[index](layer, keys, values, layer.kv_cache, slots)
 
     # -- in the pool's thread ------------------------------------------------------------------

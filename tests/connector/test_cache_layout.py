@@ -1,0 +1,106 @@
+"""Which servers can share the pool, and what their blocks look like."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace as Namespace
+from typing import Any
+
+import pytest
+import torch
+
+from halfmoon_engine.checkpoints.fingerprint import fingerprint
+from halfmoon_protocol.kv_layout import KvLayout
+from halfmoon_testing.models.tiny_models import make_tiny_model
+from halfmoon_vllm.cache_layout import find_cache_layout
+from halfmoon_vllm.connector_settings import ConnectorRefused
+
+
+class FullAttentionSpec(Namespace):
+    """As vLLM's class of this name."""
+
+
+class MLAAttentionSpec(Namespace):
+    """As vLLM's class of this name."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model("llama", tmp_path_factory.mktemp("models") / "llama")
+
+
+def server(model: Path) -> tuple[Any, Any]:
+    """The configuration of a server and of its cache."""
+    config = Namespace(
+        parallel_config=Namespace(tensor_parallel_size=1, pipeline_parallel_size=1),
+        model_config=Namespace(model=str(model), hf_overrides={}, use_mla=False),
+        speculative_config=None,
+    )
+    spec = FullAttentionSpec(
+        block_size=64, num_kv_heads=2, head_size=16, head_size_v=16, dtype=torch.bfloat16
+    )
+    group = Namespace(layer_names=["layers.0", "layers.1"], kv_cache_spec=spec)
+    return config, Namespace(kv_cache_groups=[group])
+
+
+def test_the_layout_is_that_of_halfmoons_workers(model: Path) -> None:
+    found = find_cache_layout(*server(model), 32)
+    assert found.layout == KvLayout(
+        model=fingerprint(model),
+        n_layers=2,
+        n_kv_heads=2,
+        head_dim=16,
+        dtype="bfloat16",
+        block_size=32,
+    )
+    assert found.per_vllm_block == 2
+    assert find_cache_layout(*server(model), 0).layout.block_size == 64
+
+
+def _set(config: str, name: str, value: object) -> Callable[[Any, Any], None]:
+    return lambda server, _: setattr(getattr(server, config), name, value)
+
+
+def _speculates(server: Any, _: Any) -> None:
+    server.speculative_config = Namespace()
+
+
+def _has_two_groups(_: Any, cache: Any) -> None:
+    cache.kv_cache_groups *= 2
+
+
+def _spec(name: str, value: object) -> Callable[[Any, Any], None]:
+    return lambda _, cache: setattr(cache.kv_cache_groups[0].kv_cache_spec, name, value)
+
+
+def _is_latent(_: Any, cache: Any) -> None:
+    spec = cache.kv_cache_groups[0].kv_cache_spec
+    cache.kv_cache_groups[0].kv_cache_spec = MLAAttentionSpec(**vars(spec))
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (_set("parallel_config", "tensor_parallel_size", 2), "tensor_parallel_size 2"),
+        (_set("parallel_config", "pipeline_parallel_size", 4), "pipeline_parallel_size 4"),
+        (_set("model_config", "hf_overrides", {"rope_theta": 1}), "hf_overrides"),
+        (_set("model_config", "use_mla", True), "latent attention"),
+        (_speculates, "speculative decoding"),
+        (_has_two_groups, "2 groups of differing layers"),
+        (_is_latent, "MLAAttentionSpec"),
+        (_spec("dtype", torch.uint8), "uint8.*--kv-cache-dtype"),
+        (_spec("head_size_v", 8), "heads of 16 and 8"),
+        (_spec("block_size", 48), "48 tokens, the pool's 32.*multiple"),
+    ],
+)
+def test_what_cannot_be_shared_is_refused_by_name(
+    change: Callable[[Any, Any], None], named: str, model: Path
+) -> None:
+    config, cache = server(model)
+    change(config, cache)
+    with pytest.raises(ConnectorRefused, match=named):
+        find_cache_layout(config, cache, 32)
+
+
+def test_a_block_size_that_no_pool_has_is_refused(model: Path) -> None:
+    with pytest.raises(ConnectorRefused, match="block_size is 8"):
+        find_cache_layout(*server(model), 8)
