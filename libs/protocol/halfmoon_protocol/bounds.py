@@ -29,9 +29,16 @@ MAX_STAGES = 256
 MAX_STOP_TOKENS = 4096
 #: Kvstores named for one read.
 MAX_REPLICAS = 1024
+#: Characters of a salt: a tenant's name, a separator, and the 1024 that a request may state.
+MAX_SALT = 2048
+#: Characters of the JSON object by which a server's KV is fetched; it names every block.
+MAX_KV_TRANSFER_PARAMS = 2**20
 
 Name = Annotated[str, Meta(max_length=MAX_NAME)]
 Address = Annotated[str, Meta(max_length=MAX_ADDRESS)]
+Salt = Annotated[str, Meta(max_length=MAX_SALT)]
+#: A JSON object as text; empty: none. Halfmoon passes it on verbatim.
+KvTransferParams = Annotated[str, Meta(max_length=MAX_KV_TRANSFER_PARAMS)]
 WorkerName = Annotated[WorkerId, Meta(min_length=1, max_length=MAX_NAME)]
 ConductorName = Annotated[ConductorId, Meta(max_length=MAX_NAME)]
 RequestName = Annotated[RequestId, Meta(min_length=1, max_length=MAX_NAME)]

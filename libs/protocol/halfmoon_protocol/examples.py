@@ -1,5 +1,7 @@
 """Give one example of every message, for the golden bytes and for tests."""
 
+import msgspec
+
 from halfmoon_protocol.ids import BlockHash, ConductorId, RequestId, Ticket, WorkerId
 from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_protocol.logprobs import TokenScore
@@ -65,6 +67,7 @@ HASHES = (BlockHash(bytes(range(16))), BlockHash(bytes(range(16, 32))))
 SCORE = TokenScore(-0.25, 1, ((302, -0.25), (7, -1.75)))
 SCORED_SAMPLING = Sampling(logit_bias=((7, -4.0),), logprobs=2, prompt_logprobs=0)
 TRACE = TraceContext("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "vendor=1")
+KV_TRANSFER_PARAMS = '{"remote_block_ids":[3,4]}'
 STOPPING = Stopping(max_new_tokens=32, stop_token_ids=(2,))
 SAMPLING = Sampling(temperature=0.7, top_p=0.9, seed=11)
 KVSTORE = KvstoreAddress(WorkerId("kvstore-0"), 2, "tcp://127.0.0.1:7301")
@@ -125,6 +128,7 @@ EXAMPLES: tuple[Message, ...] = (
         priority=2,
         stages=(StageAddress(WorkerId("prefill-1"), 1, "tcp://127.0.0.1:7111"),),
         trace=TRACE,
+        cache_salt="tenant-a",
     ),
     PrefillDone(
         request_id=REQUEST,
@@ -217,5 +221,33 @@ EXAMPLES: tuple[Message, ...] = (
         score=SCORE,
         prompt_scores=(TokenScore(-3.5, 9), TokenScore(-0.125, 1)),
         times=PrefillTimes(queue_s=0.011, fetch_s=0.001, compute_s=0.2, transfer_s=0.003),
+    ),
+    # Of servers, whose KV no other worker reads.
+    Welcome(worker=msgspec.structs.replace(WORKER, server="server-0", stage=None, roles=())),
+    PrefillDone(
+        request_id=REQUEST,
+        first_token=301,
+        finish="",
+        n_cached=0,
+        queue_s=0.01,
+        compute_s=0.2,
+        drain_s=0.0,
+        kv_transfer_params=KV_TRANSFER_PARAMS,
+    ),
+    StartDecode(
+        request_id=REQUEST,
+        first_token=301,
+        sampling=SAMPLING,
+        stopping=STOPPING,
+        n_prompt=2,
+        history=(1, 5),
+        kv_transfer_params=KV_TRANSFER_PARAMS,
+        cache_salt="tenant-a",
+    ),
+    DecodeFailed(
+        request_id=REQUEST,
+        reason="http://127.0.0.1:8001 ended the stream in silence",
+        retryable=True,
+        culprit=WorkerId("server-0-decode"),
     ),
 )

@@ -46,6 +46,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     #: The tenant of the request. No decision depends on it; kvstores count its blocks, and
     #: journals show it.
     tenant: str = ""
+    #: The salt in `block_hashes`; passed on, no decision depends on it.
+    cache_salt: str = ""
     #: In each queue, before and at prefill, the largest priority goes first.
     priority: int = 0
     #: Seconds from arrival that admission may defer it rather than refuse it; None: as the

@@ -30,6 +30,7 @@ def a_worker(
     replicates: bool = False,
     stage: Stage | None = None,
     local_prefill_tokens: int = 0,
+    server: str = "",
 ) -> WorkerInfo:
     """Return a worker whose role is the first part of its id, as in ``decode-0``."""
     role: Role
@@ -60,6 +61,7 @@ def a_worker(
         replicates=replicates,
         stage=stage,
         local_prefill_tokens=local_prefill_tokens,
+        server=server,
     )
 
 
@@ -79,10 +81,13 @@ def a_request(
     defer_s: float | None = None,
     sampling: Sampling | None = None,
     layout: KvLayout = LAYOUT,
+    cache_salt: str = "",
 ) -> Request:
     """Return a request of `n_tokens` tokens; requests with equal `prompt` share prefixes."""
     token_ids = tuple((prompt * 7919 + i) % 50_000 for i in range(n_tokens))
-    hashes = block_hashes(token_ids, model=layout.model, block_size=layout.block_size)
+    hashes = block_hashes(
+        token_ids, model=layout.model, salt=cache_salt, block_size=layout.block_size
+    )
     return Request(
         request_id=RequestId(request_id),
         token_ids=token_ids,
@@ -96,6 +101,7 @@ def a_request(
         ttft_slo_s=ttft_slo_s,
         tbt_slo_s=tbt_slo_s,
         tenant=tenant,
+        cache_salt=cache_salt,
         priority=priority,
         defer_s=defer_s,
     )
@@ -110,7 +116,11 @@ def a_landing(
 
 
 def a_prefill_done(
-    request_id: str = "cmpl-1", *, compute_s: float = 0.01, fetch_s: float = 0.0
+    request_id: str = "cmpl-1",
+    *,
+    compute_s: float = 0.01,
+    fetch_s: float = 0.0,
+    kv_transfer_params: str = "",
 ) -> PrefillDone:
     """Return a prefill's end without cached blocks; its first token is 7, not the last one."""
     return PrefillDone(
@@ -122,4 +132,5 @@ def a_prefill_done(
         compute_s=compute_s,
         drain_s=0.0,
         fetch_s=fetch_s,
+        kv_transfer_params=kv_transfer_params,
     )

@@ -186,6 +186,7 @@ class World(RuleBasedStateMachine):
         absent=st.sets(st.sampled_from(NAMES), max_size=3),
         grouped=st.booleans(),
         local=st.booleans(),
+        served=st.sampled_from([False, False, True]),
     )
     def begin(
         self,
@@ -196,8 +197,9 @@ class World(RuleBasedStateMachine):
         absent: set[str],
         grouped: bool,
         local: bool,
+        served: bool,
     ) -> None:
-        self.grouped, self.local = grouped, local
+        self.grouped, self.local, self.served = grouped, local, served
         self.config = msgspec.convert(
             {
                 "placement": placement,
@@ -268,6 +270,8 @@ class World(RuleBasedStateMachine):
                     self.started.add(rid)
                     n_lost = len(self.casualties.get(original_request_id(rid), ()))
                     assert n_lost < self.config.max_casualties, f"{rid} took down {n_lost}"
+                    if self.served:
+                        self.stays_at_one_server(command.worker_id, command.message)
                 worker = self.workers.get(command.worker_id)
                 if worker is not None and worker.info.generation == self.known[command.worker_id]:
                     worker.inbox.append(command.message)
@@ -301,6 +305,11 @@ class World(RuleBasedStateMachine):
                 self.to_resubmit.append(command.request_id)
             case RefuseWorker():
                 raise AssertionError(f"{command}: they are all alike here")
+
+    def stays_at_one_server(self, prefill: WorkerId, start: StartPrefill) -> None:
+        """A server's KV can't leave it: nothing is fetched, and its own decode worker goes on."""
+        assert start.landing.region.segment[-1] == prefill[-1], "decode is at another server"
+        assert start.cached is None and start.store_in is None and not start.stages
 
     def end(self, request_id: RequestId, how: str) -> None:
         assert request_id not in self.ended, f"{request_id}: {how} after {self.ended[request_id]}"
@@ -453,6 +462,7 @@ class World(RuleBasedStateMachine):
                 host="host",
                 stage=stage,
                 local_prefill_tokens=20 if self.local and name.startswith("decode") else 0,
+                server=f"server-{name[-1]}" if self.served else "",
             )
             batch = None
             if info.role == "decode":
@@ -557,8 +567,11 @@ class World(RuleBasedStateMachine):
                 drain_s=0.0,
             )
         )
-        if start.store_in is not None and start.store_in.worker_id in self.workers:
-            kvstore = self.workers[start.store_in.worker_id]
+        kept_at = None if start.store_in is None else start.store_in.worker_id
+        if self.served:  # a server keeps what it computes, without being told
+            kept_at = WorkerId(f"kvstore-{worker_id[-1]}")
+        if kept_at is not None and kept_at in self.workers:
+            kvstore = self.workers[kept_at]
             kvstore.blocks |= set(start.block_hashes)
             kvstore.sequence += 1
             event = BlockStored(

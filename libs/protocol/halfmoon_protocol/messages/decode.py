@@ -2,7 +2,17 @@
 
 import msgspec
 
-from halfmoon_protocol.bounds import Count, Measured, Positive, RequestName, Seconds, TokenId
+from halfmoon_protocol.bounds import (
+    Count,
+    KvTransferParams,
+    Measured,
+    Positive,
+    RequestName,
+    Salt,
+    Seconds,
+    TokenId,
+    WorkerName,
+)
 from halfmoon_protocol.ids import RequestId
 from halfmoon_protocol.logprobs import TokenScore
 from halfmoon_protocol.messages.base import Message
@@ -37,8 +47,13 @@ class StartDecode(Message, frozen=True, tag="start_decode"):
     #: Tokens of the client's prompt, behind which the client's output begins. Less than the
     #: `n_tokens` of the reservation when earlier tries delivered tokens; no limit counts from here.
     n_prompt: Positive
-    #: All tokens before `first_token`; empty when sampling does not depend on them.
+    #: All tokens before `first_token`; empty when sampling does not depend on them, and no server
+    #: has to fetch their KV.
     history: tuple[TokenId, ...] = ()
+    #: As in `PrefillDone`; empty: the KV is in the landing.
+    kv_transfer_params: KvTransferParams = ""
+    #: As in `StartPrefill`, beside `kv_transfer_params`.
+    cache_salt: Salt = ""
 
 
 # decode -> conductor
@@ -91,6 +106,8 @@ class DecodeFailed(Message, frozen=True, tag="decode_failed"):
     #: True when the request itself is at fault, such as by a grammar that takes too long. Then no
     #: worker should try it again, the client gets this as its error, and `retryable` is false.
     invalid: bool = False
+    #: The worker that later tries of this request are to avoid, if there is another one.
+    culprit: WorkerName | None = None
 
 
 class DecodeLoad(Message, frozen=True, tag="decode_load"):

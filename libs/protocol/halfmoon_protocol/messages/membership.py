@@ -98,6 +98,10 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     http: Address = ""
     #: What computes its model, for operators: a library and its instruction set; empty: not said.
     computes_with: Name = ""
+    #: Workers with the same non-empty name are one server: what one of them holds is used by
+    #: that server alone. A prompt that is prefilled there is decoded there, and no other worker
+    #: reads the blocks of its kvstore or stores blocks in it.
+    server: Name = ""
 
 
 class Hello(Message, frozen=True, tag="hello"):

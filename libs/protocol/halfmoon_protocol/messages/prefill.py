@@ -10,10 +10,12 @@ from halfmoon_protocol.bounds import (
     MAX_STAGES,
     Address,
     Count,
+    KvTransferParams,
     Measured,
     Name,
     Positive,
     RequestName,
+    Salt,
     Seconds,
     TokenId,
     WorkerName,
@@ -84,6 +86,8 @@ class StartPrefill(Message, frozen=True, tag="start_prefill"):
     priority: Annotated[int, Meta(ge=-(2**40), le=2**40)] = 0
     #: Parent of the worker's span; none: not traced.
     trace: TraceContext | None = None
+    #: The salt in `block_hashes`, for a server that hashes the blocks by itself; empty: none.
+    cache_salt: Salt = ""
 
 
 # prefill -> conductor
@@ -130,6 +134,9 @@ class PrefillDone(Message, frozen=True, tag="prefill_done"):
     prompt_scores: tuple[TokenScore, ...] = ()
     #: Times of all parts, for metrics alone; no decision depends on them.
     times: PrefillTimes | None = None
+    #: How a decode server fetches the KV from this prefill server, which has no landing to write
+    #: to. The decode worker gets it in `StartDecode`.
+    kv_transfer_params: KvTransferParams = ""
 
 
 class PrefillFailed(Message, frozen=True, tag="prefill_failed"):

@@ -4,7 +4,7 @@ This is bookkeeping without choices. `prefill_pool` tracks the queues of prefill
 `decode_pool` the reservations at decode workers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from halfmoon_protocol.errors import LayoutMismatch
 from halfmoon_protocol.ids import WorkerId
@@ -19,6 +19,9 @@ from halfmoon_scheduling.placement.prefill_groups import PrefillGroup, complete_
 from halfmoon_scheduling.placement.worker_limits import RoleCapacity
 from halfmoon_scheduling.prediction.cost_model import CostModel
 from halfmoon_scheduling.prediction.decode_forecast import DecodeStay
+
+#: Roles of which a server has both.
+_PARTNER: Mapping[Role, Role] = {"prefill": "decode", "decode": "prefill"}
 
 
 class UnfitWorker(Exception):
@@ -62,6 +65,8 @@ class Cluster:
         self._groups: tuple[PrefillGroup, ...] | None = None
         #: Most tokens that any decode worker prefills by itself; None until needed, likewise.
         self._local_tokens: int | None = None
+        #: See `servers`; None until needed, likewise.
+        self._servers: Mapping[WorkerId, str] | None = None
 
     # -- live workers ------------------------------------------------------------------------
 
@@ -116,7 +121,11 @@ class Cluster:
             return self._homes[prefill]
         except KeyError:
             info = self._infos[prefill]
-        kvstores = {other.worker_id: other.host for other in self.accepting("kvstore")}
+        kvstores = {
+            other.worker_id: other.host
+            for other in self.accepting("kvstore")
+            if other.server == info.server or other.worker_id == info.home_kvstore
+        }
         home = choose_home(prefill, info.host, info.home_kvstore, kvstores)
         self._homes[prefill] = home
         return home
@@ -127,6 +136,14 @@ class Cluster:
         return KvstoreAddress(kvstore, info.generation, info.commands)
 
     # -- workers that take new requests ------------------------------------------------------
+
+    @property
+    def servers(self) -> Mapping[WorkerId, str]:
+        """The server of each live worker that is a part of one."""
+        if self._servers is None:
+            infos = self._infos.values()
+            self._servers = {info.worker_id: info.server for info in infos if info.server}
+        return self._servers
 
     @property
     def unused_kvstores(self) -> dict[WorkerId, str]:
@@ -144,7 +161,7 @@ class Cluster:
     def role_capacity(self, role: Role) -> RoleCapacity:
         """Return the live workers of a role that take new work, by their ids, and their limits."""
         if (found := self._capacities.get(role)) is None:
-            infos = (i for i in self._infos.values() if i.role == role and self._takes_work(i))
+            infos = self._find_accepting(role)
             found = RoleCapacity.of(sorted(infos, key=lambda info: info.worker_id))
             self._capacities[role] = found
         return found
@@ -227,10 +244,12 @@ class Cluster:
         for worker_id, home in self._homes.items():
             assert worker_id in self.prefills
             assert home is None or self._infos[home].role == "kvstore"
+        infos = self._infos.values()
         for role, found in self._capacities.items():
             assert {i.worker_id for i in found.workers} == {
-                i.worker_id for i in self._infos.values() if i.role == role and self._takes_work(i)
+                i.worker_id for i in self._find_accepting(role)
             }
+        assert self._servers in (None, {i.worker_id: i.server for i in infos if i.server})
         assert self._groups in (None, complete_groups(self.accepting("prefill")))
 
     def _set_layout(self, layout: KvLayout | None, model: str) -> None:
@@ -239,6 +258,21 @@ class Cluster:
             self._homes.clear()
             self._forget_capacities()
         self.layout, self.model = layout, model
+
+    def _find_accepting(self, role: Role) -> list[WorkerInfo]:
+        """Return the live workers of a role that take new work.
+
+        A server takes none while a worker of either role is missing.
+        """
+        members = [i for i in self._infos.values() if i.role == role and self._takes_work(i)]
+        if role == "kvstore" or not any(info.server for info in members):
+            return members
+        partners = {
+            i.server
+            for i in self._infos.values()
+            if i.role == _PARTNER[role] and self._takes_work(i)
+        }
+        return [info for info in members if not info.server or info.server in partners]
 
     def _takes_work(self, info: WorkerInfo) -> bool:
         return not info.draining and self._is_usable(info)
@@ -251,6 +285,7 @@ class Cluster:
         self._capacities.clear()
         self._groups = None
         self._local_tokens = None
+        self._servers = None
 
     def _require_fit(self, info: WorkerInfo) -> None:
         if info.role == "kvstore":

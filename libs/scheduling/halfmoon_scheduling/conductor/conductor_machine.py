@@ -323,6 +323,7 @@ class Conductor:
             stages=tuple(self.cluster.stage_address(stage) for stage in chosen.workers[1:]),
             priority=request.priority,
             tenant=request.tenant,
+            cache_salt=request.cache_salt,
         )
         return send_if_live(self.cluster, chosen.worker_id, start)
 
@@ -412,6 +413,9 @@ class Conductor:
         commands: list[AnyCommand] = []
         if state.phase is Phase.PREFILLING and state.prefill is not None and state.writers:
             commands = send_if_live(self.cluster, state.prefill, Cancel(request_id=request_id))
+        if message.culprit is not None and not message.invalid:
+            self._placer.avoid(request_id, message.culprit)
+            self._admission.on_workers_changed()
         reason = f"decode at {worker_id} failed: {message.reason}"
         return commands + self._endings.retry(
             state, reason, now, retryable=message.retryable, invalid=message.invalid

@@ -106,13 +106,16 @@ class DecodeHandover:
         self._cluster.decodes.start(decode, state.request_id, now)
         state.phase = Phase.DECODING
         self._table.deadlines.set(state, float("inf"))
+        needs_history = request.sampling.needs_history or bool(done.kv_transfer_params)
         start = StartDecode(
             request_id=request.request_id,
             first_token=done.first_token,
             sampling=request.sampling,
             stopping=request.stopping,
             n_prompt=request.n_prompt,
-            history=request.token_ids if request.sampling.needs_history else (),
+            history=request.token_ids if needs_history else (),
+            kv_transfer_params=done.kv_transfer_params,
+            cache_salt=request.cache_salt if done.kv_transfer_params else "",
         )
         return [_deliver(state, done), *send_if_live(self._cluster, decode, start)]
 

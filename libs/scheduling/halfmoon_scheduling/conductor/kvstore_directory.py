@@ -135,6 +135,7 @@ class KvstoreDirectory:
             block_bytes=layout.block_bytes,
             block_size=layout.block_size,
             now=now,
+            unreadable=self._cluster.servers,
         ):
             match change:
                 case CopyPrefix():

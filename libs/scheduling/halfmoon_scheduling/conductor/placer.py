@@ -27,7 +27,8 @@ from halfmoon_scheduling.placement.modes import open_placement_mode
 from halfmoon_scheduling.placement.placement_mode import ModeSettings
 from halfmoon_scheduling.placement.placement_policy import place
 from halfmoon_scheduling.placement.prefill_groups import GroupEstimate, prefer_group
-from halfmoon_scheduling.placement.worker_limits import able_workers
+from halfmoon_scheduling.placement.server_pairs import paired_workers
+from halfmoon_scheduling.placement.worker_limits import NoWorkerFits, able_workers
 from halfmoon_scheduling.prediction.cost_model import CostModel
 
 #: Requests whose failed workers are remembered at the most.
@@ -104,9 +105,12 @@ class Placer:
             self._cluster.transfers,
             self._costs,
             lambda prefill: self._slos.ttft_s(request, prefill),
+            servers := self._cluster.servers,
         )
-        if not self._mode.compares_ttft:
+        if not self._mode.compares_ttft or placement.chosen.worker_id in servers:
             return placement, job
+        if servers:
+            prefixes = {k: n for k, n in prefixes.items() if k not in servers}
         if groups := self._cluster.groups:
             source = placement.chosen.source
             placement = prefer_group(
@@ -159,9 +163,21 @@ class Placer:
         if apart_from:
             prefills = [info for info in prefills if info.worker_id not in apart_from]
             decodes = [info for info in decodes if info.worker_id not in apart_from]
-        if avoided := self._avoided.get(original_request_id(request.request_id)):
-            return _others(prefills, avoided), _others(decodes, avoided)
-        return prefills, decodes
+        avoided = self._avoided.get(original_request_id(request.request_id))
+        if not self._cluster.servers:
+            if avoided:
+                return _others(prefills, avoided), _others(decodes, avoided)
+            return prefills, decodes
+        pairs = paired_workers(prefills, decodes)
+        if not all(pairs) and not apart_from:
+            raise NoWorkerFits(
+                f"{len(request.token_ids)} tokens and up to {request.stopping.max_new_tokens} new"
+                " ones fit no server"
+            )
+        if avoided:
+            others = paired_workers(_others(prefills, avoided), _others(decodes, avoided))
+            return others if all(others) else pairs
+        return pairs
 
     def _layout(self) -> KvLayout:
         layout = self._cluster.layout
@@ -202,7 +218,8 @@ class Placer:
         """
         chosen = placement.chosen
         reader = self._cluster.get(chosen.worker_id)
-        if chosen.source is None or reader is None:
+        servers = self._cluster.servers
+        if chosen.source is None or chosen.source in servers or reader is None:
             return []
         avoided = self._avoided.get(original_request_id(request.request_id), ())
         held = self._index.holders(request.block_hashes[chosen.n_blocks - 1])
@@ -211,7 +228,7 @@ class Placer:
         for kvstore in (chosen.source, *islice(held, MAX_LOOKED_AT)):
             info = self._cluster.get(kvstore)
             is_second = kvstore == chosen.source and bool(ranked)
-            if info is None or is_second or kvstore in avoided:
+            if info is None or is_second or kvstore in avoided or kvstore in servers:
                 continue
             n_active = transfers.get(kvstore, 0)
             ranked.append((info.host != reader.host, kvstore != chosen.source, n_active, kvstore))
@@ -220,13 +237,16 @@ class Placer:
     def store_for(self, request_id: RequestId, chosen: Estimate) -> WorkerId | None:
         """Return the kvstore that is to keep this request's blocks.
 
-        A decode worker has no kvstore of its own: it uses the one that it reads from.
+        A decode worker has no kvstore of its own: it uses the one that it reads from. A server
+        keeps its blocks by itself.
         """
         if isinstance(chosen, LocalPrefillEstimate):
             home = chosen.home
             home = home if home is not None and home in self._cluster else None
         else:
             home = self._cluster.home_of(chosen.worker_id)
+        if home in self._cluster.servers:
+            return None  # the server keeps them by itself
         return None if home in self._avoided.get(original_request_id(request_id), ()) else home
 
     def learn(self, placement: Placement, request: Request, done: PrefillDone, now: float) -> None:

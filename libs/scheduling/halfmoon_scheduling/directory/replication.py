@@ -119,6 +119,7 @@ class Replicator:
         block_bytes: int,
         block_size: int,
         now: float,
+        unreadable: Container[WorkerId] = (),
     ) -> list[CopyPrefix | DropCopies]:
         """Return the copies and drops to start now; the copies count as under way from now on.
 
@@ -129,6 +130,7 @@ class Replicator:
             block_bytes: bytes of a block.
             block_size: tokens of a block.
             now: seconds.
+            unreadable: kvstores of servers, which no other worker reads.
         """
         for target, (_, until_s) in list(self._copying.items()):
             if until_s <= now:
@@ -139,7 +141,12 @@ class Replicator:
             self._prefixes.values(), key=lambda p: (-self._uses(p.hashes[-1], now), p.hashes[-1])
         )
         for prefix in hottest:
-            copy = self._copy_of(prefix, index, room, block_bytes, block_size, now)
+            lengths = {
+                kvstore: n
+                for kvstore, n in index.longest_prefix(prefix.hashes).items()
+                if kvstore not in unreadable
+            }
+            copy = self._copy_of(prefix, lengths, room, block_bytes, block_size, now)
             if copy is not None:
                 planned.append(copy)
         self._cool(now)
@@ -178,13 +185,12 @@ class Replicator:
     def _copy_of(
         self,
         prefix: _Prefix,
-        index: PrefixIndex,
+        lengths: Mapping[WorkerId, int],
         room: Mapping[WorkerId, int],
         block_bytes: int,
         block_size: int,
         now: float,
     ) -> CopyPrefix | None:
-        lengths = index.longest_prefix(prefix.hashes)
         n_blocks = max(lengths.values(), default=0)
         holders = sorted(k for k, length in lengths.items() if length == n_blocks)
         n_wanted = 1 + int(self._uses(prefix.hashes[-1], now) / self.hot_uses)

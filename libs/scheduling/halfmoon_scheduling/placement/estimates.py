@@ -100,6 +100,8 @@ class Placement:
     #: The worker that the placement mode preferred before it compared estimates, whether or
     #: not that worker was chosen; None in modes without a preference.
     preferred: WorkerId | None = None
+    #: Prefill workers of servers that have no room to decode the request now.
+    without_room: frozenset[WorkerId] = frozenset()
 
     @property
     def prefill(self) -> WorkerId:

@@ -23,6 +23,8 @@ def explain_rejected_candidate(
     chosen = placement.chosen
     if row == chosen:
         return ""
+    if row.worker_id in placement.without_room:
+        return "its server has no room to decode"
     if isinstance(row, LocalPrefillEstimate) and row.stalled_step_s > row.tbt_slo_s:
         return (
             f"others there would wait {describe_seconds(row.stalled_step_s)} for a token, "

@@ -5,10 +5,11 @@ worker; the placement mode says which cached prefix a worker uses, and which row
 """
 
 from collections.abc import Mapping, Sequence
-from math import inf
 from operator import attrgetter
+from types import MappingProxyType
 
 from halfmoon_protocol.ids import WorkerId
+from halfmoon_scheduling.placement.decode_choice import choose_decode
 from halfmoon_scheduling.placement.estimates import (
     DecodeCandidate,
     Estimate,
@@ -17,10 +18,13 @@ from halfmoon_scheduling.placement.estimates import (
     PrefillCandidate,
 )
 from halfmoon_scheduling.placement.placement_mode import PlacementMode, PrefixSource, TtftSlo
+from halfmoon_scheduling.placement.server_pairs import choose_pair, with_decode_steps
 from halfmoon_scheduling.prediction.cost_model import CostModel
 
 # Every placement compares these for every worker: looking up an enum's member is slow.
 _OWN, _FASTER = PrefixSource.OWN, PrefixSource.FASTER
+#: A cluster without servers: each worker may work with each other one.
+NO_SERVERS: Mapping[WorkerId, str] = MappingProxyType({})
 
 
 def place(
@@ -32,6 +36,7 @@ def place(
     active_transfers: Mapping[WorkerId, int],
     costs: CostModel,
     ttft_slo_s: TtftSlo,
+    servers: Mapping[WorkerId, str] = NO_SERVERS,
 ) -> Placement:
     """Choose workers for one request.
 
@@ -44,6 +49,7 @@ def place(
         active_transfers: transfers under way at each kvstore.
         costs: predictions.
         ttft_slo_s: the limit of its time to first token at a prefill worker.
+        servers: the server of each worker that is a part of one.
 
     Returns:
         The placement; without a decode worker when none has room now.
@@ -53,8 +59,12 @@ def place(
         for kvstore, n in prefixes.items()
         if min(n, job.max_cached_blocks) > 0
     }
+    shared = matches
+    if servers:
+        shared = {kvstore: n for kvstore, n in matches.items() if kvstore not in servers}
+        prefills = with_decode_steps(prefills, decodes, servers)
     longest = min(
-        matches,
+        shared,
         key=lambda k: (-matches[k], active_transfers.get(k, 0), k),
         default=None,
     )
@@ -69,7 +79,7 @@ def place(
         prefix_source = if_none_own
         if own:
             prefix_source = mode.prefix_source(own, n_longest) if own < n_longest else _OWN
-        if prefix_source is _OWN:
+        if prefix_source is _OWN or candidate.worker_id in servers:
             rows.append(_estimate(job, candidate, home if own else None, own, own, 0, costs))
             continue
         row = _estimate(job, candidate, longest, n_longest, own, n_active, costs)
@@ -77,7 +87,9 @@ def place(
             own_row = _estimate(job, candidate, home if own else None, own, own, 0, costs)
             row = row if row.ttft_s < own_row.ttft_s else own_row
         rows.append(row)
-    decode, tbt_s = _choose_decode(job, decodes)
+    if servers:
+        return choose_pair(mode, job, rows, decodes, servers, ttft_slo_s)
+    decode, tbt_s = choose_decode(job, decodes)
     chosen, preferred = mode.choose(job, rows, ttft_slo_s)
     return Placement(chosen, decode, tbt_s, tuple(rows), preferred)
 
@@ -112,27 +124,3 @@ def _estimate(
         prefill_s,
         queue_s + transfer_s + prefill_s,
     )
-
-
-def _choose_decode(
-    job: PlacementRequest, decodes: Sequence[DecodeCandidate]
-) -> tuple[WorkerId | None, float]:
-    """Return the decode worker with the least predicted TBT that has room, and that TBT.
-
-    Among equals the one with the fewest requests is chosen, then the one with the most free pages.
-    So work is spread also where the cost model sees no difference.
-    """
-    n_pages, n_tokens = job.n_pages, job.n_tokens
-    best: DecodeCandidate | None = None
-    best_s = inf
-    for decode in decodes:
-        if decode.free_pages < n_pages:
-            continue
-        tbt_s = decode.step_s + decode.per_token_s * n_tokens
-        if best is None or tbt_s < best_s or (tbt_s == best_s and _rank(decode) < _rank(best)):
-            best, best_s = decode, tbt_s
-    return (None, 0.0) if best is None else (best.worker_id, best_s)
-
-
-def _rank(decode: DecodeCandidate) -> tuple[int, int, WorkerId]:
-    return decode.n_requests, -decode.free_pages, decode.worker_id

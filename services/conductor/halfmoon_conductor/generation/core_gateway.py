@@ -327,5 +327,6 @@ def _request_of(stream: _Stream, layout: KvLayout) -> Request:
         ttft_slo_s=request.ttft_slo_s,
         tbt_slo_s=request.tbt_slo_s,
         tenant=request.tenant,
+        cache_salt=request.salt,
         priority=request.priority,
     )

@@ -1,0 +1,31 @@
+"""Choose the decode worker of a request among those with room."""
+
+from collections.abc import Sequence
+from math import inf
+
+from halfmoon_protocol.ids import WorkerId
+from halfmoon_scheduling.placement.estimates import DecodeCandidate, PlacementRequest
+
+
+def choose_decode(
+    job: PlacementRequest, decodes: Sequence[DecodeCandidate]
+) -> tuple[WorkerId | None, float]:
+    """Return the decode worker with the least predicted TBT that has room, and that TBT.
+
+    Among equals the one with the fewest requests is chosen, then the one with the most free pages.
+    So work is spread also where the cost model sees no difference.
+    """
+    n_pages, n_tokens = job.n_pages, job.n_tokens
+    best: DecodeCandidate | None = None
+    best_s = inf
+    for decode in decodes:
+        if decode.free_pages < n_pages:
+            continue
+        tbt_s = decode.step_s + decode.per_token_s * n_tokens
+        if best is None or tbt_s < best_s or (tbt_s == best_s and _rank(decode) < _rank(best)):
+            best, best_s = decode, tbt_s
+    return (None, 0.0) if best is None else (best.worker_id, best_s)
+
+
+def _rank(decode: DecodeCandidate) -> tuple[int, int, WorkerId]:
+    return decode.n_requests, -decode.free_pages, decode.worker_id
