@@ -7,7 +7,12 @@ import pytest
 
 from halfmoon_protocol.logprobs import TokenScore
 from halfmoon_protocol.sampling import Sampling, Stopping
-from halfmoon_servers.client.generate_call import GenerateCall, GeneratedTokens, ServerUsage
+from halfmoon_servers.client.generate_call import (
+    GenerateCall,
+    GeneratedTokens,
+    PairPrefill,
+    ServerUsage,
+)
 from halfmoon_servers.client.server_client import MAX_RETRY_AFTER_S, ClientLimits, ServerClient
 from halfmoon_servers.client.server_description import ReportedLoad
 from halfmoon_servers.client.server_errors import (
@@ -549,18 +554,26 @@ async def test_the_first_leg_of_a_pair_returns_what_the_second_leg_sends(
     server: ScriptedServer, client: ServerClient
 ) -> None:
     params = {"do_remote_prefill": True, "remote_block_ids": [[1, 2]], "remote_host": "h"}
-    server.on(COMPLETIONS, {"choices": [], "usage": None, "kv_transfer_params": params})
+    choice = {"text": "x", "token_ids": [7], "finish_reason": "length"}
+    answer = {"choices": [choice], "usage": None, "kv_transfer_params": params}
+    server.on(COMPLETIONS, answer)
     await client.describe()
     found = await client.pair_prefill(call())
-    assert found.kv_transfer_params == params
+    assert found == PairPrefill(params, GeneratedTokens((7,), finish="length"))
     body = server.received[-1].json
-    assert (body["max_tokens"], body["min_tokens"], body["stream"]) == (1, 1, False)
+    assert (body["max_tokens"], body["min_tokens"], body["stream"]) == (1, 0, False)
     assert body["kv_transfer_params"]["do_remote_decode"] is True
     assert "stream_options" not in body
     wrong: dict[str, Any]
-    for wrong in ({"choices": []}, {"kv_transfer_params": 7}, {"kv_transfer_params": {}}):
+    for wrong in (
+        {"choices": []},
+        {"kv_transfer_params": 7},
+        {"kv_transfer_params": {}},
+        {"choices": [], "kv_transfer_params": params},
+        {"choices": [{**choice, "token_ids": [7, 8]}], "kv_transfer_params": params},
+    ):
         server.on(COMPLETIONS, wrong)
-        with pytest.raises(ServerGarbage, match="kv_transfer_params"):
+        with pytest.raises(ServerGarbage, match=r"kv_transfer_params|not one token"):
             await client.pair_prefill(call())
 
 

@@ -12,7 +12,7 @@ from msgspec import Meta
 from halfmoon_protocol.bounds import Count, TokenId
 from halfmoon_protocol.logprobs import TokenScore
 from halfmoon_protocol.sampling import Finish
-from halfmoon_servers.client.generate_call import GeneratedTokens, ServerUsage
+from halfmoon_servers.client.generate_call import GeneratedTokens, PairPrefill, ServerUsage
 
 #: Tokens of one chunk; a server sends one, or a few where it speculates or lags behind.
 MAX_CHUNK_TOKENS = 65_536
@@ -177,11 +177,12 @@ class SglangReader:
         return GeneratedTokens(tokens, scores, finish, usage) if tokens or finish else None
 
 
-def read_pair_prefill(data: bytes) -> tuple[Mapping[str, Any], ServerUsage | None]:
-    """Read the whole answer of a pair's prefill server: its transfer parameters, and the usage.
+def read_pair_prefill(data: bytes, n_top: int | None) -> PairPrefill:
+    """Read the whole answer of a pair's prefill server: transfer parameters, and one token.
 
     Raises:
         ChunkGarbage: it has none.
+        ChunkAborted: the server gave the request up.
         ChunkRefused: it is an error.
     """
     chunk = _decode(_COMPLETION, data)
@@ -193,7 +194,10 @@ def read_pair_prefill(data: bytes) -> tuple[Mapping[str, Any], ServerUsage | Non
             "the answer has no kv_transfer_params for a decode server: start the server with "
             "--kv-transfer-config and NixlConnector"
         )
-    return params, _usage(chunk.usage)
+    first = CompletionReader(n_top).read(data)
+    if first is None or len(first.token_ids) != 1:
+        raise ChunkGarbage("the answer of a prefill server has not one token")
+    return PairPrefill(params, first)
 
 
 def read_error(data: bytes) -> str:

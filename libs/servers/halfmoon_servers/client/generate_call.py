@@ -56,4 +56,5 @@ class PairPrefill(msgspec.Struct, frozen=True):
     """A prompt that the prefill server of a pair has computed, and holds for the decode server."""
 
     kv_transfer_params: Mapping[str, Any]
-    usage: ServerUsage | None = None
+    #: The token that the prefill server chose; the decode server chooses it once more.
+    first: GeneratedTokens

@@ -26,9 +26,8 @@ def prefill_body(call: GenerateCall) -> dict[str, Any]:
     del body["stream_options"]
     body |= {
         "stream": False,
-        "return_token_ids": False,
         "max_tokens": 1,
-        "min_tokens": 1,
+        "min_tokens": min(body["min_tokens"], 1),
         "kv_transfer_params": _AT_PREFILL,
     }
     return body

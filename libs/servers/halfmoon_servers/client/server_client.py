@@ -190,8 +190,8 @@ class ServerClient:
     async def pair_prefill(self, call: GenerateCall) -> PairPrefill:
         """Compute a prompt at this server, for the decode server of a pair.
 
-        The server holds the blocks until the other one has read them, for 30 s at the most. Its
-        own first token is dropped: the decode server generates all tokens.
+        The server holds the blocks until the other one has read them, for 30 s at the most. It
+        chooses the first token too; the decode server generates all tokens.
 
         Raises:
             NotServable: before anything is sent.
@@ -202,9 +202,11 @@ class ServerClient:
         async with self._post(COMPLETIONS, call.request_id, prefill_body(call)) as response:
             data = await self._body(response, self.limits.first_byte_timeout_s)
         try:
-            return PairPrefill(*read_pair_prefill(data))
+            return read_pair_prefill(data, call.sampling.logprobs)
         except ChunkGarbage as error:
             raise ServerGarbage(self.url, str(error)) from None
+        except ChunkAborted as error:
+            raise AnswerBroken(self.url, f"gave the request up: {error}") from None
         except ChunkRefused as error:
             raise ServerRefused(self.url, error.status, str(error)) from None
 
