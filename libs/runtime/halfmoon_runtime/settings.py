@@ -19,7 +19,7 @@ from halfmoon_runtime.own_address import resolve_own_address
 
 ENVIRONMENT_PREFIX = "HALFMOON_"
 #: Settings that come from the environment only, and are never printed.
-SECRETS = frozenset({"cluster_key"})
+SECRETS = frozenset({"cluster_key", "server_api_key"})
 _MIN_KEY_CHARACTERS = 16
 #: Values of an on-or-off setting, as a flag or in the environment.
 _TRUE = frozenset({"1", "true", "t", "yes", "y", "on"})

@@ -1,0 +1,1 @@
+"""Bridge plain inference servers to conductors: each server appears as Halfmoon workers."""

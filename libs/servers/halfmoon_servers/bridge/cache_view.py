@@ -1,0 +1,80 @@
+"""Hold what is known of a server's cache, and publish each change of it."""
+
+from collections.abc import Iterable, Sequence
+
+from halfmoon_protocol.blocks import block_hashes
+from halfmoon_protocol.ids import BlockHash
+from halfmoon_protocol.kv_events import KvEvent
+from halfmoon_protocol.kv_layout import KvLayout
+from halfmoon_protocol.messages import BlocksSnapshot, KvstoreLoad, SnapshotBlocks
+from halfmoon_runtime.channels.network import Port
+from halfmoon_servers.bridge.held_blocks import HeldBlocks
+from halfmoon_servers.bridge.recent_blocks import RecentBlocks
+
+#: Hashes in a snapshot: more would exceed the limit of a message.
+MAX_SNAPSHOT = 800_000
+
+
+class CacheView:
+    """One server's cached blocks, as a kvstore whose blocks the server alone reads."""
+
+    def __init__(self, port: Port, layout: KvLayout, n_blocks: int, n_caches: int) -> None:
+        """Start empty.
+
+        Args:
+            port: publishes the changes.
+            layout: with the model's fingerprint and the block size.
+            n_blocks: blocks of the server's cache.
+            n_caches: caches that publish KV events, one for each rank; 0: the content is guessed.
+        """
+        self._port = port
+        self._layout = layout
+        self._n_blocks = n_blocks
+        self._held = HeldBlocks(max(1, n_caches))
+        self._recent = None if n_caches else RecentBlocks(n_blocks, layout.block_size)
+        self._sequence = -1
+        #: Tokens that requests were said to find cached, by this view and by the server.
+        self.n_expected_tokens = 0
+        self.n_reported_tokens = 0
+
+    @property
+    def is_guessed(self) -> bool:
+        """True when the server publishes no KV events."""
+        return self._recent is not None
+
+    def n_leading(self, hashes: Sequence[BlockHash]) -> int:
+        """Return how many leading blocks of a prompt the server has, as far as is known."""
+        return self._held.n_leading(hashes)
+
+    async def on_events(self, cache: int, events: Iterable[KvEvent]) -> None:
+        """Take over what a cache of the server has published."""
+        if changes := self._held.apply(cache, events):
+            await self._publish(changes)
+
+    async def on_computed(self, token_ids: Sequence[int], salt: str) -> None:
+        """Record the tokens of a request that is over, where no events tell of its blocks."""
+        if self._recent is not None:
+            hashes = block_hashes(
+                token_ids, model=self._layout.model, salt=salt, block_size=self._layout.block_size
+            )
+            await self.on_events(0, self._recent.use(hashes))
+
+    def snapshot(self, asked: SnapshotBlocks) -> BlocksSnapshot:
+        """Return all that is held."""
+        held = [block for block, _ in zip(self._held.held(), range(MAX_SNAPSHOT), strict=False)]
+        return BlocksSnapshot(sequence=self._sequence, hashes=tuple(held), ticket=asked.ticket)
+
+    def load(self) -> KvstoreLoad:
+        """Return how full the cache is."""
+        return KvstoreLoad(
+            n_stored=min(len(self._held), self._n_blocks),
+            n_reserved=0,
+            n_leased=0,
+            n_blocks=self._n_blocks,
+            sequence=self._sequence,
+        )
+
+    async def _publish(self, changes: Sequence[KvEvent]) -> None:
+        # One at a time: each fits a message, all of them may not.
+        for change in changes:
+            self._sequence = await self._port.publish_kv([change])
