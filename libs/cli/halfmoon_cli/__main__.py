@@ -5,6 +5,7 @@ import typer
 from halfmoon_cli.bench.bench_command import bench_command
 from halfmoon_cli.chat.chat_command import chat
 from halfmoon_cli.kv.kv_commands import app as kv_app
+from halfmoon_cli.route.route_command import route
 from halfmoon_cli.simulate.paper_command import paper
 from halfmoon_cli.simulate.profile_command import profile
 from halfmoon_cli.simulate.simulate_command import simulate
@@ -23,6 +24,7 @@ app.add_typer(transfer_app, name="transfer")
 app.add_typer(p2p_app, name="p2p")
 app.add_typer(kv_app, name="kv")
 app.command()(up)
+app.command()(route)
 app.command()(status)
 app.command()(chat)
 app.command("bench")(bench_command)

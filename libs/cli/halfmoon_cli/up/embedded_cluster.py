@@ -47,6 +47,8 @@ class ClusterPlan:
     extra: Mapping[str, Sequence[str]] = field(default_factory=dict)
     #: Limits of the conductor by flag, such as {"max-queue-s": "60"}.
     limits: Mapping[str, str] = field(default_factory=dict)
+    #: Flags of the process that bridges plain servers; empty: workers of our own serve.
+    bridge: tuple[str, ...] = ()
 
     @property
     def url(self) -> str:
@@ -90,6 +92,9 @@ def plan_processes(plan: ClusterPlan) -> list[ProcessSpec]:
     own = plan.metadata or "embedded"
     limits = [f"--{flag}={value}" for flag, value in plan.limits.items()]
     add("conductor", 0, "--metadata", own, "--http-port", str(plan.http_port), *model, *limits)
+    if plan.bridge:
+        add("servers", 0, "--metadata", metadata, *plan.bridge)
+        return specs
     for i in range(plan.n_kvstore):
         add("kvstore", i, "--metadata", metadata)
 
@@ -215,7 +220,7 @@ class EmbeddedCluster:
 
     def stop(self, grace_s: float = 15.0) -> None:
         """Stop all processes, each role before the next; kill those that do not end."""
-        for role in START_ORDER:
+        for role in (*START_ORDER, "servers"):
             members = [p for p in self.processes.values() if p.spec.role == role]
             for process in members:
                 process.signal(signal.SIGTERM)

@@ -16,6 +16,7 @@ RESERVED_FLAGS = {
     "model": "all processes serve one model: use --model",
     "served-model-name": "use --name",
     "http-port": "use --port",
+    "targets": "use --worker, --prefill and --decode",
 }
 
 
@@ -23,11 +24,14 @@ class BadRoleOption(Exception):
     """An option that can't be passed on; the text has the reason and the way out."""
 
 
-def role_options(options: Sequence[str]) -> dict[str, list[str]]:
+def role_options(
+    options: Sequence[str], roles: Sequence[str] = START_ORDER
+) -> dict[str, list[str]]:
     """Return the flags of each role.
 
     Args:
         options: each ROLE.FLAG=VALUE; a flag may be written with `-` or `_`.
+        roles: of the processes that there are.
 
     Raises:
         BadRoleOption: one is of another form, or is not the role's to set.
@@ -37,10 +41,10 @@ def role_options(options: Sequence[str]) -> dict[str, list[str]]:
         head, equals, value = text.partition("=")
         role, dot, flag = head.partition(".")
         flag = flag.replace("_", "-")
-        if not (equals and dot and flag and role in START_ORDER):
+        if not (equals and dot and flag and role in roles):
             raise BadRoleOption(
                 f"--option {text!r} is not of the form ROLE.FLAG=VALUE, with one of the roles"
-                f" {', '.join(START_ORDER)}"
+                f" {', '.join(roles)}"
             )
         if flag in RESERVED_FLAGS:
             raise BadRoleOption(f"--option {role}.{flag}: {RESERVED_FLAGS[flag]}")

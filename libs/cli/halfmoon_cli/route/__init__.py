@@ -1,0 +1,1 @@
+"""Run a conductor in front of plain inference servers: `halfmoon route`."""

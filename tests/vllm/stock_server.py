@@ -1,0 +1,105 @@
+"""A stock `vllm serve` process that publishes KV events, which a test can kill."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from halfmoon_metadata.tcp_ports import free_port
+
+#: Seconds until a server answers: a busy machine needs minutes.
+READY_S = 400.0
+_ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+
+class StockServer:
+    """One server; `wait_until_ready` waits for it."""
+
+    def __init__(self, model: Path, folder: Path, *flags: str) -> None:
+        self.port, self.events_port, self.replay_port = free_port(), free_port(), free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._log = folder / f"vllm-{self.port}.log"
+        events = {
+            "enable_kv_cache_events": True,
+            "publisher": "zmq",
+            "endpoint": f"tcp://*:{self.events_port}",
+            "replay_endpoint": f"tcp://*:{self.replay_port}",
+        }
+        command = [str(Path(sys.executable).parent / "vllm"), "serve", str(model)]
+        command += ["--host", "127.0.0.1", "--port", str(self.port), "--enforce-eager"]
+        command += ["--served-model-name", "tiny", "--dtype", "float32", "--block-size", "32"]
+        command += ["--max-model-len", "1024", "--enable-prompt-tokens-details"]
+        command += ["--kv-events-config", json.dumps(events), *flags]
+        with self._log.open("w") as log:
+            self.process = subprocess.Popen(
+                command,
+                env={**os.environ, **_ENVIRONMENT},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def wait_until_ready(self) -> None:
+        deadline = time.monotonic() + READY_S
+        while not self._answers():
+            assert self.process.poll() is None, self.last_log()
+            assert time.monotonic() < deadline, self.last_log()
+            time.sleep(0.2)
+
+    def last_log(self) -> str:
+        return self._log.read_text(errors="replace")[-5000:]
+
+    def complete(self, prompt: Sequence[int], n_new: int, **fields: Any) -> dict[str, Any]:
+        """Ask this server itself, greedily."""
+        return complete(self.url, prompt, n_new, **fields)
+
+    def kill(self) -> None:
+        """End all of its processes at once."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(30)
+
+    def _answers(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/health", timeout=5).is_success
+        except httpx.HTTPError:
+            return False
+
+
+def body(prompt: Sequence[int], n_new: int, **fields: Any) -> dict[str, Any]:
+    """A greedy request for token ids."""
+    return {
+        "model": "tiny",
+        "prompt": list(prompt),
+        "max_tokens": n_new,
+        "temperature": 0,
+        "ignore_eos": True,
+        "return_token_ids": True,
+        **fields,
+    }
+
+
+def complete(url: str, prompt: Sequence[int], n_new: int, **fields: Any) -> dict[str, Any]:
+    answer = httpx.post(f"{url}/v1/completions", json=body(prompt, n_new, **fields), timeout=300)
+    assert answer.status_code == 200, answer.text
+    completion = answer.json()
+    assert isinstance(completion, dict)
+    return completion
+
+
+def tokens_of(completion: dict[str, Any]) -> list[int]:
+    return [int(token) for token in completion["choices"][0]["token_ids"]]
