@@ -27,7 +27,7 @@ class BridgedPhase(Enum):
 
 
 class AdmissionRefusal(NamedTuple):
-    """Why a server gets no further request."""
+    """State why a server gets no further request."""
 
     reason: str
     #: True when waiting may help.

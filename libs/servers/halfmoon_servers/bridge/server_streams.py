@@ -22,7 +22,7 @@ _MAX_REASON = 500
 
 
 class StreamFailure(NamedTuple):
-    """Why a server did not finish a request."""
+    """State why a server did not finish a request."""
 
     reason: str
     #: True when another try can succeed.
