@@ -20,6 +20,7 @@ from halfmoon_testing.models.tiny_models import make_tiny_model
 
 if TYPE_CHECKING:
     from tests.vllm.connector_fleet import Fleet
+    from tests.vllm.stock_server import StockServer
 
 #: vLLM's kernels for CPUs take heads of these sizes: 32, 64, 80, 96, 112, 128, … And pages of a
 #: multiple of 32 tokens.
@@ -209,3 +210,25 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Fleet]":
         for server in fleet.servers:
             server.stop()
         pool.stop()
+
+
+@pytest.fixture(scope="session")
+def server_pair(
+    model_of: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> "Iterator[tuple[StockServer, StockServer]]":
+    """Two stock servers that publish KV events and may form a prefill/decode pair."""
+    from tests.vllm.stock_server import NIXL_FLAGS, StockServer, nixl_variables
+
+    folder = tmp_path_factory.mktemp("pair")
+    # A prompt of the longest fits into a cache, and a few requests fill it.
+    flags = ["--max-model-len", "8192", "--num-gpu-blocks-override", "400", *NIXL_FLAGS]
+    pair = [
+        StockServer(model_of("llama"), folder, *flags, variables=nixl_variables()) for _ in range(2)
+    ]
+    try:
+        for server in pair:
+            server.wait_until_ready()
+        yield pair[0], pair[1]
+    finally:
+        for server in pair:
+            server.kill()

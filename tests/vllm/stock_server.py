@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,32 @@ _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
 }
+#: What makes two servers a prefill/decode pair.
+NIXL_FLAGS = (
+    "--kv-transfer-config",
+    '{"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}',
+)
+
+
+def nixl_variables() -> dict[str, str]:
+    """The environment of one server of a pair."""
+    return {
+        "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
+        "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()),
+        "UCX_TLS": "tcp",
+    }
 
 
 class StockServer:
     """One server; `wait_until_ready` waits for it."""
 
-    def __init__(self, model: Path, folder: Path, *flags: str) -> None:
+    def __init__(
+        self,
+        model: Path,
+        folder: Path,
+        *flags: str,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
         self.port, self.events_port, self.replay_port = free_port(), free_port(), free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._log = folder / f"vllm-{self.port}.log"
@@ -44,10 +64,16 @@ class StockServer:
         command += ["--served-model-name", "tiny", "--dtype", "float32", "--block-size", "32"]
         command += ["--max-model-len", "1024", "--enable-prompt-tokens-details"]
         command += ["--kv-events-config", json.dumps(events), *flags]
-        with self._log.open("w") as log:
+        self._command = command
+        self._environment = {**os.environ, **_ENVIRONMENT, **(variables or {})}
+        self.start()
+
+    def start(self) -> None:
+        """Start the process, at its ports; also after it was killed."""
+        with self._log.open("a") as log:
             self.process = subprocess.Popen(
-                command,
-                env={**os.environ, **_ENVIRONMENT},
+                self._command,
+                env=self._environment,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,

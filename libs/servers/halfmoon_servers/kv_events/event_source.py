@@ -118,6 +118,12 @@ class KvEventSource:
             note = await connection.next(timeout_s)
             match note:
                 case None if not self.is_connected:
+                    _log.warning(
+                        "no connection for kv events",
+                        endpoint=self.endpoint.endpoint,
+                        hint="servers listen where the setting is tcp://*:PORT; to any other "
+                        "address they connect themselves",
+                    )
                     return
                 case None:
                     steps = self._on_deadline(replay)
