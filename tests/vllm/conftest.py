@@ -213,22 +213,22 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Fleet]":
 
 
 @pytest.fixture(scope="session")
-def server_pair(
+def pd_servers(
     model_of: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
-) -> "Iterator[tuple[StockServer, StockServer]]":
-    """Two stock servers that publish KV events and may form a prefill/decode pair."""
+) -> "Iterator[list[StockServer]]":
+    """Three stock servers with KV events that may form pairs; the first one prefills."""
     from tests.vllm.stock_server import NIXL_FLAGS, StockServer, nixl_variables
 
-    folder = tmp_path_factory.mktemp("pair")
+    folder = tmp_path_factory.mktemp("pairs")
     # A prompt of the longest fits into a cache, and a few requests fill it.
     flags = ["--max-model-len", "8192", "--num-gpu-blocks-override", "400", *NIXL_FLAGS]
-    pair = [
-        StockServer(model_of("llama"), folder, *flags, variables=nixl_variables()) for _ in range(2)
+    servers = [
+        StockServer(model_of("llama"), folder, *flags, variables=nixl_variables()) for _ in range(3)
     ]
     try:
-        for server in pair:
+        for server in servers:
             server.wait_until_ready()
-        yield pair[0], pair[1]
+        yield servers
     finally:
-        for server in pair:
+        for server in servers:
             server.kill()

@@ -1,12 +1,15 @@
 """A prefill/decode pair of stock vLLM servers answers as one server, and faults cost no token.
 
-Order matters: servers are killed, and starting one takes a minute.
+Order matters: the last two tests kill servers, and starting one takes a minute.
 """
 
 import asyncio
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import httpx
 import msgspec
 import pytest
 
@@ -14,16 +17,17 @@ from halfmoon_protocol.sampling import Sampling, Stopping
 from halfmoon_servers.client.generate_call import GenerateCall
 from halfmoon_servers.client.server_client import ServerClient
 from halfmoon_servers.client.server_errors import (
-    AnswerBroken,
     NotServable,
     ServerGone,
     ServerRefused,
 )
 from tests.vllm.conftest import prompt_of
-from tests.vllm.stock_server import StockServer, tokens_of
+from tests.vllm.stock_server import StockServer, body, complete, tokens_of
+from tests.vllm.test_route import Route
 
-Pair = tuple[StockServer, StockServer]
 N_NEW = 24
+#: New tokens of an answer that is still going on when its server is killed.
+N_LONG = 1000
 
 
 def call(prompt: Sequence[int], n: int = N_NEW, **fields: Any) -> GenerateCall:
@@ -61,12 +65,14 @@ async def described(*servers: StockServer) -> list[ServerClient]:
     return clients
 
 
-async def test_a_pair_answers_as_one_server_and_holds_nothing_after(server_pair: Pair) -> None:
-    prefill, decode = await described(*server_pair)
+async def test_a_pair_answers_as_one_server_and_holds_nothing_after(
+    pd_servers: list[StockServer],
+) -> None:
+    prefill, decode = await described(*pd_servers[:2])
     async with prefill, decode:
         for n in (200, 64, 5):  # whole blocks and parts of one
             prompt = prompt_of(n, seed=n)
-            expected = tokens_of(server_pair[0].complete(prompt, N_NEW))
+            expected = tokens_of(pd_servers[0].complete(prompt, N_NEW))
             request = await second_leg(prefill, call(prompt))
             assert await answer(decode, request) == expected
             await holds_nothing(prefill)
@@ -74,9 +80,9 @@ async def test_a_pair_answers_as_one_server_and_holds_nothing_after(server_pair:
 
 
 async def test_blocks_that_no_decode_server_fetches_are_released_when_one_is_told(
-    server_pair: Pair,
+    pd_servers: list[StockServer],
 ) -> None:
-    prefill, decode = await described(*server_pair)
+    prefill, decode = await described(*pd_servers[:2])
     async with prefill, decode:
         request = await second_leg(prefill, call(prompt_of(200, seed=7)))
         assert (await prefill.load()).kv_usage > 0
@@ -86,21 +92,23 @@ async def test_blocks_that_no_decode_server_fetches_are_released_when_one_is_tol
 
 
 async def test_blocks_of_another_prompt_are_refused_before_the_decode_server_sees_them(
-    server_pair: Pair,
+    pd_servers: list[StockServer],
 ) -> None:
-    prefill, decode = await described(*server_pair)
+    prefill, decode = await described(*pd_servers[:2])
     async with prefill, decode:
         request = await second_leg(prefill, call(prompt_of(200, seed=8)))
         longer = msgspec.structs.replace(request, prompt_token_ids=prompt_of(300, seed=8))
         with pytest.raises(NotServable, match="holds 200 tokens, the prompt has 300"):
             await answer(decode, longer)
         assert await answer(decode, request) == tokens_of(
-            server_pair[0].complete(prompt_of(200, seed=8), N_NEW)
+            pd_servers[0].complete(prompt_of(200, seed=8), N_NEW)
         )
 
 
-async def test_a_client_that_leaves_either_leg_frees_the_blocks_of_both(server_pair: Pair) -> None:
-    prefill, decode = await described(*server_pair)
+async def test_a_client_that_leaves_either_leg_frees_the_blocks_of_both(
+    pd_servers: list[StockServer],
+) -> None:
+    prefill, decode = await described(*pd_servers[:2])
     async with prefill, decode:
         request = await second_leg(prefill, call(prompt_of(500, seed=9), 2000))
         stream = decode.generate(request)
@@ -116,43 +124,52 @@ async def test_a_client_that_leaves_either_leg_frees_the_blocks_of_both(server_p
         await holds_nothing(prefill)
 
 
-async def test_a_decode_server_killed_in_mid_stream_costs_no_token(server_pair: Pair) -> None:
-    prefill, decode = await described(*server_pair)
-    async with prefill, decode:
+def test_a_route_over_pairs_survives_a_decode_server_killed_in_mid_stream(
+    pd_servers: list[StockServer], tmp_path: Path
+) -> None:
+    first, *others = pd_servers
+    flags = [word for server in others for word in ("--decode", server.url)]
+    route = Route(tmp_path, "--prefill", first.url, *flags)
+    try:
+        route.until(lambda: {"prefill", "decode"} <= {w.split("-")[0] for w in route.live()})
+        for n in (5, 200):
+            prompt = prompt_of(n, seed=n)
+            expected = tokens_of(first.complete(prompt, N_NEW))
+            assert tokens_of(complete(route.url, prompt, N_NEW)) == expected
         prompt = prompt_of(200, seed=10)
-        expected = tokens_of(server_pair[0].complete(prompt, 300))
-        request = await second_leg(prefill, call(prompt, 300))
+        expected = tokens_of(first.complete(prompt, N_LONG))
         tokens: list[int] = []
-        with pytest.raises(AnswerBroken):
-            async for piece in decode.generate(request):
-                tokens += piece.token_ids
-                if len(tokens) == 5:
-                    server_pair[1].kill()
-        assert tokens == expected[: len(tokens)]
-        rest = call([*prompt, *tokens], 300 - len(tokens))
-        tokens += await answer(prefill, rest)
+        request = body(prompt, N_LONG, stream=True)
+        url = f"{route.url}/v1/completions"
+        with httpx.stream("POST", url, json=request, timeout=300) as answer:
+            for line in answer.iter_lines():
+                if not line.startswith("data: {"):
+                    continue
+                event = json.loads(line.removeprefix("data: "))
+                assert "error" not in event, event
+                if not tokens:
+                    pd_servers[route.last_server()].kill()
+                tokens += [token for choice in event["choices"] for token in choice["token_ids"]]
         assert tokens == expected
-        with pytest.raises(ServerGone):
-            await answer(decode, call(prompt))
+        assert tokens_of(complete(route.url, prompt, N_NEW)) == expected[:N_NEW]
+    finally:
+        route.stop()
 
 
 async def test_a_prefill_server_killed_between_the_legs_costs_another_prefill(
-    server_pair: Pair,
+    pd_servers: list[StockServer],
 ) -> None:
-    server_pair[1].start()
-    server_pair[1].wait_until_ready()
-    prefill, decode = await described(*server_pair)
+    alive = [server for server in pd_servers[1:] if server.process.poll() is None]
+    prefill, decode = await described(pd_servers[0], alive[0])
     async with prefill, decode:
         prompt = prompt_of(200, seed=11)
-        expected = tokens_of(server_pair[0].complete(prompt, N_NEW))
-        # The restarted decode server forms a pair with the same prefill server again.
-        assert await answer(decode, await second_leg(prefill, call(prompt))) == expected
-        request = await second_leg(prefill, call(prompt_of(200, seed=12)))
-        server_pair[0].kill()
+        expected = tokens_of(pd_servers[0].complete(prompt, N_NEW))
+        request = await second_leg(prefill, call(prompt))
+        pd_servers[0].kill()
         with pytest.raises(ServerRefused, match="500") as caught:
             await answer(decode, request)
         assert caught.value.retryable
         plain = msgspec.structs.replace(request, kv_transfer_params=None)
-        again = await answer(decode, plain)
-        assert again == tokens_of(server_pair[1].complete(prompt_of(200, seed=12), N_NEW))
-        assert await answer(decode, call(prompt)) == expected
+        assert await answer(decode, plain) == expected
+        with pytest.raises(ServerGone):
+            await answer(prefill, plain)

@@ -129,10 +129,10 @@ async def answer(client: ServerClient, request: GenerateCall) -> tuple[list[int]
 
 
 async def test_a_servers_cache_is_known_by_our_hashes_with_salts_and_removals(
-    server_pair: tuple[StockServer, StockServer],
+    pd_servers: list[StockServer],
 ) -> None:
     salts = ServerSalts()
-    async with ServerClient(server_pair[0].url) as client:
+    async with ServerClient(pd_servers[0].url) as client:
         seen = await client.describe()
         assert (seen.kind, seen.version, seen.block_size) == ("vllm", "0.32.0", BLOCK)
         assert seen.n_blocks and seen.max_model_len == 8192
@@ -161,9 +161,9 @@ async def test_a_servers_cache_is_known_by_our_hashes_with_salts_and_removals(
 
 
 async def test_a_server_says_how_busy_it_is_and_what_it_refuses(
-    server_pair: tuple[StockServer, StockServer],
+    pd_servers: list[StockServer],
 ) -> None:
-    async with ServerClient(server_pair[0].url) as client:
+    async with ServerClient(pd_servers[0].url) as client:
         seen = await client.describe()
         assert await client.healthy()
         stream = client.generate(call(PROMPT, 4000))
@@ -181,9 +181,9 @@ async def test_a_server_says_how_busy_it_is_and_what_it_refuses(
 
 
 async def test_scores_biases_and_stop_tokens_mean_what_they_mean_to_us(
-    server_pair: tuple[StockServer, StockServer],
+    pd_servers: list[StockServer],
 ) -> None:
-    async with ServerClient(server_pair[0].url) as client:
+    async with ServerClient(pd_servers[0].url) as client:
         await client.describe()
         pieces = [
             piece
