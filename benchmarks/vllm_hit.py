@@ -182,6 +182,7 @@ def _start(name: str, options: Any, logs: Path, stack: ExitStack) -> str:
     """
     port = free_port()
     url = f"http://127.0.0.1:{port}"
+    model = model_folder(SHAPES[options.shape])
     flags = ["--dtype", options.dtype, "--block-size", str(options.block_size)]
     flags += ["--kv-cache-memory-bytes", str(2**30), "--max-num-batched-tokens", str(_PASS_TOKENS)]
     flags += ["--enable-prefix-caching", "--enable-prompt-tokens-details"]
@@ -189,12 +190,12 @@ def _start(name: str, options: Any, logs: Path, stack: ExitStack) -> str:
     if options.enforce_eager:
         flags.append("--enforce-eager")
     python = our_vllm_python() if name == "halfmoon" else vllm_python()
-    if connector := _connector(name, logs, stack):
+    if connector := _connector(name, model, logs, stack):
         whole = {"kv_role": "kv_both", **connector}
         flags += ["--kv-transfer-config", json.dumps(whole), "--disable-hybrid-kv-cache-manager"]
     server = stack.enter_context(
         vllm_server(
-            model_folder(SHAPES[options.shape]),
+            model,
             port,
             logs,
             threads=options.threads,
@@ -208,14 +209,14 @@ def _start(name: str, options: Any, logs: Path, stack: ExitStack) -> str:
     return url
 
 
-def _connector(name: str, logs: Path, stack: ExitStack) -> dict[str, Any]:
+def _connector(name: str, model: Path, logs: Path, stack: ExitStack) -> dict[str, Any]:
     """Return fields of `--kv-transfer-config`; none: the server's own cache alone."""
     match name:
         case "halfmoon":
             return {
                 "kv_connector": "HalfmoonConnector",
                 "kv_connector_module_path": "halfmoon_vllm.connector",
-                "kv_connector_extra_config": {"metadata": _start_kvstore(logs, stack)},
+                "kv_connector_extra_config": {"metadata": _start_kvstore(model, logs, stack)},
             }
         case "example":
             return {
@@ -230,13 +231,13 @@ def _connector(name: str, logs: Path, stack: ExitStack) -> dict[str, Any]:
     return {}
 
 
-def _start_kvstore(logs: Path, stack: ExitStack) -> str:
+def _start_kvstore(model: Path, logs: Path, stack: ExitStack) -> str:
     """Start a kvstore, and a conductor for its metadata server; return that server's URL.
 
     Raises:
         RuntimeError: a process ended, or is late.
     """
-    plan = ClusterPlan(model="", http_port=free_port(), n_prefill=0, n_decode=0)
+    plan = ClusterPlan(model=str(model), http_port=free_port(), n_prefill=0, n_decode=0)
     cluster = stack.enter_context(EmbeddedCluster(plan, logs))
     deadline_s = time.monotonic() + READY_WITHIN_S
     while not cluster.ready():
