@@ -27,7 +27,10 @@ LONG = 2000
 def cluster(
     tmp_path_factory: pytest.TempPathFactory, model_of: Callable[[str], Path]
 ) -> Iterator[LiveCluster]:
-    flags = {"prefill-0": (*TWO_RANKS, "--chunk-tokens=32"), "decode-0": TWO_RANKS}
+    flags = {
+        "prefill-0": (*TWO_RANKS, "--chunk-tokens=32", "--max-chunk-tokens=32"),
+        "decode-0": TWO_RANKS,
+    }
     folder = tmp_path_factory.mktemp("ranks")
     # Of two idle prefill workers the first one gets the next request, and the other one the next.
     with mixed_cluster(folder, model_of("llama"), flags, "load_balance") as live:

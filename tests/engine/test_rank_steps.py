@@ -1,0 +1,101 @@
+"""Ranks in step with their engine's process: each end is noticed by the other."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from halfmoon_engine.errors import EngineLost
+from halfmoon_engine_vllm.rank_steps import StepServer
+
+#: A rank that runs passes of two layers, and one that is busy for ever and never reads.
+OBEDIENT = """
+import sys
+from halfmoon_engine_vllm.rank_steps import PassStopped, StepClient
+steps = StepClient(sys.argv[1])
+while True:
+    try:
+        for layer in range(2):
+            steps.before_layer(layer)
+            steps.after_layer(layer)
+        steps.over()
+    except PassStopped:
+        steps.over()
+"""
+BUSY = """
+import sys
+from halfmoon_engine_vllm.rank_steps import StepClient
+steps = StepClient(sys.argv[1])
+while True:
+    pass
+"""
+
+
+def start_rank(server: StepServer, program: str) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen([sys.executable, "-c", program, server.path])
+
+
+def test_hooks_follow_the_layers_of_all_ranks() -> None:
+    server = StepServer()
+    ranks = [start_rank(server, OBEDIENT) for _ in range(2)]
+    server.accept(2)
+    calls: list[tuple[str, int]] = []
+    for _ in range(2):
+        server.follow(
+            2, lambda i: calls.append(("before", i)), lambda i: calls.append(("after", i))
+        )
+    assert calls == [("before", 0), ("after", 0), ("before", 1), ("after", 1)] * 2
+
+    def fail(layer: int) -> None:
+        raise ConnectionError("no blocks")
+
+    with pytest.raises(ConnectionError, match="no blocks"):
+        server.follow(2, fail, None)
+    server.follow(2, calls.append, None)
+    server.check_alive()
+    server.close()
+    for rank in ranks:
+        rank.kill()
+        rank.wait()
+
+
+def test_a_killed_rank_is_named_between_passes_and_in_one() -> None:
+    server = StepServer()
+    ranks = [start_rank(server, OBEDIENT) for _ in range(2)]
+    server.accept(2)
+    server.check_alive()
+    victim = ranks[1]
+
+    def kill(layer: int) -> None:
+        os.kill(victim.pid, signal.SIGKILL)
+        victim.wait()
+
+    with pytest.raises(EngineLost, match=f"rank of process {victim.pid} ended"):
+        server.follow(2, kill, None)
+    with pytest.raises(EngineLost, match=f"rank of process {victim.pid} ended"):
+        server.check_alive()
+    server.close()
+    ranks[0].kill()
+    ranks[0].wait()
+
+
+def test_a_rank_ends_with_its_engine_whatever_it_does() -> None:
+    server = StepServer()
+    rank = start_rank(server, BUSY)
+    server.accept(1)
+    server.close()
+    assert rank.wait(timeout=60) == 1
+
+
+def test_no_folder_stays_once_all_ranks_are_connected() -> None:
+    server = StepServer()
+    folder = Path(server.path).parent
+    assert folder.stat().st_mode & 0o77 == 0
+    rank = start_rank(server, BUSY)
+    server.accept(1)
+    assert not folder.exists()
+    server.close()
+    rank.wait(timeout=60)
