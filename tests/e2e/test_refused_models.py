@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -117,3 +118,32 @@ def test_the_command_line_ends_with_one_line(
     if name != "code":  # a type is known or not by transformers, which a worker asks
         assert len(output.splitlines()) == 1, output
         assert not (folder.parent / ".halfmoon").exists(), "processes were started"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--engine", "vlm"], "engine 'vlm' is not installed: there are torch"),
+        (
+            ["--engine", "vllm", "-o", 'prefill.engine-options={"tensor_parallel_size": "two"}'],
+            "options of engine vllm: Expected `int`",
+        ),
+        (
+            ["-o", 'decode.engine-options={"enforce_eager": "true"}'],
+            "engine torch has no options, ['enforce_eager'] were given",
+        ),
+        pytest.param(
+            ["-o", "decode.engine=vllm"],
+            "needs vllm 0.32.0, and none is installed: pip install",
+            marks=pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed"),
+        ),
+    ],
+)
+def test_an_engine_that_can_t_start_ends_the_command_with_one_line(
+    options: list[str], words: str, tmp_path: Path
+) -> None:
+    port = str(free_port())
+    code, output = run("halfmoon_cli", "up", "--port", port, *options, folder=tmp_path / "model")
+    assert code != 0
+    said = [line for line in output.splitlines() if line.startswith("halfmoon:")]
+    assert len(said) == 1 and words in said[0], output

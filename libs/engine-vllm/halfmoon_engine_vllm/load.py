@@ -52,10 +52,10 @@ def load_vllm_engine(
         ModelError: see `halfmoon_engine.load.open_engine`; vLLM's own refusals in one line.
         ProtocolError: a block size out of range.
     """
+    chosen = read_options(options)
     release = check_vllm("--engine vllm")
     check_block_size(block_size)
     inspected = open_model_folder(path_or_hub_id, dtype=dtype, quantised=True)
-    chosen = read_options(options)
     n_threads = threads or machine_cores()
     n_ranks = chosen.tensor_parallel_size
     prepare_environment(n_threads, n_ranks)
