@@ -38,6 +38,10 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "granite": {"head_dim": HEAD_DIM, "hidden_size": 8 * HEAD_DIM},
     "glm4": {"head_dim": 64},
     "cohere": {"head_dim": HEAD_DIM, "hidden_size": 4 * HEAD_DIM},
+    # vLLM's sliding window is one token wider for this one alone: see `narrow_cohere2`.
+    "cohere2": {"head_dim": HEAD_DIM, "hidden_size": 4 * HEAD_DIM, "sliding_window": 4096},
+    # vLLM takes no head of its own, and published models have none.
+    "gemma2": {"head_dim": HEAD_DIM, "tie_word_embeddings": True},
 }
 GREEDY = Draw(Sampling(temperature=0.0))
 
@@ -116,7 +120,34 @@ def model_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 @pytest.fixture(scope="session")
-def engine_of(model_of: Callable[[str], Path], reference: object) -> Callable[..., Engine]:
+def narrow_cohere2(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int]]:
+    """A model with a short sliding window, and what transformers says with one token more."""
+    import torch
+    import transformers as untyped_transformers
+
+    transformers: Any = untyped_transformers
+    fields = {**ARCHITECTURES["cohere2"], "sliding_window": 32}
+    folder = make_tiny_model("cohere2", tmp_path_factory.mktemp("cohere2") / "narrow", 1, fields)
+    config = transformers.AutoConfig.from_pretrained(folder, sliding_window=33)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, config=config, attn_implementation="eager"
+    )
+    ids = torch.tensor([prompt_of(200)])
+    out = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        do_sample=False,
+        max_new_tokens=8,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    return folder, [int(token) for token in out[0, 200:]]
+
+
+@pytest.fixture(scope="session")
+def engine_of(
+    model_of: Callable[[str], Path], reference: object, narrow_cohere2: object
+) -> Callable[..., Engine]:
     """An engine on a tiny model, remembered by its arguments."""
     engines: dict[tuple[Any, ...], Engine] = {}
     # Before vLLM is imported: it changes classes of transformers.

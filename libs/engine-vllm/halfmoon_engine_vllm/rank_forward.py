@@ -78,17 +78,22 @@ class RankForward:
         tap_layers(self._layers, self._on_update)
         return shapes.pop(), runner.attn_groups[0][0].backend.get_name()
 
-    def halfmoon_attach(self, memory: memoryview, layout: KvLayout) -> int:
-        """Mirror this memory in a cache of as many pages; return their number."""
+    def halfmoon_attach(self, memory: memoryview | torch.Tensor, layout: KvLayout) -> int:
+        """Mirror this memory in a cache of as many pages; return their number.
+
+        Args:
+            memory: of the host, or bytes of a device.
+            layout: of a page's bytes.
+        """
         n_heads = self._layers[0].num_kv_heads
         first = self._rank_of_heads(layout.n_kv_heads, n_heads) * n_heads
         self._layout = layout
-        self._host = HeadRows(memory, layout, first, n_heads)
+        self._pool_rows = HeadRows(memory, layout, first, n_heads)
         for layer in self._layers:
             old = layer.kv_cache
-            layer.kv_cache = old.new_zeros((self._host.n_pages, *old.shape[1:]))
+            layer.kv_cache = old.new_zeros((self._pool_rows.n_pages, *old.shape[1:]))
         self.model_runner.kv_caches[:] = [layer.kv_cache for layer in self._layers]
-        return self._host.n_pages
+        return self._pool_rows.n_pages
 
     def halfmoon_attach_span(self, span: SharedSpan, layout: KvLayout) -> int:
         """Map memory of the engine's process, and mirror it."""
@@ -105,7 +110,7 @@ class RankForward:
 
     def halfmoon_detach(self) -> None:
         """Release the attached memory and the mirror."""
-        del self._host
+        del self._pool_rows
         for layer in self._layers:
             layer.kv_cache = layer.kv_cache[:1].clone()
         self.model_runner.kv_caches[:] = [layer.kv_cache for layer in self._layers]
@@ -135,7 +140,8 @@ class RankForward:
         from vllm.forward_context import set_forward_context
 
         runner, layout = self.model_runner, self._layout
-        common = _attention_inputs(batch)
+        device, pool = runner.device, self._pool_rows.device
+        common = _attention_inputs(batch, device)
         metadata: dict[str, Any] = {}
         slots: dict[str, torch.Tensor] = {}
         for groups in runner.attn_groups:
@@ -144,10 +150,10 @@ class RankForward:
                 for name in group.layer_names:
                     metadata[name], slots[name] = built, common.slot_mapping
         self._pass = _Pass(
-            read_slots=torch.from_numpy(batch.read_slots),
-            read_rows=torch.from_numpy(_base_rows(batch.read_slots, layout)),
-            rows=torch.from_numpy(_base_rows(batch.slots, layout)),
-            part_filled_pages=torch.from_numpy(batch.part_filled_pages),
+            read_slots=_on(device, batch.read_slots),
+            read_rows=_on(pool, _base_rows(batch.read_slots, layout)),
+            rows=_on(pool, _base_rows(batch.slots, layout)),
+            part_filled_pages=_on(device, batch.part_filled_pages),
             before_layer=before_layer,
             after_layer=after_layer,
         )
@@ -157,14 +163,14 @@ class RankForward:
             ):
                 hidden = runner.model(
                     # Compiled graphs were traced with 32 bits, and do not check it again.
-                    input_ids=torch.from_numpy(batch.tokens.astype(np.int32)),
-                    positions=torch.from_numpy(batch.positions),
+                    input_ids=_on(device, batch.tokens.astype(np.int32)),
+                    positions=_on(device, batch.positions),
                     intermediate_tensors=None,
                     inputs_embeds=None,
                 )
             if not len(batch.rows):  # gathering nothing from ranks divides by zero
                 return hidden.new_empty((0, self.vllm_config.model_config.get_vocab_size()))
-            return runner.model.compute_logits(hidden[torch.from_numpy(batch.rows)])
+            return runner.model.compute_logits(hidden[_on(device, batch.rows)])
         finally:
             self._pass = None
 
@@ -202,13 +208,16 @@ class RankForward:
             # What another sequence left there may be no number: it would spoil masked sums.
             kv_cache[now.part_filled_pages] = 0
         if len(now.read_slots):
-            keys, values = self._host.read(index, now.read_rows)
-            update(layer, keys, values, kv_cache, now.read_slots)
+            keys, values = self._pool_rows.read(index, now.read_rows)
+            device = kv_cache.device
+            update(layer, keys.to(device), values.to(device), kv_cache, now.read_slots)
         update(layer, key, value, kv_cache, slots)
-        n = len(now.rows)
+        n, pool = len(now.rows), self._pool_rows.device
         if self._writes:
-            self._host.write(index, now.rows, key[:n], value[:n])
+            self._pool_rows.write(index, now.rows, key[:n].to(pool), value[:n].to(pool))
         if now.after_layer is not None:
+            if pool.type == "cuda":  # transfers read what kernels have written
+                torch.cuda.current_stream(pool).synchronize()
             now.after_layer(index)
 
 
@@ -223,23 +232,27 @@ def _cache_shape(layer: Any, n_layers: int, n_kv_heads: int) -> CacheShape:
     return CacheShape(n_layers, n_kv_heads, layer.head_size, layer.kv_cache.dtype)
 
 
-def _attention_inputs(batch: PagedBatch) -> Any:
+def _on(device: torch.device, values: NDArray[Any]) -> torch.Tensor:
+    return torch.from_numpy(values).to(device)
+
+
+def _attention_inputs(batch: PagedBatch, device: torch.device) -> Any:
     """Return what vLLM's attention backends build their metadata from."""
     from vllm.v1.attention.backend import CommonAttentionMetadata
 
     row_starts = np.zeros(len(batch.lengths) + 1, dtype=np.int32)
     np.cumsum(batch.lengths, out=row_starts[1:])
     return CommonAttentionMetadata(
-        query_start_loc=torch.from_numpy(row_starts),
+        query_start_loc=_on(device, row_starts),
         query_start_loc_cpu=torch.from_numpy(row_starts),
-        seq_lens=torch.from_numpy(batch.ends.astype(np.int32)),
+        seq_lens=_on(device, batch.ends.astype(np.int32)),
         num_reqs=len(batch.lengths),
         num_actual_tokens=len(batch.tokens),
         max_query_len=int(batch.lengths.max()),
         max_seq_len=int(batch.ends.max()),
-        block_table_tensor=torch.from_numpy(batch.pages),
-        slot_mapping=torch.from_numpy(batch.slots),
-        positions=torch.from_numpy(batch.positions),
+        block_table_tensor=_on(device, batch.pages),
+        slot_mapping=_on(device, batch.slots),
+        positions=_on(device, batch.positions),
     )
 
 
