@@ -6,12 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from halfmoon_engine.errors import EngineLost
 from halfmoon_engine_vllm.rank_steps import StepServer
 
-#: A rank that runs passes of two layers, and one that is busy for ever and never reads.
+#: A rank that runs passes of two layers.
 OBEDIENT = """
 import sys
 from halfmoon_engine_vllm.rank_steps import PassStopped, StepClient
@@ -25,12 +26,19 @@ while True:
     except PassStopped:
         steps.over()
 """
-BUSY = """
-import sys
-from halfmoon_engine_vllm.rank_steps import StepClient
-steps = StepClient(sys.argv[1])
-while True:
-    pass
+#: An engine's process, with a rank that never looks at its connections.
+ENGINE = """
+import multiprocessing, os
+from halfmoon_engine_vllm.rank_lifetime import end_with_parent
+
+def run():
+    end_with_parent()
+    print(os.getpid(), flush=True)
+    while True:
+        pass
+
+if __name__ == "__main__":
+    multiprocessing.get_context("spawn").Process(target=run).start()
 """
 
 
@@ -54,7 +62,7 @@ def test_hooks_follow_the_layers_of_all_ranks() -> None:
 
     with pytest.raises(ConnectionError, match="no blocks"):
         server.follow(2, fail, None)
-    server.follow(2, calls.append, None)
+    server.follow(2, lambda _: None, None)
     server.check_alive()
     server.close()
     for rank in ranks:
@@ -82,20 +90,24 @@ def test_a_killed_rank_is_named_between_passes_and_in_one() -> None:
     ranks[0].wait()
 
 
-def test_a_rank_ends_with_its_engine_whatever_it_does() -> None:
-    server = StepServer()
-    rank = start_rank(server, BUSY)
-    server.accept(1)
-    server.close()
-    assert rank.wait(timeout=60) == 1
+def test_a_rank_ends_with_its_engine_whatever_it_does(tmp_path: Path) -> None:
+    program = tmp_path / "engine.py"
+    program.write_text(ENGINE)
+    engine = subprocess.Popen([sys.executable, program], stdout=subprocess.PIPE, text=True)
+    assert engine.stdout is not None
+    rank = psutil.Process(int(engine.stdout.readline()))
+    engine.kill()
+    engine.wait()
+    rank.wait(timeout=60)
 
 
 def test_no_folder_stays_once_all_ranks_are_connected() -> None:
     server = StepServer()
     folder = Path(server.path).parent
     assert folder.stat().st_mode & 0o77 == 0
-    rank = start_rank(server, BUSY)
+    rank = start_rank(server, OBEDIENT)
     server.accept(1)
     assert not folder.exists()
     server.close()
-    rank.wait(timeout=60)
+    rank.kill()
+    rank.wait()

@@ -16,9 +16,11 @@ from halfmoon_cli.up.embedded_cluster import (
     plan_processes,
 )
 from halfmoon_metadata.tcp_ports import free_port
-from tests.e2e.conftest import READY_WITHIN_S, LiveCluster
+from tests.e2e.conftest import LiveCluster
 from tests.vllm.conftest import BLOCK_SIZE
 
+#: Eight processes that import vLLM at once take minutes on a busy machine.
+READY_WITHIN_S = 400.0
 TORCH = ("--engine=torch",)
 VLLM = ("--engine=vllm", '--engine-options={"enforce_eager": "true"}')
 TWO_RANKS = (

@@ -10,9 +10,10 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.conftest import READY_WITHIN_S, LiveCluster
+from tests.e2e.conftest import LiveCluster
 from tests.vllm.conftest import BLOCK_SIZE, prompt_of
 from tests.vllm.mixed_cluster import (
+    READY_WITHIN_S,
     TORCH,
     VLLM,
     MixedCluster,

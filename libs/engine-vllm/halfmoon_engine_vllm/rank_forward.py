@@ -20,12 +20,15 @@ from numpy.typing import NDArray
 
 from halfmoon_engine.interface import LayerHook
 from halfmoon_engine_vllm.batch import PagedBatch
-from halfmoon_engine_vllm.rank_lifetime import leave_no_files
+from halfmoon_engine_vllm.rank_lifetime import end_with_parent, leave_no_files
 from halfmoon_engine_vllm.rank_steps import StepClient
 from halfmoon_engine_vllm.shared_span import SharedSpan
 from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_vllm.head_rows import HeadRows
 from halfmoon_vllm.layer_tap import CacheUpdate, keeps_plain_rows, layers_in_order, tap_layers
+
+# vLLM imports this in each rank before it loads weights, and calls nothing here until all have.
+end_with_parent()
 
 
 @dataclass(frozen=True)
@@ -105,7 +108,7 @@ class RankForward:
             leave_no_files(self.distributed_init_method)
 
     def halfmoon_connect(self, path: str) -> None:
-        """Connect to the engine's process, for the hooks of passes, and end with it."""
+        """Connect to the engine's process, for the hooks of passes."""
         self._steps = StepClient(path)
 
     def halfmoon_detach(self) -> None:

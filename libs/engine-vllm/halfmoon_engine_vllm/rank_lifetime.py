@@ -4,9 +4,8 @@ vLLM's own ranks notice that too, but not while they wait for each other in shar
 whose neighbour was killed waits there for ever, with a full core.
 """
 
+import multiprocessing
 import os
-import select
-import socket
 import threading
 from pathlib import Path
 
@@ -16,17 +15,17 @@ _OWN_END_S = 2.0
 _ORPHANED = 1
 
 
-def end_with_connection(connection: socket.socket) -> None:
-    """Watch a connection from a thread, and exit the process some time after its other end is gone.
+def end_with_parent() -> None:
+    """Exit this process, from a thread, some time after its parent process has ended.
 
-    Args:
-        connection: to the engine's process. No byte is read.
+    Does nothing in a process that `multiprocessing` did not start.
     """
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
 
     def watch() -> None:
-        ended = select.poll()
-        ended.register(connection, select.POLLRDHUP)
-        ended.poll()
+        parent.join()
         threading.Event().wait(_OWN_END_S)
         os._exit(_ORPHANED)
 

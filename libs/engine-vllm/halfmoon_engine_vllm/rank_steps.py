@@ -18,7 +18,6 @@ from pathlib import Path
 
 from halfmoon_engine.errors import EngineLost
 from halfmoon_engine.interface import LayerHook
-from halfmoon_engine_vllm.rank_lifetime import end_with_connection
 
 GO, STOP, DONE, OVER = b"G", b"S", b"D", b"O"
 #: Seconds until all ranks have connected.
@@ -135,7 +134,6 @@ class StepClient:
         """Connect to the engine's process."""
         self._engine = socket.socket(socket.AF_UNIX)
         self._engine.connect(path)
-        end_with_connection(self._engine)
 
     def before_layer(self, _layer: int) -> None:
         """Wait until the layer's KV has landed.
