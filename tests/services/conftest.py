@@ -42,6 +42,7 @@ from halfmoon_scheduling.conductor.conductor_machine import Conductor
 from halfmoon_scheduling.config import SchedulingConfig
 from halfmoon_scheduling.decode.page_allocator import PageAllocator
 from halfmoon_transfer.engine import TransferEngine
+from halfmoon_transfer.regions.region_table import PoolMemory
 
 GREEDY = Sampling(temperature=0.0)
 EngineMaker = Callable[[], Engine]
@@ -143,13 +144,23 @@ class LocalCluster:
         await self._run(name, worker, membership, None, transfer)
         return worker
 
+    def _place(self, name: str, engine: Engine, transfer: TransferEngine) -> PoolMemory:
+        n_bytes = self.n_pages * engine.layout.block_bytes
+        memory: PoolMemory
+        buffer: Any = engine.allocate_pool(n_bytes)
+        if buffer is not None:
+            memory = transfer.register_device(buffer)
+        else:
+            on_host = transfer.allocate(n_bytes)
+            engine.attach(on_host.view)
+            memory = on_host
+        self.memories[name] = memory
+        return memory
+
     async def start_prefill(self, name: str, **settings: Any) -> PrefillWorker:
         generation, transfer = await self._begin(name)
         engine = await asyncio.to_thread(self.make_engine)
-        size = engine.layout.block_bytes
-        memory = transfer.allocate(self.n_pages * size)
-        engine.attach(memory.view)
-        self.memories[name] = memory
+        memory = self._place(name, engine, transfer)
         port = await self.network.bind(name)
         kvstores = KvstoreClients(self.network, timeout_s=2.0)
         self.stack.push_async_callback(kvstores.close)
@@ -181,9 +192,7 @@ class LocalCluster:
     async def start_decode(self, name: str, **settings: Any) -> DecodeWorker:
         generation, transfer = await self._begin(name)
         engine = await asyncio.to_thread(self.make_engine)
-        memory = transfer.allocate(self.n_pages * engine.layout.block_bytes)
-        engine.attach(memory.view)
-        self.memories[name] = memory
+        memory = self._place(name, engine, transfer)
         port = await self.network.bind(name)
         config = DecodeSettings(worker_id=name, model="m", **{**self.decode_settings, **settings})
         info = self._info(name, "decode", generation, port, engine)

@@ -194,6 +194,13 @@ def test_options_that_are_none_are_refused_by_name(
         )
 
 
+def test_a_device_that_vllm_was_not_built_for_is_refused_by_name(
+    model_of: Callable[[str], Path], reference: object
+) -> None:
+    with pytest.raises(BadEngineOption, match="device is cuda, this build of vllm computes on cpu"):
+        open_engine(str(model_of("llama")), block_size=BLOCK_SIZE, device="cuda", engine="vllm")
+
+
 def test_two_ranks_share_the_heads_of_each_page(
     engine_of: EngineOf, make_pool: MakePool, reference: Reference
 ) -> None:

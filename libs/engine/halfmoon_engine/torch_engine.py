@@ -112,6 +112,13 @@ class TorchEngine:
         """
         self._n_pages = self._runner.attach(pool)
 
+    def allocate_pool(self, n_bytes: int) -> object | None:
+        """Use memory of the device as the pool if the runner can; see `Engine.allocate_pool`."""
+        buffer = self._runner.allocate_pool(n_bytes)
+        if buffer is not None:
+            self._n_pages = n_bytes // self._layout.block_bytes
+        return buffer
+
     def detach(self) -> None:
         """Release the attached memory, so that it can be closed."""
         self._n_pages = 0

@@ -19,6 +19,7 @@ import xxhash
 
 from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_transfer.interface import Transfer
+from halfmoon_transfer.regions.region_table import SlicedBytes
 from halfmoon_transfer.threads.future_await import await_future
 
 
@@ -26,7 +27,7 @@ class ArrivingChecksums:
     """The checksums of one request's fetched blocks."""
 
     def __init__(
-        self, view: memoryview, layout: KvLayout, pages: Sequence[int], thread: Executor
+        self, view: SlicedBytes, layout: KvLayout, pages: Sequence[int], thread: Executor
     ) -> None:
         """Start without any layer.
 

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
     from halfmoon_transfer.backends.fault_injection import FaultInjection
     from halfmoon_transfer.devices.device_spans import CudaArrayLike, DeviceSpan, TensorLike
+    from halfmoon_transfer.devices.device_view import DeviceBackedMemory
 
 
 class TransferEngine:
@@ -196,6 +197,27 @@ class TransferEngine:
         if span is not None:
             return self._context.devices.register(span, location)
         return self._regions.register(host_view(buffer), location)
+
+    def register_device(
+        self, buffer: "TensorLike | CudaArrayLike | DeviceSpan"
+    ) -> "DeviceBackedMemory":
+        """Register memory of a device as `register` does, with a view that copies from it.
+
+        Raises:
+            ValueError: it is memory of the host.
+            BackendUnavailable: the device's driver or binding is missing.
+            DeviceError: the driver refuses.
+        """
+        from halfmoon_transfer.devices.device_view import DeviceBackedMemory, DeviceView
+
+        self._require_open()
+        span = device_span(buffer)
+        if span is None:
+            raise ValueError("this memory is the host's: use `register`")
+        devices = self._context.devices
+        region = devices.register(span, "*")
+        device = devices.device(devices.locate(span))
+        return DeviceBackedMemory(region, DeviceView(device, span.address, span.length, span))
 
     def register_file(
         self,

@@ -23,7 +23,13 @@ async def run(settings: DecodeSettings, service: Service) -> None:
         engine = await load_model(settings, service, open_engine, ModelError)
         async with (
             open_worker(settings, service, "decode", open_transfer_engine) as opened,
-            place_model(settings, service, engine, opened.transfer.allocate) as placed,
+            place_model(
+                settings,
+                service,
+                engine,
+                opened.transfer.allocate,
+                opened.transfer.register_device,
+            ) as placed,
         ):
             info = msgspec.structs.replace(
                 model_info(opened.info, settings, engine, placed.n_pages),

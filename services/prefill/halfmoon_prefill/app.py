@@ -31,7 +31,13 @@ async def run(settings: PrefillSettings, service: Service) -> None:
             open_worker(settings, service, "prefill", open_transfer_engine)
         )
         placed = await stack.enter_async_context(
-            place_model(settings, service, engine, opened.transfer.allocate)
+            place_model(
+                settings,
+                service,
+                engine,
+                opened.transfer.allocate,
+                opened.transfer.register_device,
+            )
         )
         kvstores = KvstoreClients(opened.network, settings.kvstore_timeout_s)
         stack.push_async_callback(kvstores.close)

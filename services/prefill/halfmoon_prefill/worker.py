@@ -53,7 +53,7 @@ from halfmoon_scheduling.prefill.long_chunks import LongChunkLimits, LongChunks
 from halfmoon_scheduling.prefill.prefill_machine import PrefillMachine, PrefillRules
 from halfmoon_scheduling.prefill.prefill_queue import PrefillQueue
 from halfmoon_transfer.engine import TransferEngine
-from halfmoon_transfer.regions.region_table import Memory
+from halfmoon_transfer.regions.region_table import PoolMemory
 
 
 @dataclass
@@ -63,7 +63,7 @@ class PrefillWorker:
     port: Port
     forward: PrefillForward
     transfer: TransferEngine
-    memory: Memory
+    memory: PoolMemory
     kvstores: KvstoreClients
     info: WorkerInfo
     settings: PrefillSettings

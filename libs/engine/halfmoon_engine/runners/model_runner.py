@@ -31,6 +31,10 @@ class ModelRunner(Protocol):
         """
         ...
 
+    def allocate_pool(self, n_bytes: int) -> object | None:
+        """Use memory of the device as the pool; see `Engine.allocate_pool`."""
+        ...
+
     def detach(self) -> None:
         """Release the attached memory."""
         ...

@@ -49,6 +49,9 @@ class NativeRunner:
         n_pages: int = self._pool.n_pages
         return n_pages
 
+    def allocate_pool(self, n_bytes: int) -> None:
+        """Return None: the pool is memory of the host."""
+
     def detach(self) -> None:
         """Release the attached memory."""
         self._pool = None

@@ -70,6 +70,9 @@ class TransformersRunner:
         self._pool = pool
         return pool.n_pages
 
+    def allocate_pool(self, n_bytes: int) -> None:
+        """Return None: the pool is memory of the host."""
+
     def detach(self) -> None:
         """Release the attached memory."""
         self._pool = self._native_pool = None

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import msgspec
 
@@ -45,6 +45,10 @@ class LoadedModel(Protocol):
         """Use this memory as the pool of pages."""
         ...
 
+    def allocate_pool(self, n_bytes: int) -> object | None:
+        """Use memory of the model's device as the pool; None: the pool is memory of the host."""
+        ...
+
     def measure(self) -> tuple[PrefillCost, DecodeCost]:
         """Time a few forward passes and fit the cost models."""
         ...
@@ -60,6 +64,8 @@ class ViewedMemory(Protocol):
 
 
 MemoryT = TypeVar("MemoryT", bound=ViewedMemory)
+DeviceT = TypeVar("DeviceT")
+PlacedT = TypeVar("PlacedT")
 ModelT = TypeVar("ModelT", bound=LoadedModel)
 OpenedT = TypeVar("OpenedT", bound=LoadedModel, covariant=True)
 
@@ -116,10 +122,10 @@ async def load_model(
 
 
 @dataclass(frozen=True)
-class PlacedModel(Generic[MemoryT]):
+class PlacedModel(Generic[PlacedT]):
     """A loaded model with its pool of pages."""
 
-    memory: MemoryT
+    memory: PlacedT
     n_pages: int
     #: Fitted to a few forward passes; defaults if the settings forbid measuring.
     prefill_cost: PrefillCost
@@ -134,7 +140,8 @@ async def place_model(
     service: Service,
     model: LoadedModel,
     allocate: Callable[[int], MemoryT],
-) -> AsyncIterator[PlacedModel[MemoryT]]:
+    register: Callable[[Any], DeviceT] | None = None,
+) -> AsyncIterator[PlacedModel[MemoryT | DeviceT]]:
     """Give a model its pool of pages, measure its costs, and watch its forward passes.
 
     Args:
@@ -142,13 +149,21 @@ async def place_model(
         service: reports that the model is being measured.
         model: loaded, without a pool.
         allocate: makes registered memory of so many bytes.
+        register: registers memory that the model allocated on its device; None: it can't.
 
     Raises:
         ValueError: not one page fits into the pool.
     """
     n_pages = settings.pages_of(model.layout.block_bytes)
-    memory = await asyncio.to_thread(allocate, n_pages * model.layout.block_bytes)
-    model.attach(memory.view)
+    n_bytes = n_pages * model.layout.block_bytes
+    buffer = None if register is None else await asyncio.to_thread(model.allocate_pool, n_bytes)
+    memory: MemoryT | DeviceT
+    if register is not None and buffer is not None:
+        memory = await asyncio.to_thread(register, buffer)
+    else:
+        on_host = await asyncio.to_thread(allocate, n_bytes)
+        model.attach(on_host.view)
+        memory = on_host
     costs = PrefillCost(), DecodeCost()
     if settings.measure:
         service.report_stage("measuring", worker_id=settings.worker_id)

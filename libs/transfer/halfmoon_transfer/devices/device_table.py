@@ -59,12 +59,21 @@ class DeviceTable:
             BackendUnavailable: the driver, or its binding, is missing.
             DeviceError: the driver refuses.
         """
-        where = (
-            span.location if ":" in span.location else _driver(span.location).locate(span.address)
-        )
+        where = self.locate(span)
         opened = self._open(where)
         region = DeviceRegion(span, opened.device, opened.pool)
         return self._regions.register_backed(region, where if location == "*" else location)
+
+    def locate(self, span: DeviceSpan) -> str:
+        """Return the location of a span's device; ask the driver where the span names a kind only.
+
+        Raises:
+            BackendUnavailable: the driver, or its binding, is missing.
+            DeviceError: no device owns it.
+        """
+        if ":" in span.location:
+            return span.location
+        return _driver(span.location).locate(span.address)
 
     def device(self, location: str) -> DeviceMemory:
         """Return the device at a location; open it if it is not open.

@@ -13,7 +13,7 @@ import os
 import secrets
 import threading
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -24,6 +24,28 @@ from halfmoon_transfer.regions.region_backing import RegionBacking
 from halfmoon_transfer.regions.region_index import RegionEntry, RegionIndex
 from halfmoon_transfer.regions.region_leases import RegionLeases
 from halfmoon_transfer.regions.shared_memory import allocate_shared
+
+
+class SlicedBytes(Protocol):
+    """Bytes that are read slice by slice: a view of memory, or a copy of a device's."""
+
+    def __getitem__(self, part: slice, /) -> memoryview:
+        """Return a slice."""
+        ...
+
+
+class PoolMemory(Protocol):
+    """Registered memory of a pool, on the host or on a device."""
+
+    @property
+    def region(self) -> Region:
+        """What peers reach it by."""
+        ...
+
+    @property
+    def view(self) -> SlicedBytes:
+        """This process's view."""
+        ...
 
 
 class Memory(msgspec.Struct, frozen=True):

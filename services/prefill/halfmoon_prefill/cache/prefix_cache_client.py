@@ -21,7 +21,7 @@ from halfmoon_runtime.clock import Clock
 from halfmoon_runtime.kvstore_clients import KvstoreUnavailable
 from halfmoon_transfer.engine import TransferEngine
 from halfmoon_transfer.interface import Transfer, TransferError
-from halfmoon_transfer.regions.region_table import Memory
+from halfmoon_transfer.regions.region_table import PoolMemory
 
 log = structlog.get_logger()
 
@@ -40,7 +40,7 @@ class PrefixCacheClient:
         self,
         replicas: ReplicaSelector,
         transfer: TransferEngine,
-        memory: Memory,
+        memory: PoolMemory,
         layout: KvLayout,
         clock: Clock,
         *,
