@@ -39,12 +39,12 @@ class PoolMemory(Protocol):
 
     @property
     def region(self) -> Region:
-        """What peers reach it by."""
+        """The region by which peers reach it."""
         ...
 
     @property
     def view(self) -> SlicedBytes:
-        """This process's view."""
+        """The view of this process."""
         ...
 
 
