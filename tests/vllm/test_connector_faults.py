@@ -100,7 +100,8 @@ def test_a_killed_server_leaves_nothing_and_one_started_without_redis_takes_its_
 
     fleet.pool.kill_redis()
     try:
-        third = fleet.start()
+        # With memory for 70 blocks in its cache, and for 21 on their way.
+        third = fleet.start("--num-gpu-blocks-override", "70", staging_mib=1)
         third.wait_until_ready()
         assert third.tokens(prompts[0], 4) == expected[0]
         assert third.log.read_text().count("the metadata server is away: serving") == 1
@@ -117,6 +118,22 @@ def test_a_killed_server_leaves_nothing_and_one_started_without_redis_takes_its_
 
     wait_until(hits, "the third one is connected")
     assert third.tokens(prompts[1], 4) == expected[1]
+    until_nothing_is_held(fleet)
+
+
+def test_many_requests_at_a_server_short_of_memory_get_the_right_tokens(fleet: Fleet) -> None:
+    second, third = fleet.servers[1], fleet.servers[-1]
+    prompts = [
+        [*prompt_of(320, seed=30 + i % 3), *prompt_of(100 + 37 * i, seed=40 + i)] for i in range(10)
+    ]
+    expected = [second.tokens(prompt, 40, cache_salt="reference") for prompt in prompts]
+    with ThreadPoolExecutor(len(prompts)) as threads:
+        for _ in range(2):
+            assert list(threads.map(lambda prompt: third.tokens(prompt, 40), prompts)) == expected
+            third.reset_own_cache()
+        loaded = third.metric("vllm:halfmoon_blocks_loaded_total")
+        assert list(threads.map(lambda prompt: third.tokens(prompt, 40), prompts)) == expected
+    assert third.metric("vllm:halfmoon_blocks_loaded_total") > loaded
     until_nothing_is_held(fleet)
 
 

@@ -117,7 +117,8 @@ class VllmServer:
 
     def reset_own_cache(self) -> None:
         """Empty vLLM's own prefix cache; the pool keeps its blocks."""
-        httpx.post(f"{self.url}/reset_prefix_cache", timeout=60, trust_env=False)
+        answer = httpx.post(f"{self.url}/reset_prefix_cache", timeout=60, trust_env=False)
+        answer.raise_for_status()
 
     def kill(self) -> None:
         """Kill the server and its processes at once."""
