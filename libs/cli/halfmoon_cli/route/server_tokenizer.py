@@ -1,35 +1,34 @@
 """Find the tokenizer of the model that servers serve."""
 
-from pathlib import Path
-
+from halfmoon_models.errors import ModelError
+from halfmoon_models.model_location import local_folder
 from halfmoon_servers.client.server_description import ServerDescription
 
 _TOKENIZER = "tokenizer.json"
 
 
 class NoTokenizer(Exception):
-    """The tokenizer of a server's model is not on this machine; the text has the way out."""
+    """The tokenizer of a server's model can't be found from here; the text has the way out."""
 
 
 def find_tokenizer(description: ServerDescription) -> str:
-    """Return the folder or hub id of a server's model, if its tokenizer is on this machine.
+    """Return the folder or hub id of a server's model, as the server names it.
+
+    The conductor fetches a hub id, unless it is in the hub's cache.
 
     Raises:
-        NoTokenizer: it is not.
+        NoTokenizer: the name is of a folder that is not here, or that has no tokenizer.
     """
-    from huggingface_hub import try_to_load_from_cache
+    name = description.model_root or description.model
+    try:
+        folder = local_folder(name)
+    except ModelError:
+        problem = f"which is neither a folder on this machine nor a hub id: {_WAY_OUT}"
+    else:
+        if folder is None or (folder / _TOKENIZER).is_file():
+            return name
+        problem = f"a folder without {_TOKENIZER}: {_WAY_OUT}"
+    raise NoTokenizer(f"{description.url} serves {name!r}, {problem}")
 
-    for name in filter(None, (description.model_root, description.model)):
-        if (Path(name) / _TOKENIZER).is_file():
-            return name
-        try:
-            cached = try_to_load_from_cache(name, _TOKENIZER)
-        except ValueError:
-            continue  # no name of the hub
-        if isinstance(cached, str):
-            return name
-    where = description.model_root or description.model
-    raise NoTokenizer(
-        f"{description.url} serves {where!r}, which is neither a folder with {_TOKENIZER} on this"
-        " machine nor in the hub's cache: name the folder or hub id of its tokenizer with --model"
-    )
+
+_WAY_OUT = "name the folder or hub id of its tokenizer with --model"
