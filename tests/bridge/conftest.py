@@ -61,10 +61,20 @@ class RoutedServers:
         self.shell.connect(links, self.gateway)
         self._start(links.run())
 
-    def bridge(self, server: PlainServer, role: ServerRole = "both", stall_s: float = 60.0) -> None:
+    def bridge(
+        self,
+        server: PlainServer,
+        role: ServerRole = "both",
+        *,
+        stall_s: float = 60.0,
+        status_s: float = 10.0,
+    ) -> None:
         """Bridge one more server; it need not be up."""
         client = ServerClient(
-            server.url, limits=ClientLimits(idle_timeout_s=stall_s, first_byte_timeout_s=stall_s)
+            server.url,
+            limits=ClientLimits(
+                idle_timeout_s=stall_s, first_byte_timeout_s=stall_s, status_timeout_s=status_s
+            ),
         )
         self.stack.push_async_callback(client.close)
         supervisor = ServerSupervisor(
@@ -166,4 +176,4 @@ async def _cancel(task: "asyncio.Future[Any]") -> None:
 
 @pytest.fixture
 def prompt() -> list[int]:
-    return list(range(100, 200))
+    return list(range(100, 500))

@@ -54,6 +54,8 @@ class PlainServer:
     fault_after: int = 0
     #: Whether the health is bad, or not told at all.
     is_sick: bool = False
+    #: Unset: nothing is answered, as by a stopped process.
+    thaw: asyncio.Event = field(default_factory=asyncio.Event)
     kv_usage: float = 0.0
     #: For a decode server of a pair: it chooses another first token than the prefill server.
     differs: bool = False
@@ -71,6 +73,7 @@ class PlainServer:
 
     def __post_init__(self) -> None:
         self.go.set()
+        self.thaw.set()
 
     @property
     def url(self) -> str:
@@ -122,6 +125,7 @@ class PlainServer:
         return web.json_response({"version": "0.32.0"})
 
     async def _metrics(self, _: web.Request) -> web.Response:
+        await self.thaw.wait()
         labels = f'block_size="{BLOCK_SIZE}",engine="0",num_gpu_blocks="{self.n_blocks}"'
         text = (
             f"vllm:cache_config_info{{{labels}}} 1.0\n"
@@ -132,6 +136,7 @@ class PlainServer:
         return web.Response(text=text)
 
     async def _health(self, _: web.Request) -> web.Response:
+        await self.thaw.wait()
         return web.Response(status=503 if self.is_sick else 200)
 
     async def _event_sources(self, _: web.Request) -> web.Response:
@@ -187,6 +192,7 @@ class PlainServer:
                     return
             if n_done:
                 await self.go.wait()
+                await self.thaw.wait()
             token = next_token(context)
             if self.differs and not n_done and "kv_transfer_params" in body:
                 token = 3 if token != 3 else 4
@@ -281,4 +287,5 @@ async def plain_servers(n: int, **fields: Any) -> AsyncGenerator[list[PlainServe
     finally:
         for server in servers:
             server.go.set()
+            server.thaw.set()
             await server.kill()

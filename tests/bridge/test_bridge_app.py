@@ -55,7 +55,7 @@ def test_the_servers_key_is_no_flag(capsys: pytest.CaptureFixture[str]) -> None:
 async def test_the_page_on_metrics_lists_those_of_a_bridge(prompt: list[int]) -> None:
     async with plain_servers(2) as servers, routed(*servers) as fleet:
         await fleet.generate(prompt, 1)
-        await fleet.until_indexed(0, 6)
+        await fleet.until_indexed(0, 24)
         await fleet.generate(prompt, 5)
         await fleet.settled()
         await fleet.until(lambda: servers[0].n_open == 0)
@@ -72,8 +72,8 @@ async def test_the_page_on_metrics_lists_those_of_a_bridge(prompt: list[int]) ->
     a, b = (server.url for server in servers)
     assert values["halfmoon_bridge_server_up"] == {a: 1, b: 0}
     assert values["halfmoon_bridge_sessions_total"] == {a: 1, b: 1}
-    assert values["halfmoon_bridge_expected_cached_tokens"] == {a: 96}
-    assert values["halfmoon_bridge_reported_cached_tokens"] == {a: 96}
+    assert values["halfmoon_bridge_expected_cached_tokens"] == {a: 384}
+    assert values["halfmoon_bridge_reported_cached_tokens"] == {a: 384}
 
 
 async def test_a_bridge_that_stops_lets_requests_finish(prompt: list[int]) -> None:

@@ -34,24 +34,24 @@ async def test_a_prefix_goes_to_the_server_that_has_it(prompt: list[int], has_ev
         (first,) = [i for i, server in enumerate(servers) if server.bodies]
         await fleet.until_indexed(first, len(prompt) // BLOCK_SIZE)
         for n in range(3):
-            assert await fleet.n_cached([*prompt, *range(n, 40)]) == 96
+            assert await fleet.n_cached([*prompt, *range(n, 40)]) == 400
         assert [len(server.bodies) for server in servers if server.bodies] == [4]
-        assert servers[first].cached[1:] == [96] * 3, "the server agrees"
+        assert servers[first].cached[1:] == [400] * 3, "the server agrees"
         await fleet.settled()
 
 
 async def test_what_the_answer_added_counts_for_the_next_turn(prompt: list[int]) -> None:
     async with plain_servers(1, has_events=False) as (server,), routed(server) as fleet:
         turn = [*prompt, *await fleet.generate(prompt, 60), *range(10)]
-        await fleet.until_indexed(0, 10)
-        assert await fleet.n_cached(turn) == 160
-        assert server.cached[-1] == 160
+        await fleet.until_indexed(0, 28)
+        assert await fleet.n_cached(turn) == 448
+        assert server.cached[-1] == 448
 
 
 async def test_a_server_that_clears_its_cache_holds_no_prefix(prompt: list[int]) -> None:
     async with plain_servers(1) as (server,), routed(server) as fleet:
         await fleet.generate(prompt, 1)
-        await fleet.until_indexed(0, 6)
+        await fleet.until_indexed(0, 24)
         await fleet.until(lambda: server.n_open == 0)
         await server.clear()
         await fleet.until(lambda: len(fleet.core.index) == 0)
@@ -139,6 +139,25 @@ async def test_a_server_that_answers_500_is_avoided(prompt: list[int]) -> None:
         await fleet.settled()
 
 
+async def test_a_server_that_hangs_is_down_until_it_answers_again(prompt: list[int]) -> None:
+    async with plain_servers(2) as servers, routed() as fleet:
+        for server in servers:
+            fleet.bridge(server, status_s=0.3)
+            server.go.clear()
+        await fleet.until_live(0, 1)
+        task = asyncio.create_task(fleet.generate(prompt, 12))
+        await fleet.until(lambda: any(server.n_open for server in servers))
+        (at,) = [i for i, server in enumerate(servers) if server.n_open]
+        servers[at].thaw.clear()
+        for server in servers:
+            server.go.set()
+        assert await task == answer_of(prompt, 12)
+        await fleet.until_live(1 - at)
+        servers[at].thaw.set()
+        await fleet.until_live(0, 1)
+        await fleet.settled()
+
+
 async def test_a_sick_server_leaves_and_comes_back(prompt: list[int]) -> None:
     async with plain_servers(2, fault="500") as servers, routed(*servers) as fleet:
         servers[1].fault = ""
@@ -187,11 +206,11 @@ async def test_a_request_that_the_server_refuses_is_not_tried_again(prompt: list
 async def test_tenants_share_no_prefix(prompt: list[int]) -> None:
     async with plain_servers(1) as (server,), routed(server) as fleet:
         await fleet.generate(prompt, 1, salt="ada\x1f")
-        await fleet.until_indexed(0, 6)
+        await fleet.until_indexed(0, 24)
         assert await fleet.n_cached(prompt, salt="bruno\x1f") == 0
         assert await fleet.n_cached(prompt) == 0
-        assert await fleet.n_cached(prompt, salt="ada\x1f") == 96
-        assert server.cached == [0, 0, 0, 96]
+        assert await fleet.n_cached(prompt, salt="ada\x1f") == 384
+        assert server.cached == [0, 0, 0, 384]
         assert [body.get("cache_salt", "") for body in server.bodies] == [
             "ada\x1f",
             "bruno\x1f",
@@ -212,8 +231,8 @@ async def test_a_client_that_leaves_ends_its_request_at_the_server(prompt: list[
 
 
 async def test_requests_wait_while_no_server_has_room(prompt: list[int]) -> None:
-    # 15 pages: two prompts of 7 pages, and no third one.
-    async with plain_servers(1, n_blocks=15) as (server,), routed(server) as fleet:
+    # Two prompts of 26 pages, and no third one.
+    async with plain_servers(1, n_blocks=60) as (server,), routed(server) as fleet:
         server.go.clear()
         tasks = [asyncio.create_task(fleet.generate([n, *prompt], 3)) for n in range(4)]
         await fleet.until(lambda: fleet.core.n_requests["waiting"] == 2)

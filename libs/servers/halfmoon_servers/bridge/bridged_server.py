@@ -45,6 +45,7 @@ from halfmoon_protocol.sampling import Finish, Stopping
 from halfmoon_runtime.channels.network import PeerId, Port
 from halfmoon_runtime.clock import Clock
 from halfmoon_runtime.worker.conductor_connections import ConductorConnections
+from halfmoon_runtime.worker.housekeeping import HousekeepingPace
 from halfmoon_runtime.worker.message_loop import drop_unexpected
 from halfmoon_servers.bridge.answer_queue import AnswerQueue
 from halfmoon_servers.bridge.bridged_requests import (
@@ -120,6 +121,8 @@ class BridgedServer:
         self._unfetched: dict[RequestId, dict[str, Any]] = {}
         self._streams: ServerStreams
         self._tasks: asyncio.TaskGroup
+        #: Between two reports.
+        self.pace = HousekeepingPace()
         #: First tokens that the prefill server of a pair chose, and that clients have.
         self._first_tokens: dict[RequestId, int] = {}
         self._starts: dict[RequestId, StartDecode] = {}
@@ -195,6 +198,7 @@ class BridgedServer:
             side.answers.put_to(peer, refused)
             return
         request = self.requests.add(request_id, n_tokens, self._clock.now() + LANDING_S)
+        self.pace.wake()
         side.conductors.owners.add(request_id, peer)
         layout = side.info.layout
         assert layout is not None, "a bridge states a layout"

@@ -19,9 +19,11 @@ class HeldBlocks:
     def __init__(self, n_caches: int) -> None:
         """Start with so many empty caches."""
         self._caches: tuple[set[BlockHash], ...] = tuple(set() for _ in range(n_caches))
+        #: Blocks that any of them holds: counted, since loads are reported many times a second.
+        self._n_held = 0
 
     def __len__(self) -> int:
-        return sum(1 for _ in self.held())
+        return self._n_held
 
     def held(self) -> Iterator[BlockHash]:
         """Yield each block that any cache holds, once."""
@@ -42,30 +44,32 @@ class HeldBlocks:
         for event in events:
             match event:
                 case BlockStored():
-                    cache.update(BlockHash(bytes(h)) for h in event.block_hashes if _is_hash(h))
+                    for block in event.block_hashes:
+                        if isinstance(block, bytes) and block not in cache:
+                            self._n_held += not any(block in other for other in others)
+                            cache.add(BlockHash(block))
                     changes.append(event)
                 case BlockRemoved():
-                    gone = [BlockHash(h) for h in event.block_hashes if isinstance(h, bytes)]
+                    named = dict.fromkeys(event.block_hashes)
+                    gone = [BlockHash(h) for h in named if isinstance(h, bytes) and h in cache]
                     cache.difference_update(gone)
-                    changes += _removed(gone, others)
+                    changes += self._removed(gone, others)
                 case AllBlocksCleared():
                     gone = list(cache)
                     cache.clear()
-                    changes += _removed(gone, others) if others else [event]
+                    removed = self._removed(gone, others)
+                    changes += removed if others else [event]
         return [part for change in changes for part in _split(change)]
 
-
-def _is_hash(value: int | bytes) -> bool:
-    return isinstance(value, bytes)
+    def _removed(self, gone: list[BlockHash], others: list[set[BlockHash]]) -> list[KvEvent]:
+        """Return the event for blocks that left a cache, unless another one holds them."""
+        hashes = tuple(block for block in gone if not any(block in other for other in others))
+        self._n_held -= len(hashes)
+        return [BlockRemoved(block_hashes=hashes)] if hashes else []
 
 
 def _n_leading(cache: set[BlockHash], hashes: Sequence[BlockHash]) -> int:
     return next((i for i, block in enumerate(hashes) if block not in cache), len(hashes))
-
-
-def _removed(gone: list[BlockHash], others: list[set[BlockHash]]) -> list[KvEvent]:
-    hashes = tuple(block for block in gone if not any(block in other for other in others))
-    return [BlockRemoved(block_hashes=hashes)] if hashes else []
 
 
 def _split(event: KvEvent) -> Iterator[KvEvent]:

@@ -35,8 +35,7 @@ from halfmoon_servers.kv_events.server_salts import ServerSalts
 
 log = structlog.get_logger()
 
-#: Seconds between two reports of the workers, and between two reads of the server's load.
-_REPORT_S = 0.1
+#: Seconds between two reads of the server's load.
 _LOAD_S = 1.0
 #: Pages of a server that does not tell the size of its cache.
 _UNKNOWN_BLOCKS = 65_536
@@ -234,7 +233,7 @@ class ServerSession:
     async def _report(self, server: BridgedServer) -> None:
         while True:
             await server.housekeep()
-            await asyncio.sleep(_REPORT_S)
+            await server.pace.wait(idle=server.requests.idle.is_set())
 
     async def _watch_load(self, server: BridgedServer) -> None:
         """Read the server's load; a server that does not answer is probed."""
