@@ -18,6 +18,11 @@ from tests.vllm.stock_server import StockServer, body, complete, tokens_of
 
 WITHIN_S = 120.0
 BLOCK_SIZE = 32
+#: With these, the servers can also be the halves of a pair.
+PAIR_FLAGS = (
+    "--kv-transfer-config",
+    '{"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}',
+)
 
 
 class Route:
@@ -72,8 +77,14 @@ def servers(
     model_of: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[list[StockServer]]:
     folder = tmp_path_factory.mktemp("stock")
-    running = [StockServer(model_of("llama"), folder) for _ in range(2)]
+    running: list[StockServer] = []
     try:
+        for _ in range(2):
+            with pytest.MonkeyPatch.context() as environment:
+                environment.setenv("VLLM_NIXL_SIDE_CHANNEL_HOST", "127.0.0.1")
+                environment.setenv("VLLM_NIXL_SIDE_CHANNEL_PORT", str(free_port()))
+                environment.setenv("UCX_TLS", "tcp")
+                running.append(StockServer(model_of("llama"), folder, *PAIR_FLAGS))
         for server in running:
             server.wait_until_ready()
         yield running
@@ -91,6 +102,13 @@ def route(servers: list[StockServer], tmp_path_factory: pytest.TempPathFactory) 
         yield running
     finally:
         running.stop()
+
+
+def metric(server: StockServer, name: str) -> float:
+    """The sum of a server's samples of a metric."""
+    text = httpx.get(f"{server.url}/metrics", timeout=60).text
+    lines = [line for line in text.splitlines() if line.startswith(name + "{")]
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
 
 def a_prompt(n: int, first: int) -> list[int]:
@@ -156,6 +174,26 @@ def test_what_vllm_streams_not_is_refused_by_name(route: Route) -> None:
     )
     assert answer.status_code == 400
     assert "prompt_logprobs" in answer.json()["error"]["message"]
+
+
+def test_a_prefill_and_a_decode_server_answer_as_a_pair(
+    servers: list[StockServer], tmp_path: Path
+) -> None:
+    prefill, decode = servers
+    pair = Route(tmp_path, "--prefill", prefill.url, "--decode", decode.url)
+    try:
+        pair.until(lambda: len(pair.live()) == 3)
+        for n in (40, 200):
+            prompt = a_prompt(n, 8)
+            assert tokens_of(complete(pair.url, prompt, 24)) == tokens_of(
+                prefill.complete(prompt, 24)
+            )
+        assert metric(decode, "vllm:nixl_xfer_time_seconds_count") >= 2, "it fetched the KV"
+        # One token needs no decode server, and the prefill server's blocks are released.
+        assert len(tokens_of(complete(pair.url, a_prompt(100, 9), 1))) == 1
+        pair.until(lambda: metric(prefill, "vllm:kv_cache_usage_perc") == 0)
+    finally:
+        pair.stop()
 
 
 def test_a_killed_server_costs_no_token_and_without_servers_there_is_503(
