@@ -30,6 +30,7 @@ from benchmarks.conductor.targets import (
     DIRECT,
     HALFMOON,
     OWN_CORE,
+    ROUTE,
     ROUTERS,
     WORKERS,
     Target,
@@ -74,9 +75,9 @@ def figures_of(plan: Plan) -> dict[str, float]:
         shown["TBT p50"] = percentile(seen.tbt_s, 0.5)
         shown["TBT p99"] = percentile(seen.tbt_s, 0.99)
     if seen.cpu_s:
-        shown["busy"] = seen.cpu_s[0] / seen.seconds
-        shown["s/request"] = seen.cpu_s[0] / max(1, seen.n_requests)
-        shown["s/token"] = seen.cpu_s[0] / max(1, seen.n_events)
+        shown["busy"] = sum(seen.cpu_s) / seen.seconds
+        shown["s/request"] = sum(seen.cpu_s) / max(1, seen.n_requests)
+        shown["s/token"] = sum(seen.cpu_s) / max(1, seen.n_events)
     return shown
 
 
@@ -149,9 +150,8 @@ class Run:
     ) -> Plan:
         given = {"port": target.port, "kind": kind, "load": load, "seconds": self._seconds}
         plan = {**given, "warm_s": 0.7, "n_new": n_new, "seed": self._seed, "prompts": []}
-        pids = [] if target.pid is None else [target.pid]
         return msgspec.structs.replace(
-            msgspec.convert({**plan, "pids": pids}, Plan), prompts=prompts
+            msgspec.convert({**plan, "pids": target.pids}, Plan), prompts=prompts
         )
 
     def _note(self, label: str, what: str, plan: Plan) -> None:
@@ -209,7 +209,7 @@ def table(rows: Rows, what: str, columns: dict[str, tuple[str, float, int]]) -> 
 
 def main() -> None:
     """Run all, print tables."""
-    labels = [DIRECT, HALFMOON, *ROUTERS]
+    labels = [DIRECT, HALFMOON, ROUTE, *ROUTERS]
     parser = argparse.ArgumentParser(prog="python -m benchmarks.conductor")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=4.0, help="of each measurement")

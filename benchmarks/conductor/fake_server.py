@@ -1,7 +1,8 @@
 """Serve completions at next to no cost, behind the routers that are measured.
 
 It streams as many chunks as `max_tokens` says: the first at once, then one per step, to all
-requests at the same beat. It reads HTTP with httptools and looks at nothing but `max_tokens`.
+requests at the same beat. It reads HTTP with httptools and looks at nothing but `max_tokens`. It
+describes itself as a vLLM without KV events, for `halfmoon route`.
 
     python -m benchmarks.conductor.fake_server PORT STEP_S
 """
@@ -17,7 +18,16 @@ import uvloop
 from benchmarks.conductor.ticking import tick_forever
 
 _MAX_TOKENS = re.compile(rb'"max_tokens": ?(\d+)')
-_MODELS = b'{"object":"list","data":[{"id":"bench","object":"model","owned_by":"bench"}]}'
+_MODELS = (
+    b'{"object":"list","data":[{"id":"bench","object":"model","owned_by":"vllm",'
+    b'"max_model_len":1000000}]}'
+)
+_METRICS = (
+    b'vllm:cache_config_info{block_size="16",num_gpu_blocks="1000000"} 1\n'
+    b"vllm:num_requests_running 0\nvllm:num_requests_waiting 0\nvllm:kv_cache_usage_perc 0\n"
+)
+#: What is asked of it beside completions.
+_PAGES = {"/metrics": _METRICS, "/version": b'{"version":"bench"}', "/kv_event_sources": b"{}"}
 _HEAD = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
     b"cache-control: no-cache\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -32,7 +42,7 @@ def _event(finish: str) -> bytes:
     return _chunked(
         b'data: {"id":"cmpl-0123456789abcdef0123456789abcdef","object":"text_completion",'
         b'"created":1700000000,"model":"bench","choices":[{"index":0,"text":" word",'
-        b'"logprobs":null,"finish_reason":' + finish.encode() + b"}]}\n\n"
+        b'"logprobs":null,"token_ids":[123],"finish_reason":' + finish.encode() + b"}]}\n\n"
     )
 
 
@@ -51,6 +61,7 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._parser = httptools.HttpRequestParser(self)
         self._body = b""
+        self._url = b""
         self._n_left = 0
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -61,6 +72,10 @@ class Connection(asyncio.Protocol):
         """Part of a request."""
         self._parser.feed_data(data)
 
+    def on_url(self, url: bytes) -> None:
+        """The path of a request."""
+        self._url = url
+
     def on_body(self, body: bytes) -> None:
         """Part of its body."""
         self._body += body
@@ -69,9 +84,10 @@ class Connection(asyncio.Protocol):
         """A whole request."""
         asked, self._body = _MAX_TOKENS.search(self._body), b""
         if asked is None:
-            head = f"HTTP/1.1 200 OK\r\ncontent-length: {len(_MODELS)}\r\n"
+            page = _PAGES.get(self._url.decode(), _MODELS)
+            head = f"HTTP/1.1 200 OK\r\ncontent-length: {len(page)}\r\n"
             json = b"content-type: application/json\r\n\r\n"
-            self._transport.write(head.encode() + json + _MODELS)
+            self._transport.write(head.encode() + json + page)
             return
         self._n_left = int(asked[1])
         self._transport.write(_HEAD + self._next())

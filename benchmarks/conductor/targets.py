@@ -13,10 +13,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from halfmoon_metadata.tcp_ports import free_port
 
 ENVIRONMENTS = Path.home() / ".cache" / "halfmoon" / "bench-venvs"
 READY_WITHIN_S = 60.0
+_STOP_WITHIN_S = 15.0
 #: Rates are measured with a core for the process in question and the other one for what it
 #: talks with. Latencies are not: a socket's I/O thread would wait for the thread that it serves.
 OWN_CORE, OTHER_CORE, ANY_CORE = "0", "1", "0,1"
@@ -41,6 +44,8 @@ ROUTERS: dict[str, tuple[str, list[str]]] = {
     ),
 }
 DIRECT, HALFMOON = "fake server, no router", "halfmoon"
+#: Our conductor before the same server as the routers, through its bridge.
+ROUTE = "halfmoon route"
 #: Our fake workers asked directly, by whoever speaks their protocol.
 WORKERS = "fake workers, no conductor"
 
@@ -50,8 +55,8 @@ class Target:
     """Something that serves."""
 
     port: int
-    #: The process whose cost is asked for; None: none is between client and engine.
-    pid: int | None
+    #: The processes whose cost is asked for; empty: none is between client and engine.
+    pids: tuple[int, ...] = ()
 
 
 @contextmanager
@@ -100,11 +105,19 @@ def running(
             fakes = (*here, "benchmarks.conductor.fake_workers")
             start(OTHER_CORE, *fakes, f"http://127.0.0.1:{port}/metadata", step_s, words)
             _wait(port, "/ready", processes, folder / f"{label}.log")
-            yield Target(port, pid)
+            yield Target(port, (pid,))
         elif label == DIRECT:
             start(OTHER_CORE, *program, port, step_s)
             _wait(port, "/health", processes, folder / f"{label}.log")
-            yield Target(port, None)
+            yield Target(port)
+        elif label == ROUTE:
+            start(OTHER_CORE, *program, behind, step_s)
+            _wait(behind, "/health", processes, folder / f"{label}.log")
+            before = [f"--worker=http://127.0.0.1:{behind}", "--no-limits", "--model", tokenizer]
+            own = ["--served-model-name", "bench", "--port", port, "--state", folder / "route"]
+            route = psutil.Process(start(cores, *here, "halfmoon_cli", "route", *before, *own))
+            _wait(port, "/ready", processes, folder / f"{label}.log")
+            yield Target(port, tuple(child.pid for child in route.children(recursive=True)))
         else:
             package, arguments = ROUTERS[label]
             executable = _installed(package)
@@ -115,11 +128,15 @@ def running(
             where = ["--worker-urls", url, "--host", "127.0.0.1", "--port", port, *metrics]
             pid = start(cores, executable, *arguments, *where)
             _wait(port, "/v1/models", processes, folder / f"{label}.log")
-            yield Target(port, pid)
+            yield Target(port, (pid,))
     finally:
         for process in processes:
-            process.kill()
-            process.wait()
+            process.terminate()  # a route stops its own processes
+            try:
+                process.wait(_STOP_WITHIN_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
 
 def _installed(package: str) -> Path:
