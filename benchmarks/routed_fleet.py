@@ -265,6 +265,7 @@ def _start_route(
 ) -> str:
     port = free_port()
     command = [sys.executable, "-m", "halfmoon_cli", "route", "--port", str(port)]
+    command += ["--state", str(folder / "route")]
     command += [word for target in targets for word in ("--worker", target)]
     with (folder / "route.log").open("wb") as log:
         route = subprocess.Popen(
