@@ -218,12 +218,13 @@ def _start_fleet(
     events: list[str] = []
     for i in range(2):
         _say(f"server {i + 1} of 2 starts")
-        endpoints = [f"tcp://127.0.0.1:{free_port()}" for _ in range(2)]
+        named = [(name, free_port()) for name in ("events", "replay")]
         config = {
             "enable_kv_cache_events": True,
             "publisher": "zmq",
-            "endpoint": endpoints[0],
-            "replay_endpoint": endpoints[1],
+            # vLLM publishes at "*", and connects to the address of one interface instead.
+            "endpoint": f"tcp://*:{named[0][1]}",
+            "replay_endpoint": f"tcp://*:{named[1][1]}",
         }
         url, server = start_server(
             choices,
@@ -242,7 +243,7 @@ def _start_fleet(
         )
         urls.append(url)
         processes.append(server)
-        events.append(f"events={endpoints[0]},replay={endpoints[1]}")
+        events.append(",".join(f"{name}=tcp://127.0.0.1:{port}" for name, port in named))
     for url in urls:
         wait_ready(f"{url}/health", processes, folder)
     routers: dict[str, str] = {}
