@@ -247,7 +247,8 @@ async def main(service):
     if {stopping}:
         service.report_stage("ready")
         await service.stopping.wait()
-    service.spawn(fail(ExceptionGroup("tasks", [Lost("rank 1 ended")])))
+    # Two tasks have noticed it.
+    service.spawn(fail(ExceptionGroup("tasks", [Lost("rank 1 ended"), Lost("rank 1 ended")])))
     await asyncio.Event().wait()
 
 run_service_as_given = run_service

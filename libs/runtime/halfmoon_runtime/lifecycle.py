@@ -243,7 +243,8 @@ class _Run:
             for reason in reasons:
                 if self._lost is None or not isinstance(reason, self._lost):
                     _log.error("service failed", exc_info=reason)
-            self._report_stage("failed", error="; ".join(_text(reason) for reason in reasons))
+            texts = dict.fromkeys(_text(reason) for reason in reasons)
+            self._report_stage("failed", error="; ".join(texts))
             return 1
         self._report_stage("stopped")
         return self._code
