@@ -14,7 +14,15 @@ import pytest
 from halfmoon_cli.up.embedded_cluster import ServiceProcess
 from tests.e2e.conftest import LiveCluster
 from tests.vllm.conftest import BLOCK_SIZE, prompt_of
-from tests.vllm.mixed_cluster import TORCH, TWO_RANKS, complete, join, mixed_cluster, stream
+from tests.vllm.mixed_cluster import (
+    READY_WITHIN_S,
+    TORCH,
+    TWO_RANKS,
+    complete,
+    join,
+    mixed_cluster,
+    stream,
+)
 
 pytestmark = pytest.mark.e2e
 
@@ -110,14 +118,15 @@ def test_a_rank_killed_in_a_decode_costs_no_token(
     cluster: LiveCluster, reference: Reference
 ) -> None:
     ranks = Ranks(cluster.process("decode-0"))
-    join(cluster, "decode", TORCH)
+    # 42 pages: not room for all of the answers, so that some go to the ranks.
+    join(cluster, "decode", (*TORCH, "--pool-mib=2"))
     _decode_through(cluster, ranks.kill_one, reference)
     ranks.check_end(cluster, 1)
 
 
 def test_a_killed_worker_takes_its_ranks_along(cluster: LiveCluster, reference: Reference) -> None:
     cluster.cluster.restart("decode-0")
-    cluster.until(lambda: "decode-0" in cluster.live())
+    cluster.until(lambda: "decode-0" in cluster.live(), READY_WITHIN_S)
     ranks = Ranks(cluster.process("decode-0"))
     _decode_through(cluster, lambda: ranks.worker.signal(signal.SIGKILL), reference)
     ranks.check_end(cluster, -signal.SIGKILL)
@@ -125,7 +134,7 @@ def test_a_killed_worker_takes_its_ranks_along(cluster: LiveCluster, reference: 
 
 def _decode_through(cluster: LiveCluster, fault: Callable[[], None], reference: Reference) -> None:
     """Decode four answers, with a fault once all are under way."""
-    prompts = [prompt_of(40, seed) for seed in range(4)]
+    prompts = [prompt_of(330, seed) for seed in range(4)]
     seen: list[list[int]] = [[] for _ in prompts]
 
     def ask(number: int) -> None:
