@@ -14,6 +14,8 @@ from halfmoon_testing.models.tiny_models import make_tiny_model
 from halfmoon_vllm.cache_layout import find_cache_layout
 from halfmoon_vllm.connector_settings import ConnectorRefused
 
+LONG = {"rope_type": "longrope", "short_factor": [1.0]}
+
 
 class FullAttentionSpec(Namespace):
     """As vLLM's class of this name."""
@@ -84,6 +86,14 @@ def _is_latent(_: Any, cache: Any) -> None:
         (_set("parallel_config", "pipeline_parallel_size", 4), "pipeline_parallel_size 4"),
         (_set("model_config", "hf_overrides", {"rope_theta": 1}), "hf_overrides"),
         (_set("model_config", "use_mla", True), "latent attention"),
+        (
+            _set("model_config", "hf_text_config", Namespace(rope_parameters=LONG)),
+            "longrope.*--max-model-len",
+        ),
+        (
+            _set("model_config", "hf_text_config", Namespace(rope_parameters={"full": LONG})),
+            "longrope.*--max-model-len",
+        ),
         (_speculates, "speculative decoding"),
         (_has_two_groups, "2 groups of differing layers"),
         (_is_latent, "MLAAttentionSpec"),

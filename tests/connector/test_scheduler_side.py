@@ -148,6 +148,17 @@ def test_without_a_kvstore_nothing_is_stored_and_it_is_counted(
     assert side.counts.take()["blocks_not_stored.no_kvstore"] == 6
 
 
+def test_a_server_may_only_load_or_only_store(directory: Directory) -> None:
+    directory.held[A] = set(hashes_of(PROMPT)[:2])
+    loading = SchedulerSide(CACHE, directory, stores=False)
+    storing = SchedulerSide(CACHE, directory, loads=False)
+    for side in (loading, storing):
+        side.on_request("r", PROMPT, None)
+    assert (loading.lookup("r", 0), storing.lookup("r", 0)) == (32, 0)
+    assert loading.build_orders([part(0, 100)], []).stores == ()
+    assert len(storing.build_orders([part(0, 100)], []).stores) == 1
+
+
 def test_requests_that_were_never_told_of_are_left_alone(side: SchedulerSide) -> None:
     assert side.lookup("lora", 0) == 0
     assert side.build_orders([part(0, 100)], ["lora"]).stores == ()

@@ -91,8 +91,11 @@ def content(block: int) -> bytes:
 
 
 @asynccontextmanager
-async def server(nodes: Nodes, load_timeout_s: float = 30.0) -> AsyncIterator[Server]:
-    settings = read_connector_settings({"metadata": nodes.metadata_url, "staging_mib": 4})
+async def server(
+    nodes: Nodes, load_timeout_s: float = 30.0, **more: object
+) -> AsyncIterator[Server]:
+    extra = {"metadata": nodes.metadata_url, "staging_mib": 4, **more}
+    settings = read_connector_settings(extra)
     counts = ConnectorCounts()
     async with open_pool(settings, LAYOUT) as pool:
         it = Server(pool, counts, BlockStorer(pool, counts, ""))
@@ -214,3 +217,19 @@ async def test_a_kvstore_of_another_layout_refuses_and_is_named(
         assert await it.load(a, n=2) == 0
     lines = [r.getMessage() for r in caplog.records if "not stored" in r.getMessage()]
     assert len(lines) == 1 and "layouts differ" in lines[0]
+
+
+async def test_over_a_wire_only_servers_with_the_cluster_key_store_and_load(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HALFMOON_CLUSTER_KEY", "0123456789abcdef-of-this-test")
+    nodes.start("a", capacity_mib=32, transfer_backends="tcp")
+    a = address(nodes, "a")
+    async with server(nodes, transfer_backends="tcp") as it:
+        await it.store(range(4), a)
+        assert await it.load(a, n=4) == 4
+    monkeypatch.delenv("HALFMOON_CLUSTER_KEY")
+    async with server(nodes, transfer_backends="tcp") as other:
+        assert await other.load(a, n=4) == 0
+        await other.store(range(4, 5), a)
+        assert other.counts.take()["blocks_not_stored.kvstore"] == 1

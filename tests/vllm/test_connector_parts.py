@@ -11,8 +11,11 @@ from tests.vllm.conftest import ARCHITECTURES, prompt_of
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
-    """The configuration of a server and of its cache, as far as the connector reads them."""
+def server(tmp_path_factory: pytest.TempPathFactory, engine_of: object) -> tuple[Any, Any]:
+    """The configuration of a server and of its cache, as far as the connector reads them.
+
+    After the engines of other tests: vLLM's import changes classes of transformers.
+    """
     import torch
     from vllm.v1.kv_cache_interface import FullAttentionSpec
 
@@ -22,6 +25,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
         kv_connector_extra_config={"metadata": "http://127.0.0.1:9/metadata"},
         kv_load_failure_policy="fail",
         is_kv_producer=True,
+        is_kv_consumer=True,
     )
     config = Namespace(
         parallel_config=Namespace(),

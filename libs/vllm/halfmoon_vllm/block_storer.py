@@ -11,6 +11,7 @@ from collections import defaultdict
 
 import xxhash
 
+from halfmoon_prefix_cache.prefix_fetch import cancel_and_wait
 from halfmoon_protocol.messages import BlocksReserved, KvstoreAddress
 from halfmoon_runtime.kvstore_clients import KvstoreClient, KvstoreUnavailable
 from halfmoon_transfer.interface import Piece, TransferError
@@ -90,7 +91,7 @@ class BlockStorer:
         try:
             await transfer
         finally:
-            transfer.cancel()  # if this task was cancelled: nothing may read the pages any more
+            await cancel_and_wait([transfer])  # nothing may read the pages any more
 
         def checksums() -> tuple[int, ...]:
             view = memory.view

@@ -8,6 +8,9 @@ from halfmoon_protocol.errors import ProtocolError
 from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_vllm.connector_settings import ConnectorRefused
 
+#: Rotary embeddings whose keys vLLM computes for the longest context that a server allows.
+_ROPES_OF_A_SERVER = frozenset({"longrope", "su", "dynamic"})
+
 
 @dataclass(frozen=True)
 class CacheLayout:
@@ -86,9 +89,21 @@ def _unsupported(vllm_config: Any) -> str:
         return "speculative decoding"
     if model.hf_overrides:
         return "hf_overrides: they change the KV and not the model's fingerprint"
+    if kinds := _rope_kinds(model) & _ROPES_OF_A_SERVER:
+        return f"rope of type {min(kinds)}: its keys depend on --max-model-len"
     if model.use_mla:
         return "multi-head latent attention"
     return ""
+
+
+def _rope_kinds(model: Any) -> set[str]:
+    """Return the types of a model's rotary embeddings, of all kinds of layers."""
+    config = getattr(model, "hf_text_config", None)
+    found = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
+    parts = [found, *found.values()] if isinstance(found, dict) else []
+    return {
+        str(part.get("rope_type") or part.get("type")) for part in parts if isinstance(part, dict)
+    }
 
 
 def _dtype_name(spec: Any) -> Any:

@@ -83,7 +83,12 @@ class HalfmoonConnector(KVConnectorBase_V1):  # type: ignore[misc]
         store, network = open_store(settings.metadata), ZmqNetwork()
         follower = KvstoreFollower(network, store, cache.layout)
         self._scheduler = SchedulerSide(
-            cache, follower, tenant=settings.tenant, home=settings.home_kvstore
+            cache,
+            follower,
+            tenant=settings.tenant,
+            home=settings.home_kvstore,
+            loads=self._kv_transfer_config.is_kv_consumer,
+            stores=self._kv_transfer_config.is_kv_producer,
         )
 
         async def follow() -> None:

@@ -72,7 +72,14 @@ class SchedulerSide:
     """The state of all requests, on the scheduler's side of the connector."""
 
     def __init__(
-        self, cache: CacheLayout, directory: BlockDirectory, *, tenant: str = "", home: str = ""
+        self,
+        cache: CacheLayout,
+        directory: BlockDirectory,
+        *,
+        tenant: str = "",
+        home: str = "",
+        loads: bool = True,
+        stores: bool = True,
     ) -> None:
         """Start without requests.
 
@@ -81,12 +88,16 @@ class SchedulerSide:
             directory: where blocks are.
             tenant: part of all salts; empty: none.
             home: name of the kvstore for new blocks; empty: by the prompt.
+            loads: whether blocks are looked up.
+            stores: whether new blocks are stored.
         """
         self._layout = cache.layout
         self._cache = cache
         self._directory = directory
         self._tenant = tenant
         self._home = home
+        self._may_load = loads
+        self._may_store = stores
         self._requests: dict[str, _Tracked] = {}
         self._loads: list[LoadOrder] = []
         #: Blocks of vLLM's that are being loaded, by request.
@@ -111,7 +122,7 @@ class SchedulerSide:
         At least the prompt's last token is left to compute.
         """
         request = self._requests.get(request_id)
-        if request is None or request.load_failed:
+        if request is None or request.load_failed or not self._may_load:
             return 0
         vllm_block, block_size = self._cache.vllm_block_size, self._layout.block_size
         most = (len(request.token_ids) - 1) // vllm_block * vllm_block
@@ -179,7 +190,7 @@ class SchedulerSide:
 
     def _store_order(self, part: RequestPart) -> StoreOrder | None:
         request = self._requests.get(part.request_id)
-        if request is None:
+        if request is None or not self._may_store:
             return None
         if part.from_start:
             request.vllm_blocks = list(part.vllm_blocks)
