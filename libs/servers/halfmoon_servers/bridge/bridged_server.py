@@ -31,6 +31,7 @@ from halfmoon_protocol.messages import (
     PrefillFailed,
     PrefillLoad,
     PrefillStopped,
+    PrefillTimes,
     Produced,
     ReserveDecode,
     Role,
@@ -223,13 +224,17 @@ class BridgedServer:
         if request is None or request.phase is not BridgedPhase.RESERVED:
             self._fail_prefill(request_id, StreamFailure(_NO_RESERVATION, True))
             return
+        if len(start.token_ids) != request.n_tokens:
+            reason = f"{len(start.token_ids)} tokens to prefill, {request.n_tokens} reserved"
+            self._fail_prefill(request_id, StreamFailure(reason, False))
+            return
         request.phase = BridgedPhase.PREFILLING
         request.started_s = self._clock.now()
         request.token_ids = list(start.token_ids)
         request.stopping = start.stopping
         request.block_hashes, request.cache_salt = start.block_hashes, start.cache_salt
-        if self.cache is not None:
-            layout = start.landing.layout
+        layout = side.info.layout
+        if self.cache is not None and layout is not None:
             n_most = (len(start.token_ids) - 1) // layout.block_size
             n_blocks = min(n_most, self.cache.n_leading(start.block_hashes))
             request.n_cached = n_blocks * layout.block_size
@@ -395,15 +400,18 @@ class BridgedServer:
     def _prefill_done(self, request: BridgedRequest, row: TokenRow, params: str) -> None:
         token, score, finish = row
         request.phase = BridgedPhase.PREFILLED
+        seconds = self._clock.now() - request.started_s
         done = PrefillDone(
             request_id=request.request_id,
             first_token=token,
             finish=finish,
             n_cached=request.n_cached,
             queue_s=0.0,
-            compute_s=self._clock.now() - request.started_s,
+            compute_s=seconds,
             drain_s=0.0,
             score=score,
+            # How long of it the request waited in the server's own queue is not known.
+            times=PrefillTimes(queue_s=0.0, fetch_s=0.0, compute_s=seconds, transfer_s=0.0),
             kv_transfer_params=params,
         )
         self.ports["prefill"].answers.put(request.request_id, done)
