@@ -1,5 +1,6 @@
 """`halfmoon up -o`: every setting of every role can be set, or is refused with the way out."""
 
+import json
 import os
 import re
 import subprocess
@@ -39,6 +40,7 @@ VALUES = {
     "placement": "load_balance",
     "admission": "early",
     "eviction": "lfu",
+    "engine_options": {"enforce_eager": "a=b c"},
     "transfer_backends": "tcp",
 }
 EVERY = [(role, name) for role in START_ORDER for name in SETTINGS[role].model_fields]
@@ -90,7 +92,8 @@ def test_every_setting_of_every_role_is_set_or_refused_with_the_way_out(
         return
     value = other_value(name, settings.model_fields[name])
     for written in {flag, name}:
-        extra = role_options([f"{role}.{written}={value}"])
+        text = json.dumps(value) if isinstance(value, dict) else value
+        extra = role_options([f"{role}.{written}={text}"])
         plan = ClusterPlan(model="m", http_port=1, extra=extra)
         for spec in plan_processes(plan):
             got = getattr(SETTINGS[spec.role].from_args(spec.arguments), name, None)

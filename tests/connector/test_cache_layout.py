@@ -15,6 +15,7 @@ from halfmoon_vllm.cache_layout import find_cache_layout
 from halfmoon_vllm.connector_settings import ConnectorRefused
 
 LONG = {"rope_type": "longrope", "short_factor": [1.0]}
+COHERE2 = Namespace(model_type="cohere2", sliding_window=512)
 
 
 class FullAttentionSpec(Namespace):
@@ -34,7 +35,9 @@ def server(model: Path) -> tuple[Any, Any]:
     """The configuration of a server and of its cache."""
     config = Namespace(
         parallel_config=Namespace(tensor_parallel_size=1, pipeline_parallel_size=1),
-        model_config=Namespace(model=str(model), hf_overrides={}, use_mla=False),
+        model_config=Namespace(
+            model=str(model), hf_overrides={}, use_mla=False, max_model_len=4096
+        ),
         speculative_config=None,
     )
     spec = FullAttentionSpec(
@@ -86,14 +89,6 @@ def _is_latent(_: Any, cache: Any) -> None:
         (_set("parallel_config", "pipeline_parallel_size", 4), "pipeline_parallel_size 4"),
         (_set("model_config", "hf_overrides", {"rope_theta": 1}), "hf_overrides"),
         (_set("model_config", "use_mla", True), "latent attention"),
-        (
-            _set("model_config", "hf_text_config", Namespace(rope_parameters=LONG)),
-            "longrope.*--max-model-len",
-        ),
-        (
-            _set("model_config", "hf_text_config", Namespace(rope_parameters={"full": LONG})),
-            "longrope.*--max-model-len",
-        ),
         (_speculates, "speculative decoding"),
         (_has_two_groups, "2 groups of differing layers"),
         (_is_latent, "MLAAttentionSpec"),
@@ -114,3 +109,39 @@ def test_what_cannot_be_shared_is_refused_by_name(
 def test_a_block_size_that_no_pool_has_is_refused(model: Path) -> None:
     with pytest.raises(ConnectorRefused, match="block_size is 8"):
         find_cache_layout(*server(model), 8)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _set("model_config", "quantization", "fp8"),
+        _set("model_config", "hf_text_config", COHERE2),
+        _set("model_config", "hf_text_config", Namespace(rope_parameters=LONG)),
+        _set("model_config", "hf_text_config", Namespace(rope_parameters={"full": LONG})),
+    ],
+)
+def test_kv_that_is_vllms_own_is_kept_apart(
+    change: Callable[[Any, Any], None], model: Path
+) -> None:
+    config, cache = server(model)
+    change(config, cache)
+    own = find_cache_layout(config, cache, 32).layout
+    assert own.model != fingerprint(model)
+    again, cache = server(model)
+    change(again, cache)
+    assert find_cache_layout(again, cache, 32).layout == own
+
+
+def test_kv_of_a_longrope_depends_on_the_servers_context(model: Path) -> None:
+    config, cache = server(model)
+    config.model_config.hf_text_config = Namespace(rope_parameters=LONG)
+    short = find_cache_layout(config, cache, 32).layout
+    config.model_config.max_model_len = 8192
+    assert find_cache_layout(config, cache, 32).layout != short
+
+
+def test_a_checkpoint_that_is_quantised_itself_has_its_fingerprint(model: Path) -> None:
+    config, cache = server(model)
+    config.model_config.quantization = "gptq"
+    config.model_config.hf_config = Namespace(quantization_config={"quant_method": "gptq"})
+    assert find_cache_layout(config, cache, 32).layout.model == fingerprint(model)

@@ -1,13 +1,10 @@
 """Load a model with vLLM into an engine."""
 
-import hashlib
 import logging
 from collections.abc import Mapping
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
-from halfmoon_engine.checkpoints.fingerprint import fingerprint
 from halfmoon_engine.checkpoints.model_folder import open_model_folder
 from halfmoon_engine.interface import Device, Engine
 from halfmoon_engine_vllm.vllm_environment import (
@@ -20,6 +17,7 @@ from halfmoon_models.errors import UnsupportedModel, one_line
 from halfmoon_models.machine_cores import machine_cores
 from halfmoon_protocol.blocks import check_block_size
 from halfmoon_protocol.kv_layout import DType, KvLayout
+from halfmoon_vllm.model_identity import model_identity
 from halfmoon_vllm.vllm_version import check_vllm
 
 if TYPE_CHECKING:
@@ -88,7 +86,7 @@ def load_vllm_engine(
             f"({type(error).__name__}: {reason})"
         ) from error
     layout = KvLayout(
-        model=_model_id(inspected.folder, chosen.quantization),
+        model=model_identity(inspected.folder, config.model_config),
         n_layers=shape.n_layers,
         n_kv_heads=shape.n_kv_heads,
         head_dim=shape.head_dim,
@@ -114,14 +112,6 @@ def load_vllm_engine(
         eos_token_ids=eos_token_ids,
         grammars=GrammarMasks.for_model(inspected.folder, n_vocab, eos_token_ids),
     )
-
-
-def _model_id(folder: Path, quantization: str) -> str:
-    """Return a checkpoint's fingerprint, another one if vLLM quantises its weights."""
-    given = fingerprint(folder)
-    if not quantization:
-        return given
-    return hashlib.sha256(f"{given} {quantization}".encode()).hexdigest()[: len(given)]
 
 
 def _eos_token_ids(model_config: Any) -> tuple[int, ...]:

@@ -8,9 +8,6 @@ from halfmoon_protocol.errors import ProtocolError
 from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_vllm.connector_settings import ConnectorRefused
 
-#: Rotary embeddings whose keys vLLM computes for the longest context that a server allows.
-_ROPES_OF_A_SERVER = frozenset({"longrope", "su", "dynamic"})
-
 
 @dataclass(frozen=True)
 class CacheLayout:
@@ -64,7 +61,7 @@ def find_cache_layout(vllm_config: Any, kv_cache_config: Any, block_size: int) -
         )
     names = tuple(groups[0].layer_names)
     layout = KvLayout(
-        model=_fingerprint(vllm_config.model_config.model),
+        model=_identity(vllm_config.model_config),
         n_layers=len(names),
         n_kv_heads=spec.num_kv_heads,
         head_dim=spec.head_size,
@@ -89,21 +86,9 @@ def _unsupported(vllm_config: Any) -> str:
         return "speculative decoding"
     if model.hf_overrides:
         return "hf_overrides: they change the KV and not the model's fingerprint"
-    if kinds := _rope_kinds(model) & _ROPES_OF_A_SERVER:
-        return f"rope of type {min(kinds)}: its keys depend on --max-model-len"
     if model.use_mla:
         return "multi-head latent attention"
     return ""
-
-
-def _rope_kinds(model: Any) -> set[str]:
-    """Return the types of a model's rotary embeddings, of all kinds of layers."""
-    config = getattr(model, "hf_text_config", None)
-    found = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
-    parts = [found, *found.values()] if isinstance(found, dict) else []
-    return {
-        str(part.get("rope_type") or part.get("type")) for part in parts if isinstance(part, dict)
-    }
 
 
 def _dtype_name(spec: Any) -> Any:
@@ -125,9 +110,10 @@ def _dtype_name(spec: Any) -> Any:
     return name
 
 
-def _fingerprint(model: str) -> str:
-    from halfmoon_engine.checkpoints.fingerprint import fingerprint
+def _identity(model_config: Any) -> str:
     from halfmoon_engine.checkpoints.model_folder import open_model_folder
     from halfmoon_models.model_location import local_folder
+    from halfmoon_vllm.model_identity import model_identity
 
-    return fingerprint(local_folder(model) or open_model_folder(model).folder)
+    model = model_config.model
+    return model_identity(local_folder(model) or open_model_folder(model).folder, model_config)
