@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halfmoon_protocol import schema
-from halfmoon_protocol.blocks import block_hashes, root_hash
+from halfmoon_protocol.blocks import block_hashes, child_hashes, root_hash
 from halfmoon_protocol.errors import LayoutMismatch, ProtocolError
 from halfmoon_protocol.examples import LAYOUT
 from halfmoon_protocol.ids import RequestId, original_request_id, retry_id
@@ -112,3 +112,15 @@ def test_a_retry_belongs_to_the_clients_request() -> None:
     first = RequestId("cmpl-1")
     assert retry_id(retry_id(first, 2), 3) == "cmpl-1~3"
     assert original_request_id(retry_id(first, 3)) == original_request_id(first) == "cmpl-1"
+
+
+def test_child_hashes_go_on_behind_any_block_of_a_prompt() -> None:
+    prompt = list(range(100))
+    whole = block_hashes(prompt, model="m", salt="s", block_size=16)
+    root = root_hash(model="m", salt="s", block_size=16)
+    assert child_hashes(root, prompt, block_size=16) == whole
+    for n in range(1, len(whole)):
+        assert child_hashes(whole[n - 1], prompt[16 * n :], block_size=16) == whole[n:]
+    assert child_hashes(whole[0], prompt[:15], block_size=16) == []
+    with pytest.raises(ProtocolError, match="token ids"):
+        child_hashes(whole[0], [-1] * 16, block_size=16)
