@@ -131,7 +131,8 @@ def test_a_route_over_pairs_survives_a_decode_server_killed_in_mid_stream(
     flags = [word for server in others for word in ("--decode", server.url)]
     route = Route(tmp_path, "--prefill", first.url, *flags)
     try:
-        route.until(lambda: {"prefill", "decode"} <= {w.split("-")[0] for w in route.live()})
+        halves = {"server-0-prefill", "server-1-decode", "server-2-decode"}
+        route.until(lambda: halves <= route.live())
         for n in (5, 200):
             prompt = prompt_of(n, seed=n)
             expected = tokens_of(first.complete(prompt, N_NEW))
@@ -139,6 +140,7 @@ def test_a_route_over_pairs_survives_a_decode_server_killed_in_mid_stream(
         prompt = prompt_of(200, seed=10)
         expected = tokens_of(first.complete(prompt, N_LONG))
         tokens: list[int] = []
+        killed: StockServer | None = None
         request = body(prompt, N_LONG, stream=True)
         url = f"{route.url}/v1/completions"
         with httpx.stream("POST", url, json=request, timeout=300) as answer:
@@ -147,9 +149,11 @@ def test_a_route_over_pairs_survives_a_decode_server_killed_in_mid_stream(
                     continue
                 event = json.loads(line.removeprefix("data: "))
                 assert "error" not in event, event
-                if not tokens:
-                    pd_servers[route.last_server()].kill()
                 tokens += [token for choice in event["choices"] for token in choice["token_ids"]]
+                if killed is None and len(tokens) >= 20:
+                    killed = pd_servers[route.last_server()]
+                    killed.kill()
+        assert killed in others
         assert tokens == expected
         assert tokens_of(complete(route.url, prompt, N_NEW)) == expected[:N_NEW]
     finally:
