@@ -214,10 +214,7 @@ class GoodputRun:
 
 def main(arguments: list[str]) -> None:
     """Measure what the command line chooses, and print tables."""
-    made = parser()
-    if made.parse_args(arguments).short:
-        made.set_defaults(**SHORT)
-    options = made.parse_args(arguments)
+    options = read_options(arguments)
     # As Ctrl-C does, so that no process is left behind.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     names = _chosen(options.systems, SYSTEMS, "--systems")
@@ -258,6 +255,14 @@ def main(arguments: list[str]) -> None:
     if options.json:
         record = {"slo": run.slo, "unloaded": run.unloaded, "found": run.found}
         Path(options.json).write_bytes(msgspec.json.format(msgspec.json.encode(record)))
+
+
+def read_options(arguments: list[str]) -> argparse.Namespace:
+    """Read the command line; with --short, what it does not say is `SHORT`."""
+    made = parser()
+    if made.parse_args(arguments).short:
+        made.set_defaults(**SHORT)
+    return made.parse_args(arguments)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import msgspec
 import pytest
 
+from benchmarks.goodput.__main__ import SHORT, read_options
 from benchmarks.goodput.load_run import TextWriter
 from benchmarks.goodput.loads import (
     LEAST_IN_FAMILY,
@@ -56,6 +57,12 @@ def test_a_system_that_serves_nothing_well_has_no_rate() -> None:
     search = search_against(0.0, RateSearch(4.0, least=0.25))
     assert search.best is None
     assert min(search.tried) == 0.25
+
+
+def test_a_short_comparison_takes_fewer_steps_unless_the_command_line_says_otherwise() -> None:
+    options = vars(read_options(["--short", "--seconds", "3"]))
+    assert {name: options[name] for name in SHORT} == SHORT | {"seconds": 3.0}
+    assert vars(read_options([]))["precision"] < SHORT["precision"]
 
 
 def test_a_good_rate_above_a_bad_one_does_not_count() -> None:
