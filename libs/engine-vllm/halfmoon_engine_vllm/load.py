@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from halfmoon_engine.checkpoints.model_folder import open_model_folder
 from halfmoon_engine.interface import Device, Engine
+from halfmoon_engine.torch_threads import limit_spin_waits
 from halfmoon_engine_vllm.vllm_environment import (
     check_device,
     import_quietly,
@@ -63,6 +64,7 @@ def load_vllm_engine(
     n_ranks = chosen.tensor_parallel_size
     prepare_environment(n_threads, n_ranks)
     log.info("importing vllm %s, some 10 s", release)
+    limit_spin_waits()
     import torch
 
     torch.set_num_threads(n_threads)
