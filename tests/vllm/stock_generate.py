@@ -25,6 +25,8 @@ def main() -> None:
                 block_size=int(block_size),
                 max_model_len=1024,
                 max_num_seqs=4,
+                kv_cache_memory_bytes=64 << 20,
+                gpu_memory_utilization=0.05,
             )
             asked = [{"prompt_token_ids": json.loads(prompt)}]
             (answer,) = stock.generate(asked, sampling, use_tqdm=False)

@@ -33,7 +33,7 @@ def stock(folders: Mapping[str, Path]) -> dict[str, Any]:
     arguments = [json.dumps(prompt_of(100)), str(N_NEW), str(BLOCK_SIZE)]
     done = subprocess.run(
         [sys.executable, program, *arguments, *map(str, folders.values())],
-        env={**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
+        env={**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1"},
         stdout=subprocess.PIPE,
         text=True,
         timeout=500,
