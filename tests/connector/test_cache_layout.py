@@ -140,6 +140,13 @@ def test_kv_of_a_longrope_depends_on_the_servers_context(model: Path) -> None:
     assert find_cache_layout(config, cache, 32).layout != short
 
 
+def test_a_longrope_within_its_first_context_is_every_engines(model: Path) -> None:
+    config, cache = server(model)
+    rope = {**LONG, "original_max_position_embeddings": 4096}
+    config.model_config.hf_text_config = Namespace(rope_parameters=rope)
+    assert find_cache_layout(config, cache, 32).layout.model == fingerprint(model)
+
+
 def test_a_checkpoint_that_is_quantised_itself_has_its_fingerprint(model: Path) -> None:
     config, cache = server(model)
     config.model_config.quantization = "gptq"

@@ -39,7 +39,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "glm4": {"head_dim": 64},
     "cohere": {"head_dim": HEAD_DIM, "hidden_size": 4 * HEAD_DIM},
     # vLLM's sliding window is one token wider for this one alone: see `narrow_cohere2`.
-    "cohere2": {"head_dim": HEAD_DIM, "hidden_size": 4 * HEAD_DIM, "sliding_window": 4096},
+    "cohere2": {"head_dim": HEAD_DIM, "hidden_size": 4 * HEAD_DIM, "sliding_window": 8192},
     # vLLM takes no head of its own, and published models have none.
     "gemma2": {"head_dim": HEAD_DIM, "tie_word_embeddings": True},
 }
@@ -244,10 +244,10 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Fleet]":
 
 
 @pytest.fixture(scope="session")
-def pd_servers(
+def started_pd_servers(
     model_of: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> "Iterator[list[StockServer]]":
-    """Three stock servers with KV events that may form pairs; the first one prefills."""
+    """See `pd_servers`; a test may have killed some."""
     from tests.vllm.stock_server import NIXL_FLAGS, StockServer, nixl_variables
 
     folder = tmp_path_factory.mktemp("pairs")
@@ -257,9 +257,23 @@ def pd_servers(
         StockServer(model_of("llama"), folder, *flags, variables=nixl_variables()) for _ in range(3)
     ]
     try:
-        for server in servers:
-            server.wait_until_ready()
         yield servers
     finally:
         for server in servers:
             server.kill()
+
+
+@pytest.fixture
+def pd_servers(started_pd_servers: "list[StockServer]") -> "list[StockServer]":
+    """Three stock servers with KV events that may form pairs; the first one prefills."""
+    from tests.vllm.stock_server import meet
+
+    for server in started_pd_servers:
+        if server.process.poll() is not None:
+            server.start()
+    for server in started_pd_servers:
+        server.wait_until_ready()
+    first, *others = started_pd_servers
+    for other in others:
+        meet(first, other)
+    return started_pd_servers

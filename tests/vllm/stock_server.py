@@ -129,3 +129,20 @@ def complete(url: str, prompt: Sequence[int], n_new: int, **fields: Any) -> dict
 
 def tokens_of(completion: dict[str, Any]) -> list[int]:
     return [int(token) for token in completion["choices"][0]["token_ids"]]
+
+
+def meet(prefill: StockServer, decode: StockServer) -> None:
+    """Send a prompt through a pair until it is answered.
+
+    NIXL gives up a first meeting after 5 s, which a busy machine may need.
+    """
+    deadline = time.monotonic() + READY_S
+    remote = {"do_remote_decode": True, "do_remote_prefill": False}
+    prompt = [7] * 40
+    while True:
+        first = prefill.complete(prompt, 1, kv_transfer_params=remote)
+        second = body(prompt, 2, kv_transfer_params=first["kv_transfer_params"])
+        answer = httpx.post(f"{decode.url}/v1/completions", json=second, timeout=300)
+        if answer.is_success:
+            return
+        assert time.monotonic() < deadline, decode.last_log()

@@ -225,7 +225,7 @@ def test_a_killed_rank_is_known_at_once(engine_of: EngineOf, make_pool: MakePool
     victims = [
         process
         for process in psutil.Process().children(recursive=True)
-        if "Worker" in process.name() or "Worker" in " ".join(process.cmdline())
+        if "Worker_TP" in process.name() or "Worker_TP" in " ".join(process.cmdline())
     ]
     assert len(victims) == 2
     engine.check_alive()

@@ -10,7 +10,8 @@ from typing import Any
 
 from halfmoon_engine.checkpoints.fingerprint import fingerprint
 
-#: Rotary embeddings whose keys vLLM computes for the longest context that a server allows.
+#: Rotary embeddings whose keys vLLM computes for the longest context that a server allows, once
+#: that is longer than the one that the model was first trained for.
 _ROPES_OF_A_CONTEXT = frozenset({"longrope", "su", "dynamic"})
 #: Models whose sliding window is a token wider in vLLM than in transformers.
 _WIDER_WINDOWS = frozenset({"cohere2"})
@@ -31,7 +32,7 @@ def model_identity(folder: Path, model_config: Any) -> str:
     quantization = getattr(model_config, "quantization", None)
     if quantization and not _is_quantised(model_config):
         changes.append(f"quantised as {quantization}")
-    if kinds := _rope_kinds(model_config) & _ROPES_OF_A_CONTEXT:
+    if kinds := _stretched_ropes(model_config):
         changes.append(f"{min(kinds)} for {model_config.max_model_len} tokens")
     if _has_wider_window(model_config):
         changes.append("a wider window")
@@ -54,11 +55,17 @@ def _is_quantised(model_config: Any) -> bool:
     return any(getattr(each, "quantization_config", None) for each in (config, text_config))
 
 
-def _rope_kinds(model_config: Any) -> set[str]:
-    """Return the types of a model's rotary embeddings, of all kinds of layers."""
+def _stretched_ropes(model_config: Any) -> set[str]:
+    """Return the types of rotary embeddings, of all kinds of layers, that depend on the context."""
     config = getattr(model_config, "hf_text_config", None)
     found = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
     parts = [found, *found.values()] if isinstance(found, dict) else []
-    return {
-        str(part.get("rope_type") or part.get("type")) for part in parts if isinstance(part, dict)
-    }
+    kinds = set()
+    for part in parts:
+        if not isinstance(part, dict):
+            continue
+        kind = str(part.get("rope_type") or part.get("type"))
+        trained = part.get("original_max_position_embeddings") or 0
+        if kind in _ROPES_OF_A_CONTEXT and trained < model_config.max_model_len:
+            kinds.add(kind)
+    return kinds
