@@ -131,11 +131,18 @@ def tokens_of(completion: dict[str, Any]) -> list[int]:
     return [int(token) for token in completion["choices"][0]["token_ids"]]
 
 
+#: Pairs of processes that have met.
+_MET: set[tuple[int, int]] = set()
+
+
 def meet(prefill: StockServer, decode: StockServer) -> None:
-    """Send a prompt through a pair until it is answered.
+    """Send a prompt through a pair until it is answered, unless they have met before.
 
     NIXL gives up a first meeting after 5 s, which a busy machine may need.
     """
+    pair = prefill.process.pid, decode.process.pid
+    if pair in _MET:
+        return
     deadline = time.monotonic() + READY_S
     remote = {"do_remote_decode": True, "do_remote_prefill": False}
     prompt = [7] * 40
@@ -144,5 +151,6 @@ def meet(prefill: StockServer, decode: StockServer) -> None:
         second = body(prompt, 2, kv_transfer_params=first["kv_transfer_params"])
         answer = httpx.post(f"{decode.url}/v1/completions", json=second, timeout=300)
         if answer.is_success:
+            _MET.add(pair)
             return
         assert time.monotonic() < deadline, decode.last_log()
