@@ -20,7 +20,6 @@ from halfmoon_testing.models.tiny_models import make_tiny_model
 
 if TYPE_CHECKING:
     from tests.vllm.connector_fleet import Fleet
-    from tests.vllm.stock_server import StockServer
 
 #: vLLM's kernels for CPUs take heads of these sizes: 32, 64, 80, 96, 112, 128, … And pages of a
 #: multiple of 32 tokens.
@@ -241,39 +240,3 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Fleet]":
         for server in fleet.servers:
             server.stop()
         pool.stop()
-
-
-@pytest.fixture(scope="session")
-def started_pd_servers(
-    model_of: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
-) -> "Iterator[list[StockServer]]":
-    """See `pd_servers`; a test may have killed some."""
-    from tests.vllm.stock_server import NIXL_FLAGS, StockServer, nixl_variables
-
-    folder = tmp_path_factory.mktemp("pairs")
-    # A prompt of the longest fits into a cache, and a few requests fill it.
-    flags = ["--max-model-len", "8192", "--num-gpu-blocks-override", "400", *NIXL_FLAGS]
-    servers = [
-        StockServer(model_of("llama"), folder, *flags, variables=nixl_variables()) for _ in range(3)
-    ]
-    try:
-        yield servers
-    finally:
-        for server in servers:
-            server.kill()
-
-
-@pytest.fixture
-def pd_servers(started_pd_servers: "list[StockServer]") -> "list[StockServer]":
-    """Three stock servers with KV events that may form pairs; the first one prefills."""
-    from tests.vllm.stock_server import meet
-
-    for server in started_pd_servers:
-        if server.process.poll() is not None:
-            server.start()
-    for server in started_pd_servers:
-        server.wait_until_ready()
-    first, *others = started_pd_servers
-    for other in others:
-        meet(first, other)
-    return started_pd_servers

@@ -1,9 +1,10 @@
 """What stock vLLM says of its cache reaches our index, and its encoder is what we decode."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -30,6 +31,20 @@ from tests.vllm.stock_server import StockServer
 
 BLOCK = 32
 PROMPT = prompt_of(4 * BLOCK + 5, seed=41)
+
+
+@pytest.fixture(scope="module")
+def server(
+    model_of: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[StockServer]:
+    """A stock server whose cache is full after a few requests."""
+    flags = ["--max-model-len", "8192", "--num-gpu-blocks-override", "400"]
+    server = StockServer(model_of("llama"), tmp_path_factory.mktemp("events"), *flags)
+    try:
+        server.wait_until_ready()
+        yield server
+    finally:
+        server.kill()
 
 
 @pytest.mark.parametrize("hashes", [[1, 2**64 - 1], [b"a" * 32, b"b" * 32]])
@@ -129,10 +144,10 @@ async def answer(client: ServerClient, request: GenerateCall) -> tuple[list[int]
 
 
 async def test_a_servers_cache_is_known_by_our_hashes_with_salts_and_removals(
-    pd_servers: list[StockServer],
+    server: StockServer,
 ) -> None:
     salts = ServerSalts()
-    async with ServerClient(pd_servers[0].url) as client:
+    async with ServerClient(server.url) as client:
         seen = await client.describe()
         assert (seen.kind, seen.version, seen.block_size) == ("vllm", "0.32.0", BLOCK)
         assert seen.n_blocks and seen.max_model_len == 8192
@@ -161,9 +176,9 @@ async def test_a_servers_cache_is_known_by_our_hashes_with_salts_and_removals(
 
 
 async def test_a_server_says_how_busy_it_is_and_what_it_refuses(
-    pd_servers: list[StockServer],
+    server: StockServer,
 ) -> None:
-    async with ServerClient(pd_servers[0].url) as client:
+    async with ServerClient(server.url) as client:
         seen = await client.describe()
         assert await client.healthy()
         stream = client.generate(call(PROMPT, 4000))
@@ -181,9 +196,9 @@ async def test_a_server_says_how_busy_it_is_and_what_it_refuses(
 
 
 async def test_scores_biases_and_stop_tokens_mean_what_they_mean_to_us(
-    pd_servers: list[StockServer],
+    server: StockServer,
 ) -> None:
-    async with ServerClient(pd_servers[0].url) as client:
+    async with ServerClient(server.url) as client:
         await client.describe()
         pieces = [
             piece

@@ -5,7 +5,7 @@ The last two tests kill servers: starting one again takes half a minute.
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,55 @@ from halfmoon_servers.client.server_errors import (
     ServerRefused,
 )
 from tests.vllm.conftest import prompt_of
-from tests.vllm.stock_server import StockServer, body, complete, tokens_of
+from tests.vllm.stock_server import (
+    NIXL_FLAGS,
+    StockServer,
+    body,
+    complete,
+    meet,
+    nixl_variables,
+    tokens_of,
+)
 from tests.vllm.test_route import Route
 
 N_NEW = 24
 #: New tokens of an answer that is still going on when its server is killed.
 N_LONG = 1000
+
+
+@pytest.fixture(scope="module")
+def started_pd_servers(
+    model_of: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[list[StockServer]]:
+    """See `pd_servers`; a test may have killed some.
+
+    An idle server with NIXL takes all of a core, so they live no longer than this module.
+    """
+    folder = tmp_path_factory.mktemp("pairs")
+    # A prompt of the longest fits into a cache, and a few requests fill it.
+    flags = ["--max-model-len", "8192", "--num-gpu-blocks-override", "400", *NIXL_FLAGS]
+    servers = [
+        StockServer(model_of("llama"), folder, *flags, variables=nixl_variables()) for _ in range(3)
+    ]
+    try:
+        yield servers
+    finally:
+        for server in servers:
+            server.kill()
+
+
+@pytest.fixture
+def pd_servers(started_pd_servers: list[StockServer]) -> list[StockServer]:
+    """Three stock servers that may form pairs; the first one prefills."""
+    for server in started_pd_servers:
+        if server.process.poll() is not None:
+            server.start()
+    for server in started_pd_servers:
+        server.wait_until_ready()
+    first, *others = started_pd_servers
+    for other in others:
+        meet(first, other)
+    return started_pd_servers
 
 
 def call(prompt: Sequence[int], n: int = N_NEW, **fields: Any) -> GenerateCall:
