@@ -135,7 +135,7 @@ async def test_load_adds_up_the_ranks_and_skips_what_is_no_number(
         b'vllm:num_requests_waiting{engine="0"} 5.0\nvllm:num_requests_waiting{engine="1"} NaN\n'
         b'vllm:num_requests_waiting_by_reason{reason="x"} 50.0\n'
         b'vllm:kv_cache_usage_perc{engine="0"} 0.25\nvllm:kv_cache_usage_perc{engine="1"} 0.75\n'
-        b"garbage that nobody needs {{{\n"
+        b"garbage in a line of no use {{{\n"
     )
     server.on("/metrics", page)
     assert await client.load() == ReportedLoad(7, 5, 0.5)
