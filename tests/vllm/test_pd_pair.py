@@ -172,6 +172,9 @@ def test_a_route_over_pairs_survives_a_decode_server_killed_in_mid_stream(
 ) -> None:
     first, *others = pd_servers
     flags = [word for server in others for word in ("--decode", server.url)]
+    # Three servers with NIXL poll on all cores: one that lives may answer late. A killed one is
+    # noticed by its connection.
+    flags += ["-o", "servers.answer-s=60"]
     route = Route(tmp_path, "--prefill", first.url, *flags)
     try:
         halves = {"server-0-prefill", "server-1-decode", "server-2-decode"}

@@ -15,9 +15,6 @@ from halfmoon_servers.bridge.server_supervisor import ServerSupervisor
 from halfmoon_servers.client.server_client import ClientLimits, ServerClient
 from halfmoon_servers.kv_events.server_salts import ServerSalts
 
-#: Seconds for a server's load or health; a server that hangs is down after two of them.
-_STATUS_S = 5.0
-
 
 async def run(settings: BridgeSettings, service: Service) -> None:
     """Bridge servers until told to stop, then let their requests finish."""
@@ -28,7 +25,7 @@ async def run(settings: BridgeSettings, service: Service) -> None:
         stack.push_async_callback(network.close)
         salts, releaser = ServerSalts(), PairReleaser()
         supervisors: list[ServerSupervisor] = []
-        limits = ClientLimits(idle_timeout_s=settings.stall_s, status_timeout_s=_STATUS_S)
+        limits = ClientLimits(idle_timeout_s=settings.stall_s, status_timeout_s=settings.answer_s)
         key = settings.server_api_key.get_secret_value() or None
         for i, target in enumerate(settings.servers):
             client = ServerClient(target.url, api_key=key, limits=limits)

@@ -30,6 +30,9 @@ class BridgeSettings(ServiceSettings):
     stall_s: Annotated[float, Field(gt=0)] = Field(
         120.0, description="Seconds between two tokens after which a server's stream has failed"
     )
+    answer_s: Annotated[float, Field(gt=0)] = Field(
+        5.0, description="Seconds for an answer at /health or /metrics before a server is down"
+    )
     drain_s: Annotated[float, Field(ge=0)] = Field(
         30.0, description="Seconds for requests to finish after a stop"
     )
