@@ -215,6 +215,20 @@ def test_an_emulated_device_knows_its_memory_from_ours() -> None:
     device.close()
 
 
+def test_a_closed_device_ends_what_began_and_refuses_what_comes_late() -> None:
+    device = EmulatedDevice()
+    buffer = EmulatedBuffer(1000)
+    buffer.view[:] = bytes([7]) * 1000
+    rooms = [bytearray(1000) for _ in range(50)]
+    begun = [device.copy_out(buffer.address, memoryview(room)) for room in rooms]
+    device.close()
+    for event in begun:
+        event.wait()
+    assert all(room == bytes([7]) * 1000 for room in rooms)
+    with pytest.raises(DeviceError, match="closed"):
+        device.copy_out(buffer.address, memoryview(rooms[0]))
+
+
 def test_without_a_driver_the_way_out_is_named() -> None:
     try:
         cuda_device.open_device("cuda:0").close()

@@ -84,7 +84,11 @@ class EmulatedDevice:
         """Do nothing: the memory is freed with its last view."""
 
     def copy_out(self, address: int, view: memoryview) -> "EmulatedEvent":
-        """Begin to fill host memory from device memory."""
+        """Begin to fill host memory from device memory.
+
+        Raises:
+            DeviceError: it is no memory of a device, or the device is closed.
+        """
         device = _find(address, len(view))
         return self._streams["out"].do(lambda: copy_bytes(view, device))
 
@@ -149,7 +153,7 @@ class EmulatedDevice:
         return len(self._opened)
 
     def close(self) -> None:
-        """End the threads."""
+        """End the copies that have begun, and the threads."""
         for stream in self._streams.values():
             stream.close()
 
@@ -189,14 +193,18 @@ class _Stream:
         self._jobs = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._closed = False
 
     def do(self, job: Callable[[], None]) -> EmulatedEvent:
         event = EmulatedEvent()
         with self._lock:
+            # A job behind the last one of a closed stream would never end.
+            if self._closed:
+                raise DeviceError("the device is closed")
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=self._label, daemon=True)
                 self._thread.start()
-        self._jobs.put((job, event))
+            self._jobs.put((job, event))
         return event
 
     def _run(self) -> None:
@@ -212,8 +220,10 @@ class _Stream:
             del job, event, todo
 
     def close(self) -> None:
-        if self._thread is not None:
+        with self._lock:
+            self._closed = True
             self._jobs.put(None)
+        if self._thread is not None:
             self._thread.join()
 
 
