@@ -80,7 +80,9 @@ def test_a_load_names_blocks_places_and_sources(side: SchedulerSide, directory: 
     assert load.hashes == tuple(hashes[2:4])
     assert load.places == (6, 7)
     assert load.sources == (B, A)
-    assert side.build_orders([], []).loads == ()
+    later = side.build_orders([], [])
+    assert later.loads == () and not later.computes
+    assert side.build_orders([part(64, 100)], []).computes
 
 
 def test_blocks_are_stored_once_in_the_step_in_which_they_begin(side: SchedulerSide) -> None:

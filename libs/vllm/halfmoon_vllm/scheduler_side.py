@@ -186,7 +186,7 @@ class SchedulerSide:
                 request.vllm_blocks, request.n_ordered = [], 0
         stores = [order for part in parts if (order := self._store_order(part)) is not None]
         loads, self._loads = self._loads, []
-        return StepOrders(tuple(loads), tuple(stores), tuple(dropped))
+        return StepOrders(tuple(loads), tuple(stores), tuple(dropped), bool(parts))
 
     def _store_order(self, part: RequestPart) -> StoreOrder | None:
         request = self._requests.get(part.request_id)

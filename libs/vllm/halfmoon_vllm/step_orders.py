@@ -43,3 +43,5 @@ class StepOrders:
     stores: tuple[StoreOrder, ...] = ()
     #: Requests that ended or were preempted: their blocks may hold others' tokens from now on.
     dropped: tuple[str, ...] = ()
+    #: Whether the step computes tokens. If not, it is made to ask for loads that are over.
+    computes: bool = True

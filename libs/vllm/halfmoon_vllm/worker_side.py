@@ -9,7 +9,6 @@ take_loads  ◀─────────────────────�
 
 import asyncio
 import logging
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,12 +20,17 @@ from halfmoon_vllm.cache_layout import CacheLayout
 from halfmoon_vllm.connector_counts import ConnectorCounts
 from halfmoon_vllm.connector_settings import ConnectorRefused, ConnectorSettings
 from halfmoon_vllm.layer_tap import CacheUpdate, tap_layers
+from halfmoon_vllm.load_results import LoadResults
 from halfmoon_vllm.loop_thread import LoopThread
 from halfmoon_vllm.pool_connection import open_pool
 from halfmoon_vllm.step_capture import CapturedBlocks, StepCapture
 from halfmoon_vllm.step_orders import LoadOrder, StepOrders
 
 log = logging.getLogger("vllm.halfmoon")
+
+#: Seconds that a step without tokens to compute waits for a load. Without it vLLM asks again and
+#: again, on the cores that the load needs. A request that arrives waits for it.
+_IDLE_WAIT_S = 0.002
 
 
 class WorkerSide:
@@ -46,15 +50,13 @@ class WorkerSide:
         self._layers = layers
         self._updates = tap_layers(layers, self._on_update)
         self._in_step = False
+        self._computes = True
         self.counts = ConnectorCounts()
         #: All None until the pool is connected, and again when it is closed.
         self._capture: StepCapture | None = None
         self._loader: BlockLoader | None = None
         self._storer: BlockStorer | None = None
-        self._lock = threading.Lock()
-        #: Under the lock: requests whose load is over, and blocks of vLLM's that did not come.
-        self._over: set[str] = set()
-        self._failed: set[int] = set()
+        self._loads = LoadResults()
         self._thread = LoopThread("halfmoon-pool", self._serve_pool)
 
     # -- in the worker's thread ----------------------------------------------------------------
@@ -62,6 +64,7 @@ class WorkerSide:
     def begin_step(self, orders: StepOrders) -> None:
         """Open blocks to store, and start loads."""
         self._in_step = True
+        self._computes = orders.computes
         if self._capture is not None:
             self._capture.begin_step(orders.stores, orders.dropped)
         else:
@@ -81,17 +84,18 @@ class WorkerSide:
             self._thread.submit(self._store(blocks))
 
     def take_loads(self) -> tuple[set[str], set[int]]:
-        """Take the requests whose load is over, and the blocks that did not come."""
-        with self._lock:
-            over, failed = self._over, self._failed
-            self._over, self._failed = set(), set()
-        return over, failed
+        """Take the requests whose load is over, and the blocks that did not come.
+
+        A step that computes nothing waits a little for the first of them.
+        """
+        return self._loads.take(0.0 if self._computes else _IDLE_WAIT_S)
 
     def close(self) -> None:
         """Disconnect from the pool."""
         self._thread.close()
 
     def _start_load(self, order: LoadOrder) -> None:
+        self._loads.begin()
         if self._loader is None:
             self._on_loaded(order, 0)
         else:
@@ -163,6 +167,5 @@ class WorkerSide:
 
     def _on_loaded(self, order: LoadOrder, n_loaded: int) -> None:
         per_block = self._cache.per_vllm_block
-        with self._lock:
-            self._over.add(order.request_id)
-            self._failed.update(place // per_block for place in order.places[n_loaded:])
+        failed = (place // per_block for place in order.places[n_loaded:])
+        self._loads.finish(order.request_id, failed)
