@@ -1,6 +1,6 @@
 """Pass the ends of loads from the pool's thread to vLLM's.
 
-    begin ──▶ under way ──finish──▶ over ──take──▶ vLLM
+begin ──▶ under way ──finish──▶ over ──take──▶ vLLM
 """
 
 import threading
