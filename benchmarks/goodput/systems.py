@@ -31,6 +31,7 @@ from benchmarks.vllm_cpu import (
     wait_ready,
 )
 from halfmoon_cli.up.embedded_cluster import ClusterPlan, EmbeddedCluster
+from halfmoon_cli.up.worker_threads import worker_threads
 from halfmoon_metadata.tcp_ports import free_port
 
 ROUTER = "vllm-router==0.1.17"
@@ -93,6 +94,7 @@ def _halfmoon(
         served_model_name="bench",
         engine=engine,
         worker_python=str(our_vllm_python()) if engine == "vllm" else "",
+        threads=worker_threads(choices.threads, 1, 1, engine),
         extra=extra,
     )
     with (

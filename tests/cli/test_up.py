@@ -169,11 +169,27 @@ def test_only_workers_with_a_model_run_in_an_environment_of_their_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("n_cores", "n_workers", "threads"),
-    [(1, 1, 1), (2, 2, 2), (2, 4, 1), (2, 9, 1), (8, 2, 8), (8, 3, 5), (8, 4, 4), (64, 1, 64)],
+    ("n_cores", "n_workers", "threads", "alone"),
+    [
+        (1, 1, 1, 1),
+        (2, 2, 2, 1),
+        (2, 4, 1, 1),
+        (2, 9, 1, 1),
+        (8, 2, 8, 4),
+        (8, 3, 5, 2),
+        (8, 4, 4, 2),
+        (64, 1, 64, 64),
+        (4, 0, 4, 4),
+    ],
 )
-def test_workers_share_the_cores_of_a_machine(n_cores: int, n_workers: int, threads: int) -> None:
-    assert worker_threads(n_cores, n_workers) == threads
+def test_workers_share_the_cores_of_a_machine(
+    n_cores: int, n_workers: int, threads: int, alone: int
+) -> None:
+    shared = worker_threads(n_cores, n_workers, 0)
+    assert shared == worker_threads(n_cores, 0, n_workers)
+    assert shared == {"prefill": threads, "decode": threads}
+    by_vllm = worker_threads(n_cores, 0, n_workers, "vllm")
+    assert by_vllm == {"prefill": threads, "decode": alone}
 
 
 def test_threads_reach_the_workers_that_compute_unless_a_role_has_its_own() -> None:
@@ -187,8 +203,9 @@ def test_threads_reach_the_workers_that_compute_unless_a_role_has_its_own() -> N
         }
 
     assert threads() == {}
-    assert threads(threads=2, n_decode=2) == {"prefill-0": "2", "decode-0": "2", "decode-1": "2"}
-    assert threads(threads=2, extra={"decode": ["--threads=1"]}) == {"prefill-0": "2"}
+    two = {"prefill": 2, "decode": 2}
+    assert threads(threads=two, n_decode=2) == {"prefill-0": "2", "decode-0": "2", "decode-1": "2"}
+    assert threads(threads=two, extra={"decode": ["--threads=1"]}) == {"prefill-0": "2"}
 
 
 @pytest.mark.parametrize("chosen", ["", "3"])
@@ -208,4 +225,4 @@ def test_up_counts_the_cores_unless_the_environment_sets_threads(
         monkeypatch.delenv("HALFMOON_THREADS")
     result = CliRunner().invoke(app, ["up", "--model", FAKE, "--prefill", "2", "--decode", "2"])
     assert result.exit_code == 0
-    assert plans[0].threads == (0 if chosen else 4)
+    assert plans[0].threads == ({} if chosen else {"prefill": 4, "decode": 4})

@@ -41,8 +41,8 @@ class ClusterPlan:
     worker_python: str = ""
     #: Metadata server; empty: the conductor's own.
     metadata: str = ""
-    #: Threads of each prefill and decode worker; 0: their own setting decides.
-    threads: int = 0
+    #: Threads of each worker of a role; without one its own setting decides.
+    threads: Mapping[str, int] = field(default_factory=dict)
     #: Further flags for all services of a role, such as {"prefill": ["--chunk-tokens=64"]}.
     extra: Mapping[str, Sequence[str]] = field(default_factory=dict)
     #: Limits of the conductor by flag, such as {"max-queue-s": "60"}.
@@ -100,7 +100,7 @@ def plan_processes(plan: ClusterPlan) -> list[ProcessSpec]:
 
     def threads(role: str) -> list[str]:
         chosen = any(flag.partition("=")[0] == "--threads" for flag in plan.extra.get(role, ()))
-        return ["--threads", str(plan.threads)] if plan.threads and not chosen else []
+        return ["--threads", str(plan.threads[role])] if role in plan.threads and not chosen else []
 
     for i in range(plan.n_prefill):
         home = ["--home-kvstore", f"kvstore-{i % plan.n_kvstore}"] if plan.n_kvstore else []

@@ -105,9 +105,9 @@ def up(
         served_model_name=name,
         metadata=metadata,
         # What the environment sets, the processes read themselves.
-        threads=0
+        threads={}
         if _THREADS_VARIABLE in os.environ
-        else worker_threads(machine_cores(), prefill + decode),
+        else worker_threads(machine_cores(), prefill, decode, engine),
         extra=extra,
         limits=default_limits(extra.get("conductor", ()), os.environ) if limits else {},
     )
