@@ -63,7 +63,7 @@ def mixed_cluster(
         http_port=free_port(),
         n_prefill=sum(name.startswith("prefill") for name in flags),
         n_decode=sum(name.startswith("decode") for name in flags),
-        threads=1,
+        threads={"prefill": 1, "decode": 1},
         extra={
             "conductor": [f"--placement={placement}"],
             "prefill": _FLAGS,

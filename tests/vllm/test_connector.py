@@ -68,7 +68,7 @@ def halfmoon_beside(fleet: Fleet, folder: Path) -> Iterator[LiveCluster]:
         model=str(fleet.model),
         http_port=free_port(),
         n_kvstore=0,
-        threads=1,
+        threads={"prefill": 1, "decode": 1},
         metadata=fleet.pool.metadata,
         extra={"prefill": (*flags, *VLLM), "decode": (*flags, *TORCH)},
     )
