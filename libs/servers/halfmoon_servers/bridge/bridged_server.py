@@ -239,6 +239,7 @@ class BridgedServer:
             n_blocks = min(n_most, self.cache.n_leading(start.block_hashes))
             request.n_cached = n_blocks * layout.block_size
             self.cache.n_expected_tokens += request.n_cached
+            self._tasks.create_task(self.cache.on_started(request_id, start.block_hashes))
         call = GenerateCall(
             request_id=request_id,
             model=self._model,
@@ -464,6 +465,7 @@ class BridgedServer:
         if request is None or request.phase is not BridgedPhase.PREFILLING:
             return
         self._streams.stop(request_id)
+        self._leave_cache(request_id)
         request.phase = BridgedPhase.RESERVED
         if "decode" not in self.ports:
             self.requests.remove(request_id)
@@ -477,8 +479,13 @@ class BridgedServer:
         self._streams.stop(request_id)
         self._forget(request_id)
 
+    def _leave_cache(self, request_id: RequestId) -> None:
+        if self.cache is not None:
+            self._tasks.create_task(self.cache.on_over(request_id))
+
     def _forget(self, request_id: RequestId) -> None:
         self.requests.remove(request_id)
+        self._leave_cache(request_id)
         self._first_tokens.pop(request_id, None)
         self._starts.pop(request_id, None)
         if (params := self._unfetched.pop(request_id, None)) is not None:

@@ -1,10 +1,16 @@
-"""Hold what is known of a server's cache, and publish each change of it."""
+"""Hold what is known of a server's cache, and publish each change of it.
 
+The blocks of a request count as cached from its start. A server computes prompts in the order in
+which they come, so the blocks are there when it begins with a later prompt. It evicts no block of
+a request that runs. When the request is over, only the server's own events count.
+"""
+
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from halfmoon_protocol.blocks import block_hashes
-from halfmoon_protocol.ids import BlockHash
-from halfmoon_protocol.kv_events import KvEvent
+from halfmoon_protocol.ids import BlockHash, RequestId
+from halfmoon_protocol.kv_events import BlockRemoved, BlockStored, KvEvent
 from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_protocol.messages import BlocksSnapshot, KvstoreLoad, SnapshotBlocks
 from halfmoon_runtime.channels.network import Port
@@ -30,7 +36,12 @@ class CacheView:
         self._port = port
         self._layout = layout
         self._n_blocks = n_blocks
-        self._held = HeldBlocks(max(1, n_caches))
+        #: The server's caches, and one of the blocks of requests that are there.
+        self._held = HeldBlocks(max(1, n_caches) + 1)
+        self._of_requests = max(1, n_caches)
+        self._requests: dict[RequestId, tuple[BlockHash, ...]] = {}
+        #: How many of these requests use each block.
+        self._users: Counter[BlockHash] = Counter()
         self._recent = None if n_caches else RecentBlocks(n_blocks, layout.block_size)
         self._sequence = -1
         #: Tokens that requests were said to find cached, by this view and by the server.
@@ -50,6 +61,30 @@ class CacheView:
         """Take over what a cache of the server has published."""
         if changes := self._held.apply(cache, events):
             await self._publish(changes)
+
+    async def on_started(self, request_id: RequestId, hashes: Sequence[BlockHash]) -> None:
+        """Count the full blocks of a prompt as cached: the request was sent to the server."""
+        if request_id in self._requests:
+            return
+        self._requests[request_id] = tuple(dict.fromkeys(hashes))
+        new = tuple(block for block in self._requests[request_id] if not self._users[block])
+        self._users.update(self._requests[request_id])
+        if new:
+            size = self._layout.block_size
+            stored = BlockStored(
+                block_hashes=new, parent_block_hash=None, token_ids=(), block_size=size
+            )
+            await self.on_events(self._of_requests, [stored])
+
+    async def on_over(self, request_id: RequestId) -> None:
+        """Go by the server's events from now on: the request is not there any more."""
+        hashes = self._requests.pop(request_id, ())
+        self._users.subtract(hashes)
+        gone = tuple(block for block in hashes if not self._users[block])
+        for block in gone:
+            del self._users[block]
+        if gone:
+            await self.on_events(self._of_requests, [BlockRemoved(block_hashes=gone)])
 
     async def on_computed(self, token_ids: Sequence[int], salt: str) -> None:
         """Record the tokens of a request that is over, where no events tell of its blocks."""
