@@ -104,6 +104,7 @@ def parser() -> argparse.ArgumentParser:
     add("--kv-mib", type=int, default=256, help="memory of each server's KV cache")
     add("--block-size", type=int, default=64, help="tokens of a block of the servers")
     add("--prompts", choices=("ids", "text"), default="ids")
+    add("--option", action="append", default=[], help="of halfmoon route: conductor.placement=…")
     add("--timeout", type=float, default=60.0, help="seconds until a request has failed")
     add("--trace", default="conversation", help="file of a trace, or a stand-in's name")
     add("--seed", type=int, default=0, help="of arrivals")
@@ -251,7 +252,7 @@ def _start_fleet(
         _say(f"{name} starts")
         if name == OURS:
             targets = [f"{url},{where}" for url, where in zip(urls, events, strict=True)]
-            routers[name] = _start_route(targets, processes, folder, stack)
+            routers[name] = _start_route(targets, options.option, processes, folder, stack)
         else:
             policy = ["--policy", POLICIES[name], "--worker-urls", *urls]
             routers[name] = start_router(policy, processes, folder, stack).url
@@ -260,6 +261,7 @@ def _start_fleet(
 
 def _start_route(
     targets: Sequence[str],
+    options: Sequence[str],
     servers: Sequence[subprocess.Popen[bytes]],
     folder: Path,
     stack: ExitStack,
@@ -268,6 +270,7 @@ def _start_route(
     command = [sys.executable, "-m", "halfmoon_cli", "route", "--port", str(port)]
     command += ["--state", str(folder / "route")]
     command += [word for target in targets for word in ("--worker", target)]
+    command += [word for option in options for word in ("-o", option)]
     with (folder / "route.log").open("wb") as log:
         route = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True

@@ -40,6 +40,25 @@ async def test_a_prefix_goes_to_the_server_that_has_it(prompt: list[int], has_ev
         await fleet.settled()
 
 
+async def test_a_prompt_counts_as_cached_from_its_start_until_no_request_has_it(
+    prompt: list[int],
+) -> None:
+    n_blocks = len(prompt) // BLOCK_SIZE
+    async with plain_servers(1, has_events=False) as (server,), routed(server) as fleet:
+        server.go.clear()
+        tasks = [asyncio.create_task(fleet.generate([*prompt, n], 4)) for n in range(2)]
+        await fleet.until_indexed(0, n_blocks)
+        await fleet.until(lambda: server.n_open == 2)
+        tasks[0].cancel()
+        await fleet.until(lambda: server.n_open == 1)
+        tasks.append(asyncio.create_task(fleet.generate([*prompt, 7], 4)))
+        await fleet.until(lambda: server.n_open == 2)
+        assert len(fleet.core.index) == n_blocks, "the second request has them yet"
+        for task in tasks:
+            task.cancel()
+        await fleet.until(lambda: len(fleet.core.index) == 0)
+
+
 async def test_what_the_answer_added_counts_for_the_next_turn(prompt: list[int]) -> None:
     async with plain_servers(1, has_events=False) as (server,), routed(server) as fleet:
         turn = [*prompt, *await fleet.generate(prompt, 60), *range(10)]
