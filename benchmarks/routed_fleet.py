@@ -104,7 +104,12 @@ def parser() -> argparse.ArgumentParser:
     add("--kv-mib", type=int, default=256, help="memory of each server's KV cache")
     add("--block-size", type=int, default=64, help="tokens of a block of the servers")
     add("--prompts", choices=("ids", "text"), default="ids")
-    add("--option", action="append", default=[], help="of halfmoon route: conductor.placement=min_ttft")
+    add(
+        "--option",
+        action="append",
+        default=[],
+        help="of halfmoon route: conductor.placement=min_ttft",
+    )
     add("--timeout", type=float, default=60.0, help="seconds until a request has failed")
     add("--trace", default="conversation", help="file of a trace, or a stand-in's name")
     add("--seed", type=int, default=0, help="of arrivals")
