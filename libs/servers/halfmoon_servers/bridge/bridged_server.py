@@ -141,6 +141,8 @@ class BridgedServer:
         self._streams = ServerStreams(self._client, self, tasks, is_alive)
         for role, side in self.ports.items():
             tasks.create_task(side.answers.run(), name=f"answers {role}")
+        if self.cache is not None:
+            tasks.create_task(self.cache.run(), name="cache")
 
     @property
     def _is_pair(self) -> bool:
@@ -239,7 +241,7 @@ class BridgedServer:
             n_blocks = min(n_most, self.cache.n_leading(start.block_hashes))
             request.n_cached = n_blocks * layout.block_size
             self.cache.n_expected_tokens += request.n_cached
-            self._tasks.create_task(self.cache.on_started(request_id, start.block_hashes))
+            self.cache.on_started(request_id, start.block_hashes)
         call = GenerateCall(
             request_id=request_id,
             model=self._model,
@@ -429,8 +431,7 @@ class BridgedServer:
     def _record_computed(self, request: BridgedRequest) -> None:
         """Record the blocks of a finished request, where the server does not tell of them."""
         if self.cache is not None and self.cache.is_guessed:
-            tokens = tuple(request.token_ids)
-            self._tasks.create_task(self.cache.on_computed(tokens, request.cache_salt))
+            self.cache.on_computed(request.token_ids, request.cache_salt)
 
     # -- ends --------------------------------------------------------------------------------
 
@@ -481,7 +482,7 @@ class BridgedServer:
 
     def _leave_cache(self, request_id: RequestId) -> None:
         if self.cache is not None:
-            self._tasks.create_task(self.cache.on_over(request_id))
+            self.cache.on_over(request_id)
 
     def _forget(self, request_id: RequestId) -> None:
         self.requests.remove(request_id)

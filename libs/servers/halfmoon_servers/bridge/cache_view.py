@@ -1,10 +1,13 @@
 """Hold what is known of a server's cache, and publish each change of it.
 
+    requests, events of the server ──▶ what is held ──▶ changes in order ──run──▶ conductors
+
 The blocks of a request count as cached from its start. A server computes prompts in the order in
 which they come, so the blocks are there when it begins with a later prompt. It evicts no block of
 a request that runs. When the request is over, only the server's own events count.
 """
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -44,6 +47,8 @@ class CacheView:
         self._users: Counter[BlockHash] = Counter()
         self._recent = None if n_caches else RecentBlocks(n_blocks, layout.block_size)
         self._sequence = -1
+        #: Not yet published.
+        self._changes: asyncio.Queue[KvEvent] = asyncio.Queue()
         #: Tokens that requests were said to find cached, by this view and by the server.
         self.n_expected_tokens = 0
         self.n_reported_tokens = 0
@@ -57,12 +62,23 @@ class CacheView:
         """Return how many leading blocks of a prompt the server has, as far as is known."""
         return self._held.n_leading(hashes)
 
-    async def on_events(self, cache: int, events: Iterable[KvEvent]) -> None:
-        """Take over what a cache of the server has published."""
-        if changes := self._held.apply(cache, events):
-            await self._publish(changes)
+    async def run(self) -> None:
+        """Publish changes, one at a time: each fits a message, all of them may not."""
+        while True:
+            change = await self._changes.get()
+            self._sequence = await self._port.publish_kv([change])
+            self._changes.task_done()
 
-    async def on_started(self, request_id: RequestId, hashes: Sequence[BlockHash]) -> None:
+    async def published(self) -> None:
+        """Wait until all changes are published."""
+        await self._changes.join()
+
+    def on_events(self, cache: int, events: Iterable[KvEvent]) -> None:
+        """Take over what a cache of the server has published."""
+        for change in self._held.apply(cache, events):
+            self._changes.put_nowait(change)
+
+    def on_started(self, request_id: RequestId, hashes: Sequence[BlockHash]) -> None:
         """Count the full blocks of a prompt as cached: the request was sent to the server."""
         if request_id in self._requests:
             return
@@ -74,9 +90,9 @@ class CacheView:
             stored = BlockStored(
                 block_hashes=new, parent_block_hash=None, token_ids=(), block_size=size
             )
-            await self.on_events(self._of_requests, [stored])
+            self.on_events(self._of_requests, [stored])
 
-    async def on_over(self, request_id: RequestId) -> None:
+    def on_over(self, request_id: RequestId) -> None:
         """Go by the server's events from now on: the request is not there any more."""
         hashes = self._requests.pop(request_id, ())
         self._users.subtract(hashes)
@@ -84,15 +100,15 @@ class CacheView:
         for block in gone:
             del self._users[block]
         if gone:
-            await self.on_events(self._of_requests, [BlockRemoved(block_hashes=gone)])
+            self.on_events(self._of_requests, [BlockRemoved(block_hashes=gone)])
 
-    async def on_computed(self, token_ids: Sequence[int], salt: str) -> None:
+    def on_computed(self, token_ids: Sequence[int], salt: str) -> None:
         """Record the tokens of a request that is over, where no events tell of its blocks."""
         if self._recent is not None:
             hashes = block_hashes(
                 token_ids, model=self._layout.model, salt=salt, block_size=self._layout.block_size
             )
-            await self.on_events(0, self._recent.use(hashes))
+            self.on_events(0, self._recent.use(hashes))
 
     def snapshot(self, asked: SnapshotBlocks) -> BlocksSnapshot:
         """Return all that is held."""
@@ -108,8 +124,3 @@ class CacheView:
             n_blocks=self._n_blocks,
             sequence=self._sequence,
         )
-
-    async def _publish(self, changes: Sequence[KvEvent]) -> None:
-        # One at a time: each fits a message, all of them may not.
-        for change in changes:
-            self._sequence = await self._port.publish_kv([change])

@@ -253,7 +253,8 @@ class ServerSession:
         translator = BlockTranslator(self._layout.model, self._layout.block_size, self._salts)
         async with aclosing(follow_cache(KvEventSource(endpoint), translator)) as changes:
             async for events in changes:
-                await cache.on_events(i, events)
+                cache.on_events(i, events)
+                await cache.published()
 
     async def _is_alive(self) -> bool:
         """Probe the server; all callers at a time share one probe."""
