@@ -255,7 +255,8 @@ async def test_requests_wait_while_no_server_has_room(prompt: list[int]) -> None
         server.go.clear()
         tasks = [asyncio.create_task(fleet.generate([n, *prompt], 3)) for n in range(4)]
         await fleet.until(lambda: fleet.core.n_requests["waiting"] == 2)
-        assert server.n_open == 2
+        await fleet.until(lambda: server.n_open == 2)
+        assert fleet.core.n_requests["waiting"] == 2
         server.go.set()
         answers = await asyncio.gather(*tasks)
         assert answers == [answer_of([n, *prompt], 3) for n in range(4)]
