@@ -73,11 +73,16 @@ def bind_to_free_port(socket: "zmq.Socket[bytes]", host: str, advertise_host: st
 
 
 def close_sockets(*sockets: "zmq.Socket[bytes]") -> None:
-    """Close sockets and monitors that no task reads any more; closing twice does no harm."""
-    for socket in sockets:
-        if not socket.closed:
-            socket.disable_monitor()
-            socket.close()
+    """Close sockets and monitors that no task reads any more; closing twice does no harm.
+
+    A monitor is closed once nothing is sent to it. Before that, libzmq's thread would wait for
+    ever to hand it an event, with a lock that closing the monitored socket needs.
+    """
+    still_open = [socket for socket in sockets if not socket.closed]
+    for socket in still_open:
+        socket.disable_monitor()
+    for socket in still_open:
+        socket.close()
 
 
 def monitor_event(frames: list[bytes]) -> tuple[zmq.Event, str]:

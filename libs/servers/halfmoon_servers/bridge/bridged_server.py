@@ -482,7 +482,7 @@ class BridgedServer:
 
     def _leave_cache(self, request_id: RequestId) -> None:
         if self.cache is not None:
-            self.cache.on_over(request_id)
+            self.cache.on_over(request_id, self._clock.now())
 
     def _forget(self, request_id: RequestId) -> None:
         self.requests.remove(request_id)
@@ -512,6 +512,8 @@ class BridgedServer:
         for request in self.requests.expired(now):
             reason = "its prefill did not start before the deadline"
             self._fail_decode(request.request_id, StreamFailure(reason, True))
+        if self.cache is not None:
+            self.cache.forget_over(now)
         for side in self.ports.values():
             await side.conductors.probe_superseded(side.info, now)
             await side.port.publish(self._load(side.info))

@@ -4,11 +4,11 @@
 
 The blocks of a request count as cached from its start. A server computes prompts in the order in
 which they come, so the blocks are there when it begins with a later prompt. It evicts no block of
-a request that runs. When the request is over, only the server's own events count.
+a request that runs. A moment after its end only the server's own events count.
 """
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 
 from halfmoon_protocol.blocks import block_hashes
@@ -22,6 +22,8 @@ from halfmoon_servers.bridge.recent_blocks import RecentBlocks
 
 #: Hashes in a snapshot: more would exceed the limit of a message.
 MAX_SNAPSHOT = 800_000
+#: Seconds after a request's end in which the server's events of its blocks arrive.
+_EVENTS_S = 1.0
 
 
 class CacheView:
@@ -43,7 +45,9 @@ class CacheView:
         self._held = HeldBlocks(max(1, n_caches) + 1)
         self._of_requests = max(1, n_caches)
         self._requests: dict[RequestId, tuple[BlockHash, ...]] = {}
-        #: How many of these requests use each block.
+        #: Blocks of requests that are over, and until when they count.
+        self._over: deque[tuple[float, tuple[BlockHash, ...]]] = deque()
+        #: How many of all these requests use each block.
         self._users: Counter[BlockHash] = Counter()
         self._recent = None if n_caches else RecentBlocks(n_blocks, layout.block_size)
         self._sequence = -1
@@ -92,15 +96,21 @@ class CacheView:
             )
             self.on_events(self._of_requests, [stored])
 
-    def on_over(self, request_id: RequestId) -> None:
-        """Go by the server's events from now on: the request is not there any more."""
-        hashes = self._requests.pop(request_id, ())
-        self._users.subtract(hashes)
-        gone = tuple(block for block in hashes if not self._users[block])
-        for block in gone:
-            del self._users[block]
-        if gone:
-            self.on_events(self._of_requests, [BlockRemoved(block_hashes=gone)])
+    def on_over(self, request_id: RequestId, now: float) -> None:
+        """Go by the server's events a moment from now: the request is not there any more."""
+        if hashes := self._requests.pop(request_id, ()):
+            self._over.append((now + _EVENTS_S, hashes))
+
+    def forget_over(self, now: float) -> None:
+        """Forget the blocks of requests that have been over for a moment."""
+        while self._over and self._over[0][0] <= now:
+            _, hashes = self._over.popleft()
+            self._users.subtract(hashes)
+            gone = tuple(block for block in hashes if not self._users[block])
+            for block in gone:
+                del self._users[block]
+            if gone:
+                self.on_events(self._of_requests, [BlockRemoved(block_hashes=gone)])
 
     def on_computed(self, token_ids: Sequence[int], salt: str) -> None:
         """Record the tokens of a request that is over, where no events tell of its blocks."""
