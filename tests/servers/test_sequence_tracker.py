@@ -83,6 +83,18 @@ def test_a_replay_that_does_not_come_leaves_a_gap() -> None:
     assert tracker.on_live(9, b"9") == [AskReplay(5)]
 
 
+def test_numbers_that_go_on_prove_no_server_when_the_replay_of_a_new_connection_fails() -> None:
+    tracker = SequenceTracker(can_replay=True)
+    tracker.on_connected()
+    tracker.on_replay_ended()
+    assert delivered(tracker.on_live(0, b"old")) == [b"old"]
+    tracker.on_connected()
+    tracker.on_live(1, b"new")
+    steps = tracker.on_replay_failed()
+    assert isinstance(steps[0], ResetCache)
+    assert delivered(steps) == [b"new"]
+
+
 def test_a_server_whose_gaps_no_replay_fills_gets_one_request_for_each(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

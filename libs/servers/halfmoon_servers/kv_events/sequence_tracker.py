@@ -59,6 +59,8 @@ class SequenceTracker:
         #: Live batches during a replay.
         self._waiting: list[tuple[int, bytes]] = []
         self._n_waiting_bytes = 0
+        #: Whether nothing has shown yet that a new connection is to the server of the one before.
+        self._is_new = False
         self.n_gaps = 0
         self.n_restarts = 0
 
@@ -70,6 +72,7 @@ class SequenceTracker:
     def on_connected(self) -> list[Step]:
         """Start to follow a new connection: batches may be missing, and the server another."""
         self._drop_waiting()
+        self._is_new = True
         return self._ask() if self._can_replay else []
 
     def on_live(self, sequence: int, payload: bytes) -> list[Step]:
@@ -87,7 +90,7 @@ class SequenceTracker:
             if self._seen.get(sequence) != hash(payload):
                 self._restarted = True
                 return []
-            self._unproven = False
+            self._unproven = self._is_new = False
         if sequence <= self._applied:
             return []
         return [self._apply(sequence, payload)]
@@ -104,7 +107,9 @@ class SequenceTracker:
         """Go on without the rest of a replay, which did not come."""
         if not self._replaying:
             return []
-        restarted: list[Step] = self._restart() if self._restarted else []
+        # Another server's numbers may go on where those of the one before ended.
+        other = self._restarted or (self._unproven and self._is_new)
+        restarted: list[Step] = self._restart() if other else []
         was_able, self._can_replay = self._can_replay, False
         try:
             return [*restarted, *self._live_again()]
@@ -145,6 +150,7 @@ class SequenceTracker:
 
     def _restart(self) -> list[Step]:
         self.n_restarts += 1
+        self._is_new = False
         self._applied = -1
         self._seen.clear()
         return [ResetCache()]
