@@ -1,6 +1,7 @@
 """The client turns a server's answers into tokens, and each failure into its own error."""
 
 import asyncio
+import socket
 from typing import Any
 
 import pytest
@@ -505,6 +506,19 @@ async def test_a_server_that_says_nothing_is_too_slow(server: ScriptedServer, be
     async with ServerClient(server.url, limits=limits) as client:
         with pytest.raises(ServerTooSlow, match=r"within 0\.2 s"):
             await answer(client, call())
+
+
+async def test_a_server_that_accepts_no_connection_is_gone() -> None:
+    loop = asyncio.get_running_loop()
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
+        address = full.getsockname()
+        with socket.socket() as queued:
+            queued.setblocking(False)
+            await loop.sock_connect(queued, address)  # takes the only place in the queue
+            limits = ClientLimits(connect_timeout_s=0.2)
+            async with ServerClient(f"http://127.0.0.1:{address[1]}", limits=limits) as client:
+                with pytest.raises(ServerGone, match=r"no connection within 0\.2 s"):
+                    await client.describe()
 
 
 async def test_a_client_that_leaves_closes_the_connection(

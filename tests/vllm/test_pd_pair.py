@@ -190,6 +190,7 @@ def test_a_route_over_pairs_survives_a_decode_server_killed_in_mid_stream(
         request = body(prompt, N_LONG, stream=True)
         url = f"{route.url}/v1/completions"
         with httpx.stream("POST", url, json=request, timeout=300) as answer:
+            assert answer.status_code == 200, answer.read().decode()
             for line in answer.iter_lines():
                 if not line.startswith("data: {"):
                     continue

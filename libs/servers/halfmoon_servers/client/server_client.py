@@ -306,6 +306,9 @@ class ServerClient:
                 response = await self._session.request(
                     method, self.url + path, data=data, headers=headers, allow_redirects=False
                 )
+        except aiohttp.ConnectionTimeoutError:  # a `TimeoutError` too
+            reason = f"no connection within {self.limits.connect_timeout_s:g} s"
+            raise ServerGone(self.url, f"no answer to {path}: {reason}") from None
         except TimeoutError:
             raise ServerTooSlow(self.url, f"no answer to {path} within {timeout_s:g} s") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
