@@ -19,12 +19,12 @@ import msgspec
 import pytest
 
 from halfmoon_conductor.settings import ConductorSettings
-from halfmoon_decode.settings import DecodeSettings
 from halfmoon_kvstore.settings import KvstoreSettings
-from halfmoon_prefill.settings import PrefillSettings
 from halfmoon_protocol.messages import ALL_MESSAGES
 from halfmoon_runtime.settings import SECRETS, ServiceSettings
 from halfmoon_servers.bridge.bridge_settings import BridgeSettings
+from halfmoon_workers.decode.decode_settings import DecodeSettings
+from halfmoon_workers.prefill.prefill_settings import PrefillSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -157,7 +157,8 @@ def test_every_setting_is_listed_with_its_default() -> None:
 
 
 def _role(settings: type[ServiceSettings]) -> str:
-    return settings.__module__.split(".")[0].removeprefix("halfmoon_")
+    package, *rooms, _ = settings.__module__.split(".")
+    return rooms[0] if package == "halfmoon_workers" else package.removeprefix("halfmoon_")
 
 
 def _default(settings: type[ServiceSettings], name: str) -> str:

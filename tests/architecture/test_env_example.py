@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from halfmoon_conductor.settings import ConductorSettings
-from halfmoon_decode.settings import DecodeSettings
 from halfmoon_kvstore.settings import KvstoreSettings
-from halfmoon_prefill.settings import PrefillSettings
 from halfmoon_runtime.settings import ENVIRONMENT_PREFIX, ServiceSettings
+from halfmoon_workers.decode.decode_settings import DecodeSettings
+from halfmoon_workers.prefill.prefill_settings import PrefillSettings
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = (ROOT / ".env.example").read_text()

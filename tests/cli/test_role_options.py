@@ -19,11 +19,11 @@ from halfmoon_cli.__main__ import app
 from halfmoon_cli.up.embedded_cluster import START_ORDER, ClusterPlan, plan_processes
 from halfmoon_cli.up.role_options import RESERVED_FLAGS, BadRoleOption, role_options
 from halfmoon_conductor.settings import ConductorSettings
-from halfmoon_decode.settings import DecodeSettings
 from halfmoon_kvstore.settings import KvstoreSettings
 from halfmoon_metadata.tcp_ports import free_port
-from halfmoon_prefill.settings import PrefillSettings
 from halfmoon_runtime.settings import SECRETS, ServiceSettings
+from halfmoon_workers.decode.decode_settings import DecodeSettings
+from halfmoon_workers.prefill.prefill_settings import PrefillSettings
 
 FAKE = "fake://tiny?step_s=0.001"
 SETTINGS: dict[str, type[ServiceSettings]] = {

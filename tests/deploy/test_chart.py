@@ -12,11 +12,11 @@ import pytest
 import yaml
 
 from halfmoon_conductor.settings import ConductorSettings
-from halfmoon_decode.settings import DecodeSettings
 from halfmoon_engine import demo
 from halfmoon_kvstore.settings import KvstoreSettings
-from halfmoon_prefill.settings import PrefillSettings
 from halfmoon_runtime.settings import ServiceSettings
+from halfmoon_workers.decode.decode_settings import DecodeSettings
+from halfmoon_workers.prefill.prefill_settings import PrefillSettings
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())

@@ -17,10 +17,10 @@ import httpx
 import pytest
 
 from halfmoon_conductor.settings import ConductorSettings
-from halfmoon_decode.settings import DecodeSettings
 from halfmoon_kvstore.settings import KvstoreSettings
-from halfmoon_prefill.settings import PrefillSettings
 from halfmoon_runtime.settings import ServiceSettings
+from halfmoon_workers.decode.decode_settings import DecodeSettings
+from halfmoon_workers.prefill.prefill_settings import PrefillSettings
 
 ROOT = Path(__file__).parents[2]
 ROLES: dict[str, type[ServiceSettings]] = {

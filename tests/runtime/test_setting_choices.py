@@ -3,14 +3,14 @@
 import pytest
 
 from halfmoon_conductor.settings import ConductorSettings
-from halfmoon_decode.settings import DecodeSettings
 from halfmoon_kvstore.settings import KvstoreSettings
-from halfmoon_prefill.settings import PrefillSettings
 from halfmoon_runtime.settings import ServiceSettings
 from halfmoon_scheduling.admission_modes import ADMISSION_MODES
 from halfmoon_scheduling.cache.eviction_policies import EVICTION_POLICIES
 from halfmoon_scheduling.placement.modes import PLACEMENT_MODES
 from halfmoon_transfer.backends import BACKENDS
+from halfmoon_workers.decode.decode_settings import DecodeSettings
+from halfmoon_workers.prefill.prefill_settings import PrefillSettings
 
 CHOICES = [
     (ConductorSettings, "placement", PLACEMENT_MODES, ["--model=fake://tiny"]),

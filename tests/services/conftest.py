@@ -20,17 +20,12 @@ from halfmoon_conductor.generation.core_gateway import CoreGateway
 from halfmoon_conductor.observability.metrics.cluster_metrics import ClusterMetrics
 from halfmoon_conductor.workers.shell import Shell
 from halfmoon_conductor.workers.worker_links import WorkerLinks
-from halfmoon_decode.settings import DecodeSettings
-from halfmoon_decode.worker import DecodeWorker
 from halfmoon_engine.fake_engine import FakeEngine
 from halfmoon_engine.interface import Engine
 from halfmoon_kvstore.disk_tier.segment_folder import SegmentFolder
 from halfmoon_kvstore.settings import KvstoreSettings
 from halfmoon_kvstore.worker import KvstoreWorker
 from halfmoon_metadata import MemoryStore
-from halfmoon_prefill.forward_pass import PrefillForward
-from halfmoon_prefill.settings import PrefillSettings
-from halfmoon_prefill.worker import PrefillWorker
 from halfmoon_protocol.ids import ConductorId, WorkerId
 from halfmoon_protocol.messages import Role, WorkerInfo
 from halfmoon_protocol.sampling import Sampling, Stopping
@@ -43,6 +38,11 @@ from halfmoon_scheduling.config import SchedulingConfig
 from halfmoon_scheduling.decode.page_allocator import PageAllocator
 from halfmoon_transfer.engine import TransferEngine
 from halfmoon_transfer.regions.region_table import PoolMemory
+from halfmoon_workers.decode.decode_settings import DecodeSettings
+from halfmoon_workers.decode.decode_worker import DecodeWorker
+from halfmoon_workers.prefill.forward_pass import PrefillForward
+from halfmoon_workers.prefill.prefill_settings import PrefillSettings
+from halfmoon_workers.prefill.prefill_worker import PrefillWorker
 
 GREEDY = Sampling(temperature=0.0)
 EngineMaker = Callable[[], Engine]

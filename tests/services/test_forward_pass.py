@@ -6,8 +6,6 @@ import pytest
 
 from halfmoon_engine.fake_engine import FakeEngine, FakeModelSpec
 from halfmoon_engine.interface import LayerHook, Run, TokenResult
-from halfmoon_prefill.forward_pass import PrefillForward
-from halfmoon_prefill.prefill_job import PrefillJob
 from halfmoon_protocol.ids import RequestId
 from halfmoon_protocol.messages import StartPrefill
 from halfmoon_protocol.regions import Landing, Region
@@ -17,6 +15,8 @@ from halfmoon_runtime.clock import FakeClock
 from halfmoon_scheduling.prefill.prefill_queue import PrefillChunk
 from halfmoon_transfer.interface import Op, Piece, Report, Transfer
 from halfmoon_transfer.transfers.fast_path import FinishedTransfer
+from halfmoon_workers.prefill.forward_pass import PrefillForward
+from halfmoon_workers.prefill.prefill_job import PrefillJob
 
 N_LAYERS = 3
 POOL = Region("prefill-0", 1, bytes(16), 1 << 30)

@@ -18,11 +18,11 @@ from halfmoon_conductor.tools.tool_call_parser import ToolCallParser
 from halfmoon_engine.fake_engine import FakeEngine, FakeModelSpec
 from halfmoon_engine.interface import Engine
 from halfmoon_engine.load import open_engine
-from halfmoon_prefill.worker import PrefillWorker
 from halfmoon_protocol.sampling import Sampling, Stopping
 from halfmoon_scheduling.prefill.prefill_request import PrefillPhase
 from halfmoon_testing.models.byte_tokenizer import EOS_TOKEN_IDS
 from halfmoon_testing.models.tiny_models import make_tiny_model
+from halfmoon_workers.prefill.prefill_worker import PrefillWorker
 
 SCHEMA = {
     "type": "object",

@@ -7,13 +7,13 @@ from contextlib import asynccontextmanager
 import pytest
 
 from halfmoon_metadata import MemoryStore, MetadataUnreachable
-from halfmoon_prefill.peer_endpoint_cache import PeerEndpointCache
 from halfmoon_protocol.ids import WorkerId
 from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_protocol.messages import DecodeCost, WorkerInfo
 from halfmoon_runtime.membership import Membership
 from halfmoon_runtime.observability.metrics import LabelledValues
 from halfmoon_transfer import Lost, Piece, TransferEngine
+from halfmoon_workers.prefill.peer_endpoint_cache import PeerEndpointCache
 
 OWN, PEER = WorkerId("prefill-0"), WorkerId("decode-0")
 

@@ -1,12 +1,12 @@
 """What workers' metrics show, from what they were told."""
 
-from halfmoon_decode.metrics import DecodeCounts, batch_metrics
-from halfmoon_prefill.metrics import PrefillCounts
 from halfmoon_runtime.observability.histogram import FastHistogram
 from halfmoon_runtime.observability.metrics import LabelledValues, by_label
 from halfmoon_scheduling.decode.decode_batch import DecodeBatch
 from halfmoon_scheduling.decode.page_allocator import PageAllocator
 from halfmoon_testing.scheduling_inputs import a_request
+from halfmoon_workers.decode.decode_metrics import DecodeCounts, batch_metrics
+from halfmoon_workers.prefill.prefill_metrics import PrefillCounts
 
 
 def test_what_workers_did_is_counted_by_what_it_was() -> None:

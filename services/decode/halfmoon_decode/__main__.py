@@ -3,9 +3,9 @@
 import sys
 
 from halfmoon_decode.app import run
-from halfmoon_decode.settings import DecodeSettings
 from halfmoon_engine.errors import EngineLost
 from halfmoon_runtime.lifecycle import run_service
+from halfmoon_workers.decode.decode_settings import DecodeSettings
 
 
 def main() -> None:

@@ -2,9 +2,6 @@
 
 import msgspec
 
-from halfmoon_decode.settings import DecodeSettings
-from halfmoon_decode.trace_spans import DecodeSpans
-from halfmoon_decode.worker import DecodeWorker
 from halfmoon_engine.load import open_engine
 from halfmoon_models.errors import ModelError
 from halfmoon_runtime.clock import SystemClock
@@ -15,6 +12,9 @@ from halfmoon_runtime.worker.open_model import load_model, model_info, place_mod
 from halfmoon_runtime.worker.open_worker import open_worker
 from halfmoon_scheduling.decode.page_allocator import PageAllocator
 from halfmoon_transfer.open_transfer_engine import open_transfer_engine
+from halfmoon_workers.decode.decode_settings import DecodeSettings
+from halfmoon_workers.decode.decode_spans import DecodeSpans
+from halfmoon_workers.decode.decode_worker import DecodeWorker
 
 
 async def run(settings: DecodeSettings, service: Service) -> None:

@@ -4,8 +4,8 @@ import sys
 
 from halfmoon_engine.errors import EngineLost
 from halfmoon_prefill.app import run
-from halfmoon_prefill.settings import PrefillSettings
 from halfmoon_runtime.lifecycle import run_service
+from halfmoon_workers.prefill.prefill_settings import PrefillSettings
 
 
 def main() -> None:

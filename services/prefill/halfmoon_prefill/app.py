@@ -6,10 +6,6 @@ import msgspec
 
 from halfmoon_engine.load import open_engine
 from halfmoon_models.errors import ModelError
-from halfmoon_prefill.forward_pass import PrefillForward
-from halfmoon_prefill.peer_endpoint_cache import PeerEndpointCache
-from halfmoon_prefill.settings import PrefillSettings
-from halfmoon_prefill.worker import PrefillWorker
 from halfmoon_protocol.ids import WorkerId
 from halfmoon_runtime.clock import SystemClock
 from halfmoon_runtime.kvstore_clients import KvstoreClients
@@ -20,6 +16,10 @@ from halfmoon_runtime.worker.open_model import load_model, model_info, place_mod
 from halfmoon_runtime.worker.open_worker import open_worker
 from halfmoon_scheduling.decode.page_allocator import PageAllocator
 from halfmoon_transfer.open_transfer_engine import open_transfer_engine
+from halfmoon_workers.prefill.forward_pass import PrefillForward
+from halfmoon_workers.prefill.peer_endpoint_cache import PeerEndpointCache
+from halfmoon_workers.prefill.prefill_settings import PrefillSettings
+from halfmoon_workers.prefill.prefill_worker import PrefillWorker
 
 
 async def run(settings: PrefillSettings, service: Service) -> None:

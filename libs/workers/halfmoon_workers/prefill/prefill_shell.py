@@ -13,11 +13,6 @@ from typing import Any, assert_never
 
 import structlog
 
-from halfmoon_prefill.cache.prefix_cache_client import PrefixCacheClient
-from halfmoon_prefill.completion import await_completion, fetch_failure
-from halfmoon_prefill.metrics import PrefillCounts
-from halfmoon_prefill.prefill_job import PrefillJob, PrefillRefused
-from halfmoon_prefill.trace_spans import record_prefill_spans
 from halfmoon_prefix_cache.prefix_fetch import cancel_and_wait
 from halfmoon_protocol.errors import MessageTooLarge
 from halfmoon_protocol.ids import RequestId
@@ -57,6 +52,11 @@ from halfmoon_scheduling.prefill.prefill_events import (
 )
 from halfmoon_scheduling.prefill.prefill_machine import PrefillMachine
 from halfmoon_transfer.interface import Transfer
+from halfmoon_workers.prefill.completion import await_completion, fetch_failure
+from halfmoon_workers.prefill.prefill_job import PrefillJob, PrefillRefused
+from halfmoon_workers.prefill.prefill_metrics import PrefillCounts
+from halfmoon_workers.prefill.prefill_spans import record_prefill_spans
+from halfmoon_workers.prefill.prefix_cache_client import PrefixCacheClient
 
 log = structlog.get_logger()
 

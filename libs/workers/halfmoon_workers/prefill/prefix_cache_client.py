@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 import structlog
 import xxhash
 
-from halfmoon_prefill.prefill_job import KvstoreReservation, PrefillJob
 from halfmoon_prefix_cache.arriving_checksums import ArrivingChecksums
 from halfmoon_prefix_cache.layer_groups import layer_groups
 from halfmoon_prefix_cache.prefix_fetch import PrefixFetch
@@ -22,6 +21,7 @@ from halfmoon_runtime.kvstore_clients import KvstoreUnavailable
 from halfmoon_transfer.engine import TransferEngine
 from halfmoon_transfer.interface import Transfer, TransferError
 from halfmoon_transfer.regions.region_table import PoolMemory
+from halfmoon_workers.prefill.prefill_job import KvstoreReservation, PrefillJob
 
 log = structlog.get_logger()
 

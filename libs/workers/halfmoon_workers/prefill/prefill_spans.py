@@ -9,10 +9,10 @@ prefill ──▶ queue      from the command's arrival to its first forward pas
 from collections.abc import Sequence
 from itertools import islice
 
-from halfmoon_prefill.prefill_job import PrefillJob
 from halfmoon_protocol.messages import Message, PrefillFailed, PrefillStopped
 from halfmoon_runtime.observability.tracing import Attributes, Span, Tracer
 from halfmoon_transfer.interface import Report, Transfer
+from halfmoon_workers.prefill.prefill_job import PrefillJob
 
 #: Chunks that get a span each; a prompt of a million tokens has thousands.
 _MAX_CHUNKS = 64

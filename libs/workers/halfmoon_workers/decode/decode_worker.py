@@ -14,11 +14,6 @@ from typing import assert_never
 
 import structlog
 
-from halfmoon_decode.generation_states import GenerationStates
-from halfmoon_decode.metrics import DecodeCounts, batch_metrics
-from halfmoon_decode.settings import DecodeSettings
-from halfmoon_decode.start_validation import start_fault
-from halfmoon_decode.trace_spans import DecodeSpans
 from halfmoon_engine.errors import EngineLost
 from halfmoon_engine.interface import Engine, GrammarFailed, PendingToken, Run, TokenResult
 from halfmoon_protocol.ids import RequestId
@@ -53,6 +48,11 @@ from halfmoon_runtime.worker.housekeeping import HousekeepingPace
 from halfmoon_runtime.worker.message_loop import drop_unexpected, serve_messages
 from halfmoon_scheduling.decode.decode_batch import BatchStep, DecodeBatch, ReservationRefused
 from halfmoon_scheduling.decode.page_allocator import PageAllocator
+from halfmoon_workers.decode.decode_metrics import DecodeCounts, batch_metrics
+from halfmoon_workers.decode.decode_settings import DecodeSettings
+from halfmoon_workers.decode.decode_spans import DecodeSpans
+from halfmoon_workers.decode.decode_validation import start_fault
+from halfmoon_workers.decode.generation_states import GenerationStates
 
 log = structlog.get_logger()
 

@@ -7,8 +7,6 @@ import structlog
 
 from halfmoon_engine.errors import EngineLost
 from halfmoon_engine.interface import GrammarFailed, PendingToken, TokenResult
-from halfmoon_prefill.forward_pass import ForwardResult, PrefillForward
-from halfmoon_prefill.prefill_job import PrefillJob
 from halfmoon_protocol.ids import RequestId
 from halfmoon_runtime.clock import Clock
 from halfmoon_runtime.worker.forward_thread import ForwardThread
@@ -24,6 +22,8 @@ from halfmoon_scheduling.prefill.prefill_events import (
 )
 from halfmoon_scheduling.prefill.prefill_machine import PrefillMachine
 from halfmoon_scheduling.prefill.prefill_queue import PrefillChunk
+from halfmoon_workers.prefill.forward_pass import ForwardResult, PrefillForward
+from halfmoon_workers.prefill.prefill_job import PrefillJob
 
 log = structlog.get_logger()
 

@@ -14,14 +14,6 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from halfmoon_prefill.cache.prefix_cache_client import PrefixCacheClient
-from halfmoon_prefill.forward_loop import ForwardLoop
-from halfmoon_prefill.forward_pass import PrefillForward
-from halfmoon_prefill.metrics import page_metrics, replica_metrics
-from halfmoon_prefill.prefill_job import PrefillJob
-from halfmoon_prefill.prefill_shell import PrefillShell
-from halfmoon_prefill.settings import PrefillSettings
-from halfmoon_prefill.start_validation import start_failure
 from halfmoon_prefix_cache.replica_selector import ReplicaSelector
 from halfmoon_protocol.ids import RequestId
 from halfmoon_protocol.messages import (
@@ -54,6 +46,14 @@ from halfmoon_scheduling.prefill.prefill_machine import PrefillMachine, PrefillR
 from halfmoon_scheduling.prefill.prefill_queue import PrefillQueue
 from halfmoon_transfer.engine import TransferEngine
 from halfmoon_transfer.regions.region_table import PoolMemory
+from halfmoon_workers.prefill.forward_loop import ForwardLoop
+from halfmoon_workers.prefill.forward_pass import PrefillForward
+from halfmoon_workers.prefill.prefill_job import PrefillJob
+from halfmoon_workers.prefill.prefill_metrics import page_metrics, replica_metrics
+from halfmoon_workers.prefill.prefill_settings import PrefillSettings
+from halfmoon_workers.prefill.prefill_shell import PrefillShell
+from halfmoon_workers.prefill.prefill_validation import start_failure
+from halfmoon_workers.prefill.prefix_cache_client import PrefixCacheClient
 
 
 @dataclass

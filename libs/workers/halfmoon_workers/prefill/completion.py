@@ -1,10 +1,10 @@
 """Wait for the end of a request's bytes: all acknowledged and verified."""
 
-from halfmoon_prefill.cache.prefix_cache_client import CorruptBlock, PrefixCacheClient
-from halfmoon_prefill.prefill_job import PrefillJob, PrefillRefused
 from halfmoon_protocol.ids import WorkerId
 from halfmoon_scheduling.prefill.prefill_events import PrefillFailure
 from halfmoon_transfer.interface import TransferError
+from halfmoon_workers.prefill.prefill_job import PrefillJob, PrefillRefused
+from halfmoon_workers.prefill.prefix_cache_client import CorruptBlock, PrefixCacheClient
 
 
 async def await_completion(job: PrefillJob, caching: PrefixCacheClient) -> None:

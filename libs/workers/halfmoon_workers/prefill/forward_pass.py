@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from halfmoon_engine.interface import Draw, Engine, PromptScoring, Run, TokenResult
-from halfmoon_prefill.prefill_job import ForwardPassRecord, PrefillJob
 from halfmoon_prefix_cache.layer_groups import layer_groups
 from halfmoon_protocol.regions import Region
 from halfmoon_runtime.clock import Clock
 from halfmoon_scheduling.prefill.prefill_queue import PrefillChunk
 from halfmoon_transfer.interface import Op, Piece, Transfer
+from halfmoon_workers.prefill.prefill_job import ForwardPassRecord, PrefillJob
 
 
 class SubmitTransfer(Protocol):

@@ -1,0 +1,1 @@
+"""Generate tokens: landings, the continuous batch, its steps, answers."""

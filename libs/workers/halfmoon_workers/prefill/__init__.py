@@ -1,0 +1,1 @@
+"""Compute prompts: queue, cached prefix, forward passes, streams of KV, answers."""

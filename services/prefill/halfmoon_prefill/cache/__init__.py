@@ -1,1 +1,0 @@
-"""Fetch cached prefixes from kvstores and keep new blocks there for reuse."""
