@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import threading
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -208,6 +209,32 @@ async def test_after_leaving_nothing_writes_the_record_again(store: ShakyStore) 
     async with asyncio.timeout(60):
         await keeping
     await member.update(worker(draining=True))
+    assert record(store) is None
+
+
+async def test_a_renewal_that_is_cancelled_in_its_thread_does_not_write_after_leaving(
+    store: ShakyStore,
+) -> None:
+    member = Membership(store, worker(), ttl_s=0.03)
+    await member.join()
+    reached, go_on = threading.Event(), threading.Event()
+
+    def swap(*args: Any, **fields: Any) -> bool:
+        store.compare_and_swap = real  # type: ignore[method-assign]
+        reached.set()
+        go_on.wait(30)
+        return real(*args, **fields)
+
+    real = store.compare_and_swap
+    store.compare_and_swap = swap  # type: ignore[method-assign]
+    renewing = asyncio.create_task(member.keep_alive())
+    await asyncio.to_thread(reached.wait, 30)
+    renewing.cancel()
+    leaving = asyncio.create_task(member.leave())
+    await asyncio.wait([renewing, leaving], timeout=0.2)
+    go_on.set()
+    await asyncio.wait([renewing, leaving])
+    await asyncio.get_running_loop().shutdown_default_executor()  # all writes are over
     assert record(store) is None
 
 

@@ -133,7 +133,7 @@ class Membership:
     async def _write(self) -> None:
         async with self._writing:
             if not self._left:
-                await asyncio.to_thread(self._write_now)
+                await _to_thread_and_wait(self._write_now)
                 self._renewed_s = time.monotonic()
 
     def metrics(self) -> MetricSnapshot:
@@ -167,6 +167,19 @@ class Membership:
         other = _decode(self._key, current)
         if other is not None and other.generation == self._info.generation:
             self._store.compare_and_swap(self._key, current, None)
+
+
+async def _to_thread_and_wait(call: Callable[[], None]) -> None:
+    """Run a call in a thread, and wait for its end also when cancelled.
+
+    A renewal that goes on in its thread after `leave` would write the removed record again.
+    """
+    running = asyncio.create_task(asyncio.to_thread(call))
+    try:
+        await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.gather(running, return_exceptions=True)
+        raise
 
 
 async def _until_done(what: str, attempt: Callable[[], Awaitable[T]]) -> T:
