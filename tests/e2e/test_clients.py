@@ -2,6 +2,7 @@
 
 import json
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import openai
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from prometheus_client.parser import text_string_to_metric_families
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 pytestmark = pytest.mark.e2e
 
@@ -56,6 +58,22 @@ def prompt_of(n: int) -> list[int]:
     return [10 + (i * 37) % 300 for i in range(n)]
 
 
+def bytes_moved(cluster: Any) -> dict[tuple[str, str], int]:
+    """By path and direction, of all workers."""
+    import httpx
+
+    moved: Counter[tuple[str, str]] = Counter()
+    for name, process in cluster.cluster.processes.items():
+        if name.startswith("conductor"):
+            continue
+        page = httpx.get(f"{process.status['operators']}/metrics", timeout=10).text
+        for family in text_string_to_metric_families(page):
+            for sample in family.samples:
+                if sample.name == "halfmoon_transfer_bytes_total":
+                    moved[sample.labels["path"], sample.labels["op"]] += int(sample.value)
+    return dict(moved)
+
+
 @pytest.mark.parametrize("n_tokens", [1, 16, 17, 300, 3000])
 def test_greedy_text_is_that_of_transformers_cold_and_cached(
     cluster: Any, generated: Callable[[list[int], int], str], n_tokens: int
@@ -65,6 +83,21 @@ def test_greedy_text_is_that_of_transformers_cold_and_cached(
     for _ in range(2):
         answer = cluster.complete(prompt=prompt, max_tokens=24, temperature=0, ignore_eos=True)
         assert answer["choices"][0]["text"] == expected
+
+
+def test_a_prompt_on_one_host_is_copied_once_to_decode_and_once_to_its_kvstore(
+    cluster: Any, tiny_model: Path
+) -> None:
+    config = AutoConfig.from_pretrained(tiny_model)
+    width = config.num_key_value_heads * config.head_dim
+    block_bytes = config.num_hidden_layers * 2 * 16 * width * 4  # keys and values in float32
+    before = bytes_moved(cluster)
+    prompt = [11, *prompt_of(299)]  # 18 whole blocks and a part of one, none of them cached
+    cluster.complete(prompt=prompt, max_tokens=1, temperature=0)
+    n_bytes = (19 + 18) * block_bytes
+    cluster.until(lambda: sum(bytes_moved(cluster).values()) - sum(before.values()) >= n_bytes)
+    moved = {path: n - before.get(path, 0) for path, n in bytes_moved(cluster).items()}
+    assert {path: n for path, n in moved.items() if n} == {("shm", "write"): n_bytes}
 
 
 def test_openai_streams_a_chat_completion(client: openai.OpenAI) -> None:
