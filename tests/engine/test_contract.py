@@ -11,16 +11,23 @@ from halfmoon_engine.interface import Draw, Engine, Run
 from halfmoon_engine.load import open_engine
 from halfmoon_protocol.errors import ProtocolError
 from halfmoon_protocol.sampling import Sampling
+from tests.engine.chained_engine import ChainedEngine
 
 GREEDY = Draw(Sampling(temperature=0.0))
 
 
-@pytest.fixture(params=["fake", "torch", "torch with a mirrored pool", "torch in bfloat16"])
+@pytest.fixture(
+    params=["fake", "fake in stages", "torch", "torch with a mirrored pool", "torch in bfloat16"]
+)
 def engine(
     request: pytest.FixtureRequest, tiny: Callable[[str], Path], engine_of: Callable[..., Engine]
 ) -> Engine:
     if request.param == "fake":
         return open_engine("fake://tiny?layers=3&vocab=384", block_size=16)
+    if request.param == "fake in stages":
+        spec = "fake://tiny?layers=3&vocab=384"
+        stages = [open_engine(spec, block_size=16, stage_index=i, n_stages=3) for i in range(3)]
+        return ChainedEngine(stages)  # type: ignore[return-value]
     if request.param == "torch":
         return engine_of("qwen3")
     if request.param == "torch in bfloat16":
@@ -146,9 +153,10 @@ def test_an_exception_in_a_hook_ends_the_forward_and_the_next_one_works(
 
     run = Run([1, 2, 3], 0, driver.pages_for(3), GREEDY)
     expected = engine.forward([run])
-    for hooks in ({"before_layer": fail}, {"after_layer": fail}):
-        with pytest.raises(Gone):
-            engine.forward([run], **hooks)
+    with pytest.raises(Gone):
+        engine.forward([run], before_layer=fail)
+    with pytest.raises(Gone):
+        engine.forward([run], after_layer=fail)
     assert engine.forward([run]) == expected
 
 

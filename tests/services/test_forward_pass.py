@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from halfmoon_engine.fake_engine import FakeEngine, FakeModelSpec
-from halfmoon_engine.interface import LayerHook, Run, TokenResult
+from halfmoon_engine.interface import LayerHook, Run, StageActivations, TokenResult
 from halfmoon_protocol.ids import RequestId
 from halfmoon_protocol.messages import StartPrefill
 from halfmoon_protocol.regions import Landing, Region
@@ -33,6 +33,7 @@ class LayerCounter(FakeEngine):
         *,
         before_layer: LayerHook | None = None,
         after_layer: LayerHook | None = None,
+        activations: StageActivations | None = None,
     ) -> list[TokenResult | None]:
         assert before_layer is not None
         assert after_layer is not None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from halfmoon_engine.fake_engine import FakeEngine
-from halfmoon_engine.interface import LayerHook, Run, TokenResult
+from halfmoon_engine.interface import LayerHook, Run, StageActivations, TokenResult
 from halfmoon_protocol.blocks import block_hashes
 from halfmoon_protocol.ids import RequestId
 from halfmoon_protocol.messages import (
@@ -45,6 +45,7 @@ class GatedEngine(FakeEngine):
         *,
         before_layer: LayerHook | None = None,
         after_layer: LayerHook | None = None,
+        activations: StageActivations | None = None,
     ) -> list[TokenResult | None]:
         self.inside.set()
         assert self.gate.wait(30)

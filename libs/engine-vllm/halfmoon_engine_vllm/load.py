@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from halfmoon_engine.checkpoints.model_folder import open_model_folder
+from halfmoon_engine.errors import BadEngineStage
 from halfmoon_engine.interface import Device, Engine
 from halfmoon_engine.torch_threads import limit_spin_waits
 from halfmoon_engine_vllm.vllm_environment import (
@@ -38,6 +39,8 @@ def load_vllm_engine(
     threads: int | None = None,
     served_name: str | None = None,
     options: Mapping[str, str] = _NO_OPTIONS,
+    stage_index: int = 0,
+    n_stages: int = 1,
 ) -> Engine:
     """Load a causal language model with vLLM and prepare it for a paged pool.
 
@@ -49,13 +52,21 @@ def load_vllm_engine(
         threads: CPU threads; None is one per core of the process's quota.
         served_name: the model's name in requests, rather than its own.
         options: see `VllmOptions`.
+        stage_index: 0; see `n_stages`.
+        n_stages: 1; this engine computes all layers.
 
     Raises:
+        BadEngineStage: a stage is asked for.
         VllmUnavailable: not installed, or another release.
         BadEngineOption: see `read_options`, or a device that vLLM was not built for.
         ModelError: see `halfmoon_engine.load.open_engine`; vLLM's own refusals in one line.
         ProtocolError: a block size out of range.
     """
+    if n_stages > 1:
+        raise BadEngineStage(
+            f"engine vllm computes all layers, stage {stage_index} of {n_stages} was asked for: "
+            "leave the stage out, or use engine torch"
+        )
     chosen = read_options(options)
     release = check_vllm("--engine vllm")
     check_block_size(block_size)

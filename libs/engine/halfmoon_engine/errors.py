@@ -17,3 +17,7 @@ class PoolNotAttached(RuntimeError):
 
 class EngineLost(RuntimeError):
     """The engine can't compute any more: its process must end, to be started again."""
+
+
+class BadEngineStage(ModelError, ValueError):
+    """The stage does not exist, or the model's layers can't be cut so."""

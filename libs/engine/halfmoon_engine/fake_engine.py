@@ -14,6 +14,10 @@ scheduling can be tested in real processes, fast, and with an oracle. Its arithm
 
 P and W are odd, so one changed bit anywhere in a sequence's KV changes the digest. KV of another
 position, layer or sequence does too, but for a chance of 2^-64.
+
+A stage hands on two words for each token: h[i], and position i's part of the digest over the
+layers so far. A run's first row also has the part of the positions before it. So the last stage
+draws the token of an engine of all layers, and one changed bit of what came changes it.
 """
 
 import math
@@ -30,7 +34,16 @@ from numpy.typing import NDArray
 from halfmoon_engine.batch_checks import check_batch, check_pool
 from halfmoon_engine.cost_fit import measure_costs
 from halfmoon_engine.errors import EngineLost, PoolNotAttached
-from halfmoon_engine.interface import Draw, LayerHook, PendingToken, Run, TokenResult
+from halfmoon_engine.interface import (
+    Draw,
+    EngineStage,
+    LayerHook,
+    PendingToken,
+    Run,
+    StageActivations,
+    TokenResult,
+)
+from halfmoon_engine.stage_checks import check_activations, cut_layers
 from halfmoon_models.errors import BadEngineSpec
 from halfmoon_protocol.blocks import check_block_size
 from halfmoon_protocol.kv_layout import DType, KvLayout
@@ -56,6 +69,8 @@ _GREEDY = Sampling(temperature=0.0)
 _WORDS_AT_ONCE = 1 << 16
 #: Tokens up to which the chain is computed by plain integers, faster than by numpy.
 _FEW_TOKENS = 16
+#: Words of one token between two stages.
+_ACTIVATION_WORDS = 2
 
 
 class FakeModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -115,10 +130,24 @@ def parse_fake_spec(spec: str) -> FakeModelSpec:
 class FakeEngine:
     """A deterministic `Engine` whose next token depends on every KV byte of the sequence."""
 
-    def __init__(self, model: FakeModelSpec | None = None, *, block_size: int = 16) -> None:
+    def __init__(
+        self,
+        model: FakeModelSpec | None = None,
+        *,
+        block_size: int = 16,
+        stage_index: int = 0,
+        n_stages: int = 1,
+    ) -> None:
+        """Make an engine of a model, or of one stage of it.
+
+        Raises:
+            BadEngineStage: there is no such stage, or the layers do not divide.
+        """
         self.model = model or FakeModelSpec()
         shape = self.model
-        self._layout = KvLayout(
+        self._stage = cut_layers(shape.layers, 8 * _ACTIVATION_WORDS, stage_index, n_stages)
+        first, end = self._stage.first_layer, self._stage.first_layer + self._stage.n_layers
+        self._model_layout = KvLayout(
             model=(
                 f"fake-{shape.seed}-{shape.layers}x{shape.kv_heads}x{shape.head_dim}-{shape.vocab}"
             ),
@@ -128,6 +157,7 @@ class FakeEngine:
             dtype=shape.dtype,
             block_size=check_block_size(block_size),
         )
+        self._layout = msgspec.structs.replace(self._model_layout, n_layers=self._stage.n_layers)
         #: 64-bit words of one token's keys and values in one layer.
         self._row_words = self._layout.layer_bytes // block_size // 8
         self._powers = _powers(_CHAIN, shape.max_context + 1)
@@ -140,10 +170,12 @@ class FakeEngine:
         self._word_keys = (np.arange(n_words, dtype=np.uint64) * np.uint64(_GOLDEN)).reshape(
             shape.layers, self._row_words
         )
-        self._all_word_keys = self._word_keys.reshape(-1)
-        #: [layer, key|value, any slot, word]
-        self._page_weights = self._word_weights.reshape(shape.layers, 2, 1, self._row_words // 2)
-        #: [page, layer, key|value, slot, word] over the attached memory.
+        self._stage_word_keys = self._word_keys[first:end].reshape(-1)
+        #: [layer of the stage, key|value, any slot, word]
+        self._page_weights = self._word_weights[first:end].reshape(
+            end - first, 2, 1, self._row_words // 2
+        )
+        #: [page, layer of the stage, key|value, slot, word] over the attached memory.
         self._pool: HashWords | None = None
 
     @property
@@ -152,9 +184,19 @@ class FakeEngine:
         return self.model.name
 
     @property
+    def stage(self) -> EngineStage:
+        """Layers that this engine computes."""
+        return self._stage
+
+    @property
     def layout(self) -> KvLayout:
-        """Layout of a page's bytes."""
+        """Layout of a page's bytes, of the stage's layers."""
         return self._layout
+
+    @property
+    def model_layout(self) -> KvLayout:
+        """Layout of a block of all layers."""
+        return self._model_layout
 
     @property
     def max_context(self) -> int:
@@ -183,7 +225,7 @@ class FakeEngine:
             ValueError: it holds no page, or is read-only.
         """
         n_pages = check_pool(pool, self._layout)
-        shape = (n_pages, self.model.layers, 2, self._layout.block_size, self._row_words // 2)
+        shape = (n_pages, self._stage.n_layers, 2, self._layout.block_size, self._row_words // 2)
         n_bytes = n_pages * self._layout.block_bytes
         self._pool = np.frombuffer(pool.cast("B")[:n_bytes], dtype=np.uint64).reshape(shape)
 
@@ -201,12 +243,14 @@ class FakeEngine:
         *,
         before_layer: LayerHook | None = None,
         after_layer: LayerHook | None = None,
+        activations: StageActivations | None = None,
     ) -> list[TokenResult | None]:
         """Write the runs' KV and draw from all KV of each sequence, as read from the pool.
 
         Raises:
             PoolNotAttached: before `attach`.
-            ValueError: a run that does not fit its pages, the pool or the context.
+            ValueError: a run that does not fit its pages, the pool or the context; activations
+                that do not fit, or a token that is wanted before the last stage.
             EngineLost: see `FakeModelSpec.lost_by`.
         """
         self.check_alive()
@@ -214,20 +258,23 @@ class FakeEngine:
         if pool is None:
             raise PoolNotAttached("this engine has no pool yet; call attach(memory) first")
         check_batch(runs, self._layout, pool.shape[0], self.max_context)
+        check_activations(runs, self._stage, activations)
+        incoming, outgoing = _activation_rows(activations)
         n_tokens = sum(len(run.token_ids) for run in runs)
         layer_s = (self.model.step_s + self.model.token_s * n_tokens) / self.model.layers
         watched = before_layer is not None or after_layer is not None
         prefixes: list[HashWords] = []
         computed: list[HashWords | None] = []
-        for layer in range(self.model.layers):
+        for layer in range(self._stage.n_layers):
             if before_layer is not None:
                 before_layer(layer)
             if layer == 0:
-                prefixes = [self._run_prefix(pool, run) for run in runs]
+                prefixes = self._run_prefixes(pool, runs, incoming)
                 computed = [self._all_rows(prefix) for prefix in prefixes]
             for run, prefix, rows in zip(runs, prefixes, computed, strict=True):
                 if rows is None:
-                    self._write(pool, run, layer, self._rows(prefix, layer)[:, None])
+                    of_layer = self._rows(prefix, self._stage.first_layer + layer)
+                    self._write(pool, run, layer, of_layer[:, None])
                 elif watched:
                     self._write(pool, run, layer, rows[:, layer : layer + 1])
                 elif layer == 0:
@@ -236,11 +283,15 @@ class FakeEngine:
                 after_layer(layer)
             if layer_s > 0:
                 time.sleep(layer_s)
+        if outgoing is not None:
+            self._hand_on(pool, runs, prefixes, incoming, outgoing)
+            return [None] * len(runs)
+        before = _digests_before(runs, incoming)
         tokens = [
             None
             if run.draw is None
-            else self._choose(self._read_digest(pool, run), _end(run), run.draw)
-            for run in runs
+            else self._choose(digest + self._read_digest(pool, run), _end(run), run.draw)
+            for run, digest in zip(runs, before, strict=True)
         ]
         for run, token in zip(runs, tokens, strict=True):
             draw = run.draw
@@ -316,6 +367,34 @@ class FakeEngine:
                 digest += self._digest(prefix, len(tokens) - 1)
         return tokens[len(prompt) :]
 
+    def _hand_on(
+        self,
+        pool: HashWords,
+        runs: Sequence[Run],
+        prefixes: Sequence[HashWords],
+        incoming: HashWords | None,
+        outgoing: HashWords,
+    ) -> None:
+        """Fill the rows for the next stage: the chain, and the digest of the layers so far."""
+        row = 0
+        for run, prefix in zip(runs, prefixes, strict=True):
+            rows = outgoing[row : row + len(prefix)]
+            by_position = self._read_position_digests(pool, run)
+            rows[:, 0] = prefix
+            rows[:, 1] = by_position[run.start :]
+            rows[:1, 1] += np.add.reduce(by_position[: run.start])
+            row += len(prefix)
+        if incoming is not None:
+            outgoing[:, 1] += incoming[:, 1]
+
+    def _run_prefixes(
+        self, pool: HashWords, runs: Sequence[Run], incoming: HashWords | None
+    ) -> list[HashWords]:
+        """Return the chain at each position of each run, as it came or from the pool's value."""
+        if incoming is None:
+            return [self._run_prefix(pool, run) for run in runs]
+        return _by_run(incoming[:, 0].copy(), runs)
+
     def _run_prefix(self, pool: HashWords, run: Run) -> HashWords:
         """Compute the chain at each position of the run, starting from the pool's value."""
         before = _mix_int(self.model.seed)
@@ -345,12 +424,13 @@ class FakeEngine:
         return rows
 
     def _all_rows(self, prefix: HashWords) -> HashWords | None:
-        """Compute the KV words of all layers, [n, layer, words]; None where they are many."""
-        n_layers = self.model.layers
+        """Compute the KV words of the stage, [n, layer, words]; None where they are many."""
+        n_layers = self._stage.n_layers
         if len(prefix) * n_layers * self._row_words > _WORDS_AT_ONCE:
             return None
-        rows = _mix(prefix[:, None] + self._all_word_keys)
-        rows[:, 0] = prefix
+        rows = _mix(prefix[:, None] + self._stage_word_keys)
+        if self._stage.is_first:
+            rows[:, 0] = prefix
         return rows.reshape(len(prefix), n_layers, self._row_words)
 
     def _write(self, pool: HashWords, run: Run, first: int, rows: HashWords) -> None:
@@ -367,22 +447,26 @@ class FakeEngine:
         pool[pages, layers, :, positions % self._layout.block_size] = words
 
     def _read_digest(self, pool: HashWords, run: Run) -> int:
-        """Compute the digest of all KV of a sequence, as many layers at a time as is bounded."""
-        n, n_layers = _end(run), self.model.layers
+        """Compute the digest of all KV of a sequence in this stage's layers."""
+        n, n_layers = _end(run), self._stage.n_layers
         if n <= self._layout.block_size and n * n_layers * self._row_words <= _WORDS_AT_ONCE:
             weighted = pool[run.pages[0], :, :, :n] * self._page_weights
             by_position = np.add.reduce(weighted, axis=(0, 1, 3))
             return int(np.dot(by_position, self._position_weights[:n]))
+        return int(np.add.reduce(self._read_position_digests(pool, run)))
+
+    def _read_position_digests(self, pool: HashWords, run: Run) -> HashWords:
+        """Compute each position's part of the digest, as many layers at a time as is bounded."""
+        n, n_layers = _end(run), self._stage.n_layers
         pages = np.asarray(run.pages[: self._layout.blocks_for(n)], dtype=np.int64)
         n_words = len(pages) * self._layout.block_size * self._row_words
         step = max(1, _WORDS_AT_ONCE // n_words)
-        digest = 0
+        digests = np.zeros(n, dtype=np.uint64)
         for layer in range(0, n_layers, step):
             layers = slice(layer, layer + step)
             weighted = pool[pages, layers] * self._page_weights[layers]
-            by_position = np.add.reduce(weighted, axis=(1, 2, 4)).reshape(-1)[:n]
-            digest += int(np.dot(by_position, self._position_weights[:n]))
-        return digest
+            digests += np.add.reduce(weighted, axis=(1, 2, 4)).reshape(-1)[:n]
+        return digests * self._position_weights[:n]
 
     def _layer_digest(self, rows: HashWords, layer: int, start: int) -> int:
         by_position = (rows * self._word_weights[layer]).sum(axis=1, dtype=np.uint64)
@@ -414,6 +498,34 @@ class _LateToken(PendingToken):
     def __init__(self, token: int, n_calls: int) -> None:
         self.token = token
         self.n_calls = n_calls
+
+
+def _activation_rows(
+    activations: StageActivations | None,
+) -> tuple[HashWords | None, HashWords | None]:
+    """View incoming and outgoing activations as words, [n_tokens, words of a token]."""
+    if activations is None:
+        return None, None
+    incoming, outgoing = (
+        None
+        if side is None
+        else np.frombuffer(side.cast("B"), dtype=np.uint64).reshape(-1, _ACTIVATION_WORDS)
+        for side in (activations.incoming, activations.outgoing)
+    )
+    return incoming, outgoing
+
+
+def _digests_before(runs: Sequence[Run], incoming: HashWords | None) -> list[int]:
+    """Return each run's digest of the layers before this stage."""
+    if incoming is None:
+        return [0] * len(runs)
+    return [int(np.add.reduce(rows)) for rows in _by_run(incoming[:, 1], runs)]
+
+
+def _by_run(rows: HashWords, runs: Sequence[Run]) -> list[HashWords]:
+    """Cut rows of a batch's tokens into those of each run."""
+    ends = np.cumsum([len(run.token_ids) for run in runs])
+    return [rows[end - len(run.token_ids) : end] for run, end in zip(runs, ends, strict=True)]
 
 
 def _end(run: Run) -> int:

@@ -99,8 +99,51 @@ class Run(msgspec.Struct, frozen=True):
 LayerHook = Callable[[int], None]
 
 
+class EngineStage(msgspec.Struct, frozen=True, kw_only=True):
+    """Name the layers that an engine computes: one of equal runs that follow each other.
+
+    Engines of all stages of a model compute together what one engine of all layers computes.
+    """
+
+    index: int = 0
+    n_stages: int = 1
+    #: Of the model's layers, from 0.
+    first_layer: int = 0
+    n_layers: int
+    #: Bytes of one token's activations between two stages; 0 for an engine of all layers.
+    activation_bytes: int = 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Return whether the engine computes all layers."""
+        return self.n_stages == 1
+
+    @property
+    def is_first(self) -> bool:
+        """Return whether the engine embeds tokens."""
+        return self.index == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Return whether the engine chooses and scores tokens."""
+        return self.index == self.n_stages - 1
+
+
+class StageActivations(msgspec.Struct, frozen=True):
+    """Carry the activations that one forward of a stage reads and writes.
+
+    Both are contiguous, ``[sum of tokens, activation_bytes]``: a row for each token of the runs,
+    in their order. The bytes mean something to engines of the same model only.
+    """
+
+    #: None at stage 0.
+    incoming: memoryview | None
+    #: Filled before `Engine.forward` returns; None at the last stage.
+    outgoing: memoryview | None
+
+
 class Engine(Protocol):
-    """A model, loaded, over a pool of pages that its caller registered for transfer."""
+    """A model, or one stage of it, over a pool of pages that its caller registered for transfer."""
 
     @property
     def name(self) -> str:
@@ -108,8 +151,18 @@ class Engine(Protocol):
         ...
 
     @property
+    def stage(self) -> EngineStage:
+        """Layers that this engine computes: all of them, or those of one stage."""
+        ...
+
+    @property
     def layout(self) -> KvLayout:
-        """Layout of a page's bytes."""
+        """Layout of a page's bytes: `n_layers` is the stage's."""
+        ...
+
+    @property
+    def model_layout(self) -> KvLayout:
+        """Layout of a block of all layers, as landings and kvstores have it."""
         ...
 
     @property
@@ -161,15 +214,18 @@ class Engine(Protocol):
         *,
         before_layer: LayerHook | None = None,
         after_layer: LayerHook | None = None,
+        activations: StageActivations | None = None,
     ) -> list[TokenResult | None]:
         """Run a ragged batch and choose the next token of each run that wants one.
 
         Args:
-            runs: of different sequences, in any mix of lengths.
+            runs: of different sequences, in any mix of lengths. Only the last stage may be asked
+                for tokens and scores.
             before_layer: called with the layer's index before its attention reads the pool;
-                may block (KV that is still on its way).
+                may block (KV that is still on its way). Indices count from the stage's first.
             after_layer: called once the layer's keys and values of these runs are in the
                 pool's bytes; must be quick. An exception from either ends the forward.
+            activations: of the stages around this one; None for an engine of all layers.
 
         Returns:
             One entry per run: None where ``draw`` is None, else the token, or the reason why

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import msgspec
 
 from halfmoon_engine.checkpoints.model_folder import open_model_folder
-from halfmoon_engine.errors import BadEngineOption, EngineNotInstalled
+from halfmoon_engine.errors import BadEngineOption, BadEngineStage, EngineNotInstalled
 from halfmoon_engine.fake_engine import FakeEngine, parse_fake_spec
 from halfmoon_engine.interface import Device, Engine
 from halfmoon_engine.native.extension import NativeMode
+from halfmoon_engine.stage_checks import check_stage_index
 from halfmoon_engine.torch_threads import limit_spin_waits
 from halfmoon_protocol.kv_layout import DType
 
@@ -38,6 +39,8 @@ def open_engine(
     native: NativeMode = "auto",
     engine: str = "torch",
     engine_options: Mapping[str, str] = _NO_OPTIONS,
+    stage_index: int = 0,
+    n_stages: int = 1,
 ) -> Engine:
     """Open the engine that `spec` names.
 
@@ -52,8 +55,11 @@ def open_engine(
             and `HALFMOON_ENGINE_NATIVE` is not 0.
         engine: what computes a model: "torch", or an installed package's, such as "vllm".
         engine_options: of that package's engine; torch has none.
+        stage_index: the run of layers to compute, from 0.
+        n_stages: runs of equal length that the layers are cut into; 1 computes them all.
 
     Raises:
+        BadEngineStage: no such stage, or layers that do not divide into so many.
         EngineNotInstalled: no installed package has this engine.
         BadEngineOption: the engine has no such option, or not such a value.
         BadEngineSpec: a spec of a fake engine that can't be read.
@@ -63,11 +69,12 @@ def open_engine(
         ProtocolError: a block size out of range.
         NativeUnavailable: the extension is asked for and not installed.
     """
+    check_stage_index(stage_index, n_stages)
     if spec.startswith("fake://"):
         model = parse_fake_spec(spec)
         if served_name is not None:
             model = msgspec.structs.replace(model, name=served_name)
-        return FakeEngine(model, block_size=block_size)
+        return FakeEngine(model, block_size=block_size, stage_index=stage_index, n_stages=n_stages)
     if engine != "torch":
         return _find_loader(engine)(
             spec,
@@ -77,6 +84,8 @@ def open_engine(
             threads=threads,
             served_name=served_name,
             options=engine_options,
+            stage_index=stage_index,
+            n_stages=n_stages,
         )
     if engine_options:
         raise BadEngineOption(f"engine torch has no options, {sorted(engine_options)} were given")
@@ -88,6 +97,8 @@ def open_engine(
         threads=threads,
         served_name=served_name,
         native=native,
+        stage_index=stage_index,
+        n_stages=n_stages,
     )
 
 
@@ -104,8 +115,14 @@ class EngineLoader(Protocol):
         threads: int | None,
         served_name: str | None,
         options: Mapping[str, str],
+        stage_index: int,
+        n_stages: int,
     ) -> Engine:
-        """Return the loaded engine."""
+        """Return the loaded engine.
+
+        Raises:
+            BadEngineStage: this engine computes no stage, or not this one.
+        """
         ...
 
 
@@ -130,11 +147,15 @@ def load_engine(
     threads: int | None = None,
     served_name: str | None = None,
     native: NativeMode = "auto",
+    stage_index: int = 0,
+    n_stages: int = 1,
 ) -> "TorchEngine":
     """Load a causal language model and prepare it for a paged pool; see `open_engine`.
 
     Its folder is inspected before torch is imported, so most refusals come at once.
     """
+    if n_stages > 1:
+        raise BadEngineStage("engine torch computes no stages yet: leave n_stages at 1")
     inspected = open_model_folder(path_or_hub_id, dtype=dtype)
     limit_spin_waits()
     from halfmoon_engine.checkpoints.torch_loader import load_torch_engine

@@ -15,7 +15,16 @@ from numpy.typing import NDArray
 from halfmoon_engine.batch_checks import check_batch
 from halfmoon_engine.cost_fit import measure_costs
 from halfmoon_engine.errors import PoolNotAttached
-from halfmoon_engine.interface import Draw, GrammarFailed, LayerHook, PendingToken, Run, TokenResult
+from halfmoon_engine.interface import (
+    Draw,
+    EngineStage,
+    GrammarFailed,
+    LayerHook,
+    PendingToken,
+    Run,
+    StageActivations,
+    TokenResult,
+)
 from halfmoon_engine.runners.model_runner import ModelRunner
 from halfmoon_engine.sampling.grammar_masks import GrammarMasks, TokenMask
 from halfmoon_engine.sampling.sampler import choose_tokens
@@ -24,6 +33,7 @@ from halfmoon_engine.sampling.token_logprobs import (
     report_drawn_logprob,
     report_prompt_logprobs,
 )
+from halfmoon_engine.stage_checks import check_activations
 from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_protocol.messages import DecodeCost, PrefillCost
 
@@ -50,11 +60,13 @@ class TorchEngine:
         eos_token_ids: tuple[int, ...],
         grammars: GrammarMasks | None = None,
         native: Any | None = None,
+        stage: EngineStage | None = None,
+        model_layout: KvLayout | None = None,
     ) -> None:
         """Wrap a probed model.
 
         Args:
-            runner: computes the model.
+            runner: computes the model, or a stage of it.
             layout: of a page's bytes.
             name: as clients write it.
             n_vocab: tokens with both an embedding and a logit.
@@ -62,10 +74,14 @@ class TorchEngine:
             eos_token_ids: tokens that end a generation.
             grammars: compiles and follows them; None: requests with one get no token.
             native: the extension's module, which draws and scores tokens; None: numpy does.
+            stage: layers that the runner computes; None: all.
+            model_layout: of all layers; None: `layout`.
         """
         self._runner = runner
         self._name = name
         self._layout = layout
+        self._model_layout = model_layout or layout
+        self._stage = stage or EngineStage(n_layers=layout.n_layers)
         self._max_context = max_context
         self._eos_token_ids = eos_token_ids
         self._n_vocab = n_vocab
@@ -85,9 +101,19 @@ class TorchEngine:
         return self._name
 
     @property
+    def stage(self) -> EngineStage:
+        """Layers that this engine computes."""
+        return self._stage
+
+    @property
     def layout(self) -> KvLayout:
-        """Layout of a page's bytes."""
+        """Layout of a page's bytes, of the stage's layers."""
         return self._layout
+
+    @property
+    def model_layout(self) -> KvLayout:
+        """Layout of a block of all layers."""
+        return self._model_layout
 
     @property
     def max_context(self) -> int:
@@ -131,18 +157,20 @@ class TorchEngine:
         *,
         before_layer: LayerHook | None = None,
         after_layer: LayerHook | None = None,
+        activations: StageActivations | None = None,
     ) -> list[TokenResult | None]:
         """Run a ragged batch and choose the next token of each run that wants one.
 
         Raises:
             PoolNotAttached: before `attach`.
-            ValueError: a run that does not fit its pages, the pool or the context, or a
-                token that is not in the vocabulary.
+            ValueError: a run that does not fit its pages, the pool or the context; a token that
+                is not in the vocabulary; or see `stage_checks.check_activations`.
         """
         if not self._n_pages:
             raise PoolNotAttached("this engine has no pool yet; call attach(memory) first")
         n_pages = None if self._runner.checks_pages else self._n_pages
         check_batch(runs, self._layout, n_pages, self._max_context)
+        check_activations(runs, self._stage, activations)
         if not runs:
             return []
         asked = self._request_masks(runs)  # child processes compute these during the forward

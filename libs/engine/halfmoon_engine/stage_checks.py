@@ -1,0 +1,92 @@
+"""Cut a model's layers into stages, and check what a stage is asked for."""
+
+from collections.abc import Sequence
+
+from halfmoon_engine.errors import BadEngineStage
+from halfmoon_engine.interface import EngineStage, Run, StageActivations
+
+
+def cut_layers(n_layers: int, activation_bytes: int, index: int, n_stages: int) -> EngineStage:
+    """Return a stage of a model's layers.
+
+    Args:
+        n_layers: of the model.
+        activation_bytes: of one token between two stages.
+        index: of the stage, from 0.
+        n_stages: runs of equal length that the layers are cut into; 1 for all layers in one.
+
+    Raises:
+        BadEngineStage: there is no such stage, or the layers do not divide.
+    """
+    check_stage_index(index, n_stages)
+    if n_layers % n_stages:
+        fitting = ", ".join(str(n) for n in range(1, n_layers + 1) if n_layers % n == 0)
+        raise BadEngineStage(
+            f"n_stages is {n_stages}: the model's {n_layers} layers do not divide into so many "
+            f"stages of equal length; choose one of {fitting}"
+        )
+    n_own = n_layers // n_stages
+    return EngineStage(
+        index=index,
+        n_stages=n_stages,
+        first_layer=index * n_own,
+        n_layers=n_own,
+        activation_bytes=0 if n_stages == 1 else activation_bytes,
+    )
+
+
+def check_stage_index(index: int, n_stages: int) -> None:
+    """Check that there is such a stage.
+
+    Raises:
+        BadEngineStage: naming both numbers and the limit.
+    """
+    if n_stages < 1:
+        raise BadEngineStage(f"n_stages is {n_stages}: there is at least 1")
+    if not 0 <= index < n_stages:
+        raise BadEngineStage(
+            f"stage {index} of {n_stages} does not exist: stages are 0 to {n_stages - 1}"
+        )
+
+
+def check_activations(
+    runs: Sequence[Run], stage: EngineStage, activations: StageActivations | None
+) -> None:
+    """Refuse a batch that asks a stage for what it does not compute.
+
+    Raises:
+        ValueError: a token or a score is wanted before the last stage, or activations are
+            missing, of another size, read-only, or of no use.
+    """
+    if not stage.is_last:
+        for i, run in enumerate(runs):
+            if run.draw is not None or run.scoring is not None:
+                raise ValueError(
+                    f"run {i} wants a token or scores of stage {stage.index}; only the last one, "
+                    f"stage {stage.n_stages - 1}, has them: ask there"
+                )
+    incoming = outgoing = None
+    if activations is not None:
+        incoming, outgoing = activations.incoming, activations.outgoing
+    n_bytes = sum(len(run.token_ids) for run in runs) * stage.activation_bytes
+    _check_side("incoming", incoming, not stage.is_first, n_bytes, stage)
+    _check_side("outgoing", outgoing, not stage.is_last, n_bytes, stage)
+    if outgoing is not None and outgoing.readonly:
+        raise ValueError("outgoing activations are read-only memory; a stage writes there")
+
+
+def _check_side(
+    name: str, side: memoryview | None, wanted: bool, n_bytes: int, stage: EngineStage
+) -> None:
+    where = f"stage {stage.index} of {stage.n_stages}"
+    if (side is not None) != wanted:
+        raise ValueError(
+            f"{where} has no {name} activations: give None"
+            if side is not None
+            else f"{where} needs {name} activations of {n_bytes} bytes, none were given"
+        )
+    if side is not None and (side.nbytes != n_bytes or not side.contiguous):
+        raise ValueError(
+            f"{where} needs {n_bytes} contiguous bytes of {name} activations, "
+            f"{side.nbytes} were given"
+        )
