@@ -3,7 +3,7 @@
 import asyncio
 import random
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,13 @@ from halfmoon_kvstore.worker import KvstoreWorker
 from halfmoon_metadata import MemoryStore
 from halfmoon_protocol.blocks import block_hashes
 from halfmoon_protocol.ids import BlockHash, ConductorId, Ticket, WorkerId
-from halfmoon_protocol.kv_events import BlockRemoved, BlockStored, KvEventBatch
+from halfmoon_protocol.kv_events import (
+    BlockRemoved,
+    BlockStored,
+    KvEvent,
+    KvEventBatch,
+    encode_payload,
+)
 from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_protocol.messages import (
     BlocksCommitted,
@@ -47,7 +53,7 @@ from halfmoon_protocol.messages import (
     WorkerInfo,
 )
 from halfmoon_protocol.trace_context import TraceContext
-from halfmoon_runtime.channels.memory_network import MemoryNetwork
+from halfmoon_runtime.channels.memory_network import MemoryNetwork, MemoryPort
 from halfmoon_runtime.channels.network import WorkerLink
 from halfmoon_runtime.clock import FakeClock
 from halfmoon_runtime.kvstore_clients import KvstoreClients
@@ -132,6 +138,7 @@ class Client:
 @dataclass
 class Node:
     worker: KvstoreWorker
+    port: MemoryPort
     clock: FakeClock
     network: MemoryNetwork
     store: MemoryStore
@@ -169,7 +176,7 @@ async def open_node(
 
     worker = KvstoreWorker(port, memory, info, config, clock, record, disk, tracer=tracer)
     task = asyncio.create_task(worker.serve())
-    node = Node(worker, clock, network, store, records, [transfer])
+    node = Node(worker, port, clock, network, store, records, [transfer])
     try:
         yield node
     finally:
@@ -296,7 +303,7 @@ async def test_while_a_long_read_runs_its_lease_is_renewed_and_then_ended() -> N
         await kvstores.close()
 
 
-async def test_stored_and_removed_blocks_are_announced_with_parents_and_tokens() -> None:
+async def test_stored_and_removed_blocks_are_announced_with_their_parents() -> None:
     hashes, tokens = chain(N_SLOTS)
     other, other_tokens = chain(1, salt="x")
     async with open_node(high_watermark=1.0) as node:
@@ -308,16 +315,40 @@ async def test_stored_and_removed_blocks_are_announced_with_parents_and_tokens()
         assert first == BlockStored(
             block_hashes=hashes[:2],
             parent_block_hash=None,
-            token_ids=tokens[:32],
+            token_ids=(),
             block_size=16,
             medium="CPU",
         )
         assert second.block_hashes == hashes[2:]
         assert second.parent_block_hash == hashes[1]
-        assert second.token_ids == tokens[32:]
         # The chain's last block goes first: the others are of no use without their parents.
         assert removed == BlockRemoved(block_hashes=(hashes[-1],), medium="CPU")
         assert third.block_hashes == other
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+async def test_tokens_are_announced_with_each_block_that_is_stored_if_a_setting_says_so(
+    wanted: bool,
+) -> None:
+    hashes, tokens = chain(4)
+    async with open_node(event_tokens=wanted) as node:
+        publish_kv = node.port.publish_kv
+        payloads: list[bytes] = []
+
+        async def recorded(events: Sequence[KvEvent]) -> int:
+            payloads.append(encode_payload(events, 0.0))
+            return await publish_kv(events)
+
+        node.port.publish_kv = recorded  # type: ignore[method-assign]
+        client = await node.client()
+        await client.put(hashes[:2], tokens[:32])
+        await client.put(hashes, tokens)
+        rows = [row for payload in payloads for row in msgspec.msgpack.decode(payload)[1]]
+    announced = [(row["block_hashes"], row["token_ids"]) for row in rows]
+    assert announced == [
+        (list(hashes[:2]), list(tokens[:32]) if wanted else []),
+        (list(hashes[2:]), list(tokens[32:]) if wanted else []),
+    ]
 
 
 async def test_above_the_watermark_room_is_made_ahead_of_demand() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halfmoon_protocol import schema
+from halfmoon_protocol import kv_events, schema
 from halfmoon_protocol.errors import MalformedMessage
 from halfmoon_protocol.kv_events import (
     AllBlocksCleared,
@@ -27,10 +27,19 @@ STORED = BlockStored(
 )
 
 
-def test_a_batch_survives_the_wire() -> None:
-    events = (STORED, BlockRemoved(block_hashes=(b"a" * 16,)), AllBlocksCleared())
+def without_tokens(event: KvEvent) -> KvEvent:
+    is_stored = isinstance(event, BlockStored)
+    return msgspec.structs.replace(event, token_ids=()) if is_stored else event
+
+
+def test_a_batch_survives_the_wire_but_for_its_tokens() -> None:
+    events: tuple[KvEvent, ...] = (
+        STORED,
+        BlockRemoved(block_hashes=(b"a" * 16,)),
+        AllBlocksCleared(),
+    )
     batch = decode_payload(encode_payload(events, 12.5), decode_sequence(encode_sequence(7)))
-    assert batch == KvEventBatch(7, 12.5, events)
+    assert batch == KvEventBatch(7, 12.5, tuple(map(without_tokens, events)))
 
 
 def test_golden_batches_are_read_and_written_the_same() -> None:
@@ -38,7 +47,11 @@ def test_golden_batches_are_read_and_written_the_same() -> None:
     for case in json.loads(golden.read_text()):
         payload = bytes.fromhex(case["payload_hex"])
         batch = decode_payload(payload, decode_sequence(bytes.fromhex(case["sequence_hex"])))
-        assert encode_payload(batch.events, batch.timestamp) == payload
+        timestamp, rows, rank = msgspec.msgpack.decode(payload)
+        whole = msgspec.convert(rows, tuple[KvEvent, ...], strict=False)
+        assert encode_payload(whole, timestamp) == payload and rank is None
+        assert batch.events == tuple(map(without_tokens, whole))
+        assert batch.timestamp == timestamp
 
 
 def test_positional_events_with_more_elements_than_we_know_are_read() -> None:
@@ -48,7 +61,7 @@ def test_positional_events_with_more_elements_than_we_know_are_read() -> None:
         BlockStored(
             block_hashes=(5, 6),
             parent_block_hash=4,
-            token_ids=(1, 2),
+            token_ids=(),
             block_size=1,
             medium="GPU",
         ),
@@ -83,7 +96,7 @@ events = st.one_of(
 def test_maps_and_arrays_say_the_same(batch: list[KvEvent], sequence: int) -> None:
     rows = [as_array(event, n_fields=9) for event in batch]
     arrays = msgspec.msgpack.encode([12.5, rows, None])
-    expected = KvEventBatch(sequence, 12.5, tuple(batch))
+    expected = KvEventBatch(sequence, 12.5, tuple(map(without_tokens, batch)))
     assert decode_payload(arrays, sequence) == expected
     assert decode_payload(encode_payload(batch, 12.5), sequence) == expected
 
@@ -91,7 +104,7 @@ def test_maps_and_arrays_say_the_same(batch: list[KvEvent], sequence: int) -> No
 def test_arrays_of_versions_that_know_no_medium_are_read() -> None:
     payload = msgspec.msgpack.encode([1.0, [as_array(STORED, 4), ["BlockRemoved", [7]]]])
     stored, removed = decode_payload(payload, 0).events
-    assert stored == msgspec.structs.replace(STORED, medium=None)
+    assert stored == msgspec.structs.replace(STORED, token_ids=(), medium=None)
     assert removed == BlockRemoved(block_hashes=(7,))
 
 
@@ -102,6 +115,57 @@ def test_unknown_fields_and_unknown_events_are_left_out() -> None:
     ]
     batch = decode_payload(msgspec.msgpack.encode([1, rows]), 0)
     assert batch.events == (BlockRemoved(block_hashes=(1,)),)
+
+
+def a_map(**fields: object) -> dict[str, object]:
+    return {
+        "type": "BlockStored",
+        "block_hashes": [b"a" * 16],
+        "parent_block_hash": None,
+        "block_size": 2,
+        **fields,
+    }
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        a_map(),
+        a_map(token_ids=[]),
+        a_map(token_ids=[1, 2]),
+        a_map(token_ids=[-1, 2**64 - 1]),
+        a_map(token_ids=[1] * 100_000),
+        a_map(token_ids="no list"),
+        a_map(token_ids={"x": [[None]]}),
+        ["BlockStored", [b"a" * 16], None, [1, 2], 2],
+        ["BlockStored", [b"a" * 16], None, [], 2],
+        ["BlockStored", [b"a" * 16], None, {"x": -1}, 2],
+    ],
+)
+def test_tokens_are_skipped_whatever_they_are(row: object) -> None:
+    (stored,) = decode_payload(msgspec.msgpack.encode([1, [row]]), 0).events
+    assert stored == msgspec.structs.replace(STORED, token_ids=(), medium=None)
+
+
+@pytest.mark.parametrize("tokens", [b"\x91" * 100_000, b"\xdd\xff\xff\xff\xff", b"\xc1"])
+@pytest.mark.parametrize("is_array", [False, True])
+def test_tokens_that_are_no_value_are_malformed(tokens: bytes, is_array: bool) -> None:
+    head = msgspec.msgpack.encode([1, [["BlockStored", [], None, 0]]])[:-1]
+    if not is_array:
+        head = msgspec.msgpack.encode([1, [a_map(token_ids=0)]])[:-1]
+    with pytest.raises(MalformedMessage):
+        decode_payload(head + tokens, 0)
+
+
+def test_more_events_than_the_limit_are_refused_before_any_is_decoded() -> None:
+    limit = kv_events.MAX_EVENTS
+    for row in (0x91, 0xC1):  # an array with what follows, and no value at all
+        events = b"\xdd" + (limit + 1).to_bytes(4, "big") + bytes([row]) * (limit + 1)
+        with pytest.raises(MalformedMessage, match=f"length <= {limit}"):
+            decode_payload(b"\x92\x01" + events, 0)
+    removed = BlockRemoved(block_hashes=(b"a",))
+    batch = decode_payload(encode_payload([removed] * limit, 1.0), 0)
+    assert len(batch.events) == limit
 
 
 @pytest.mark.parametrize("payload", [b"", b"\xc1", b"\x90", b"\x01", b"\x92\x01\x02", b"\xa3abc"])

@@ -5,6 +5,7 @@ import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import msgspec
 import pytest
 
 from halfmoon_protocol.errors import MessageTooLarge
@@ -170,7 +171,7 @@ async def test_kv_events_are_numbered_from_zero_without_gaps(network: Network) -
     stored = BlockStored(
         block_hashes=(b"\x01" * 16, b"\xff" * 16),
         parent_block_hash=None,
-        token_ids=tuple(range(32)),
+        token_ids=(),
         block_size=16,
         medium="CPU",
     )
@@ -185,6 +186,18 @@ async def test_kv_events_are_numbered_from_zero_without_gaps(network: Network) -
     assert all(isinstance(batch, KvEventBatch) for batch in received)
     assert [b.sequence for b in received if isinstance(b, KvEventBatch)] == list(range(30))
     assert [b.events for b in received if isinstance(b, KvEventBatch)] == published
+
+
+async def test_tokens_of_kv_events_are_sent_and_not_received(network: Network) -> None:
+    port = await network.bind("kvstore-0")
+    link = await listening(network, port)
+    stored = BlockStored(
+        block_hashes=(b"a",), parent_block_hash=None, token_ids=tuple(range(16)), block_size=16
+    )
+    await port.publish_kv([stored])
+    batch = await link.receive()
+    assert isinstance(batch, KvEventBatch)
+    assert batch.events == (msgspec.structs.replace(stored, token_ids=()),)
 
 
 async def test_a_send_to_a_caller_that_hung_up_is_refused(network: Network) -> None:

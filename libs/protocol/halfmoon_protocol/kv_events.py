@@ -4,15 +4,23 @@ A publication has three frames: topic, sequence number (8 bytes, big-endian), an
 array ``[ts, [event, …], data_parallel_rank | nil]``. An event is a map with its name under
 ``"type"`` (vLLM since June 2026) or an array that starts with its name (vLLM before, SGLang).
 Halfmoon writes maps and reads both. It ignores unknown fields and elements.
+
+Decoding skips ``token_ids``: an index needs the hashes alone, and the tokens of a block are 100
+times as many bytes. ``halfmoon_servers.kv_events`` decodes the events of servers, whose tokens
+are hashed.
 """
 
 import struct
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from halfmoon_protocol.errors import MalformedMessage
+
+#: Events of one publication. Halfmoon's own have at most 512.
+MAX_EVENTS = 65_536
 
 
 class BlockStored(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=True):
@@ -20,6 +28,8 @@ class BlockStored(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
 
     block_hashes: tuple[int | bytes, ...]
     parent_block_hash: int | bytes | None
+    #: Of all these blocks, one after another. Empty if the sender leaves them out, and in every
+    #: decoded event.
     token_ids: tuple[int, ...]
     block_size: int
     lora_id: int | None = None
@@ -39,9 +49,6 @@ class AllBlocksCleared(msgspec.Struct, frozen=True, tag=True):
 
 
 KvEvent = BlockStored | BlockRemoved | AllBlocksCleared
-_BY_NAME: dict[str, type[KvEvent]] = {
-    kind.__name__: kind for kind in (BlockStored, BlockRemoved, AllBlocksCleared)
-}
 
 
 class KvEventBatch(msgspec.Struct, frozen=True):
@@ -71,40 +78,116 @@ def decode_sequence(frame: bytes) -> int:
 
 def encode_payload(events: Sequence[KvEvent], timestamp: float) -> bytes:
     """Encode the third frame, with events as maps."""
-    rows = [
-        {"type": type(event).__name__, **msgspec.to_builtins(event, builtin_types=(bytes,))}
-        for event in events
-    ]
-    return msgspec.msgpack.encode([timestamp, rows, None])
+    return msgspec.msgpack.encode((timestamp, events, None))
 
 
 def decode_payload(payload: bytes, sequence: int) -> KvEventBatch:
-    """Decode the third frame; leave out events of unknown kinds.
+    """Decode the third frame without its tokens; leave out events of unknown kinds.
 
     Raises:
-        MalformedMessage: not of the form above.
+        MalformedMessage: not of the form above, or over `MAX_EVENTS`.
     """
     try:
-        parts: Any = msgspec.msgpack.decode(payload)
-        timestamp, rows = float(parts[0]), parts[1]
-        events = tuple(event for row in rows if (event := _decode_event(row)) is not None)
-    except (
-        msgspec.DecodeError,
-        msgspec.ValidationError,
-        TypeError,
-        ValueError,
-        LookupError,
-        RecursionError,
-    ) as error:
+        try:
+            known = _KNOWN_MAPS.decode(payload)
+        except msgspec.ValidationError:  # arrays, or kinds that Halfmoon does not know
+            mixed = _ANY_ROWS.decode(payload)
+            rows = (_decode_row(row) for row in mixed.events)
+            return KvEventBatch(
+                sequence, mixed.timestamp, tuple(event for event in rows if event is not None)
+            )
+    except (msgspec.DecodeError, RecursionError) as error:
         raise MalformedMessage(f"not a KV event batch: {error}") from None
-    return KvEventBatch(sequence, timestamp, events)
+    return KvEventBatch(sequence, known.timestamp, tuple([_event(row) for row in known.events]))
 
 
-def _decode_event(row: Any) -> KvEvent | None:
-    if isinstance(row, dict):
-        kind = _BY_NAME.get(row.get("type", ""))
-        fields = row
-    else:
-        kind = _BY_NAME.get(row[0])
-        fields = dict(zip(kind.__struct_fields__, row[1:], strict=False)) if kind else {}
-    return None if kind is None else msgspec.convert(fields, kind)
+# -- rows of a payload -------------------------------------------------------------------------
+
+
+class _StoredMap(msgspec.Struct, tag_field="type", tag="BlockStored"):
+    """`BlockStored` as a map, without `token_ids`: msgspec skips their bytes."""
+
+    block_hashes: tuple[int | bytes, ...]
+    parent_block_hash: int | bytes | None
+    block_size: int
+    lora_id: int | None = None
+    medium: str | None = None
+
+
+class _StoredArray(msgspec.Struct, tag_field="type", tag="BlockStored", array_like=True):
+    """`BlockStored` as an array, with its `token_ids` as bytes of the payload."""
+
+    block_hashes: tuple[int | bytes, ...]
+    parent_block_hash: int | bytes | None
+    token_ids: msgspec.Raw
+    block_size: int
+    lora_id: int | None = None
+    medium: str | None = None
+
+
+class _RemovedArray(msgspec.Struct, tag_field="type", tag="BlockRemoved", array_like=True):
+    block_hashes: tuple[int | bytes, ...]
+    medium: str | None = None
+
+
+class _ClearedArray(msgspec.Struct, tag_field="type", tag="AllBlocksCleared", array_like=True):
+    pass
+
+
+class _MapKind(msgspec.Struct):
+    type: str = ""
+
+
+class _ArrayKind(msgspec.Struct, array_like=True):
+    type: str
+
+
+_MapRow = _StoredMap | BlockRemoved | AllBlocksCleared
+_ArrayRow = _StoredArray | _RemovedArray | _ClearedArray
+
+
+class _KnownMaps(msgspec.Struct, array_like=True):
+    timestamp: float
+    events: Annotated[tuple[_MapRow, ...], Meta(max_length=MAX_EVENTS)]
+
+
+class _AnyRows(msgspec.Struct, array_like=True):
+    timestamp: float
+    events: Annotated[tuple[msgspec.Raw, ...], Meta(max_length=MAX_EVENTS)]
+
+
+_KNOWN_MAPS = msgspec.msgpack.Decoder(_KnownMaps)
+_ANY_ROWS = msgspec.msgpack.Decoder(_AnyRows)
+_MAP_ROW: msgspec.msgpack.Decoder[_MapRow] = msgspec.msgpack.Decoder(_MapRow)
+_ARRAY_ROW: msgspec.msgpack.Decoder[_ArrayRow] = msgspec.msgpack.Decoder(_ArrayRow)
+_MAP_KIND = msgspec.msgpack.Decoder(_MapKind)
+_ARRAY_KIND = msgspec.msgpack.Decoder(_ArrayKind)
+_KINDS = frozenset({"BlockStored", "BlockRemoved", "AllBlocksCleared"})
+
+
+def _decode_row(raw: msgspec.Raw) -> KvEvent | None:
+    row = memoryview(raw)
+    is_array = row[0] & 0xF0 == 0x90 or row[0] in (0xDC, 0xDD)
+    kind = _ARRAY_KIND.decode(row).type if is_array else _MAP_KIND.decode(row).type
+    if kind not in _KINDS:
+        return None
+    return _event(_ARRAY_ROW.decode(row) if is_array else _MAP_ROW.decode(row))
+
+
+def _event(row: _MapRow | _ArrayRow) -> KvEvent:
+    match row:
+        case BlockRemoved() | AllBlocksCleared():
+            return row
+        case _RemovedArray():
+            return BlockRemoved(block_hashes=row.block_hashes, medium=row.medium)
+        case _ClearedArray():
+            return AllBlocksCleared()
+        case _StoredMap() | _StoredArray():
+            return BlockStored(
+                block_hashes=row.block_hashes,
+                parent_block_hash=row.parent_block_hash,
+                token_ids=(),
+                block_size=row.block_size,
+                lora_id=row.lora_id,
+                medium=row.medium,
+            )

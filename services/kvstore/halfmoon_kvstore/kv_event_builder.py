@@ -4,11 +4,13 @@ A block is announced in one medium, the fastest that holds it. A move between ti
 removed from one medium, then stored in the other. So a listener that ignores media knows which
 blocks are here, and a listener that follows media knows how fast they are.
 
-A kvstore gets a block's tokens with the reservation and announces them at the commit; then it
-drops them. Moves between tiers are announced without tokens.
+Halfmoon's own listeners need the hashes alone. With the setting `event_tokens` a put's tokens are
+kept until its commit, and announced with its blocks. Moves between tiers have no tokens.
 """
 
 from collections.abc import Sequence
+
+import msgspec
 
 from halfmoon_protocol.ids import BlockHash
 from halfmoon_protocol.kv_events import BlockRemoved, BlockStored, KvEvent
@@ -19,8 +21,16 @@ from halfmoon_scheduling.tiers.tier_commands import AnnounceBlocks, Tier
 MEDIA: dict[Tier, str] = {"memory": "CPU", "disk": "STORAGE"}
 
 
+def kept_for_events(put: ReserveBlocks, *, with_tokens: bool) -> ReserveBlocks:
+    """Return what is kept of a put until its blocks are announced."""
+    return put if with_tokens else msgspec.structs.replace(put, token_ids=())
+
+
 def stored_events(put: ReserveBlocks, stored: Sequence[BlockHash]) -> list[BlockStored]:
-    """Return one event per contiguous run of `stored`, which are blocks of `put`."""
+    """Return one event per contiguous run of `stored`, which are blocks of `put`.
+
+    They have tokens if `put` has.
+    """
     size = put.layout.block_size
     index = {block: i for i, block in enumerate(put.hashes)}
     positions = sorted(index[block] for block in stored)

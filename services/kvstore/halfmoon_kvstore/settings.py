@@ -50,6 +50,11 @@ class KvstoreSettings(TracedSettings):
         description="What tenants may have here in MiB, memory and disk together:"
         " lab=4096,shop=512,*=256, where * is each tenant that is not named; empty: no limits",
     )
+    event_tokens: bool = Field(
+        False,
+        description="Whether KV events carry the tokens of stored blocks, 100 times as many bytes:"
+        " for listeners of other projects, Halfmoon's own do not read them",
+    )
     reservation_ttl_s: Annotated[float, Field(gt=0)] = Field(
         30.0, description="Seconds until a put that is not committed is discarded"
     )

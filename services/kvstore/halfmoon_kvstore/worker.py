@@ -14,7 +14,7 @@ import structlog
 
 from halfmoon_kvstore.block_store import BlockStore, ModelWorkerLookup, owner_of
 from halfmoon_kvstore.disk_tier.segment_folder import SegmentFolder
-from halfmoon_kvstore.kv_event_builder import stored_events
+from halfmoon_kvstore.kv_event_builder import kept_for_events, stored_events
 from halfmoon_kvstore.lease_spans import LeaseSpans
 from halfmoon_kvstore.metrics import kvstore_metrics, load_message
 from halfmoon_kvstore.outbox import Outbox
@@ -131,7 +131,13 @@ class KvstoreWorker:
         self._replication = (
             None
             if replica_reader is None
-            else ReplicationHandler(replica_reader, self.block_store, self._outbox, clock)
+            else ReplicationHandler(
+                replica_reader,
+                self.block_store,
+                self._outbox,
+                clock,
+                event_tokens=settings.event_tokens,
+            )
         )
         #: Parent of all background tasks, while `serve` runs.
         self._tasks: asyncio.TaskGroup | None = None
@@ -259,7 +265,8 @@ class KvstoreWorker:
         except CacheError as error:
             self._refuse(peer, put.ticket, str(error))
         else:
-            self._puts[peer, put.ticket] = _Put(put, now + self._settings.reservation_ttl_s)
+            kept = kept_for_events(put, with_tokens=self._settings.event_tokens)
+            self._puts[peer, put.ticket] = _Put(kept, now + self._settings.reservation_ttl_s)
             promised = {block for block, _ in reserved.places}
             answer = BlocksReserved(
                 ticket=put.ticket,

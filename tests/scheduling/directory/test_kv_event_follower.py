@@ -1,3 +1,7 @@
+from typing import Any
+
+import msgspec
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -9,6 +13,7 @@ from halfmoon_protocol.kv_events import (
     BlockStored,
     KvEvent,
     KvEventBatch,
+    decode_payload,
 )
 from halfmoon_scheduling.directory.kv_event_follower import KvEventFollower
 from halfmoon_scheduling.directory.prefix_index import PrefixIndex
@@ -51,6 +56,23 @@ def test_events_in_order_change_the_index() -> None:
     assert holds(index, 3)
     assert not f.on_events(K, batch(3, AllBlocksCleared()), 0)
     assert holds(index)
+
+
+@pytest.mark.parametrize("as_arrays", [False, True])
+@pytest.mark.parametrize("tokens", [{}, {"token_ids": []}, {"token_ids": [7] * 48}])
+def test_an_index_is_the_same_with_and_without_tokens_in_the_events(
+    tokens: dict[str, list[int]], as_arrays: bool
+) -> None:
+    fields = {"block_hashes": [block(n) for n in (1, 2, 3)], "parent_block_hash": None, **tokens}
+    first: Any = {"type": "BlockStored", **fields, "block_size": 16}
+    removed: Any = {"type": "BlockRemoved", "block_hashes": [block(2)]}
+    if as_arrays:
+        first = ["BlockStored", *list(fields.values())[:2], tokens.get("token_ids", []), 16]
+        removed = list(removed.values())
+    f, index = follower()
+    assert not f.on_events(K, decode_payload(msgspec.msgpack.encode([0, [first]]), 1), 0)
+    assert not f.on_events(K, decode_payload(msgspec.msgpack.encode([0, [removed]]), 2), 0)
+    assert holds(index, 1, 3)
 
 
 def test_a_gap_asks_for_a_snapshot_once_and_what_follows_is_kept_for_it() -> None:

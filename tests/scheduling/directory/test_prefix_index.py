@@ -11,6 +11,9 @@ from halfmoon_scheduling.directory.prefix_index import PrefixIndex
 
 W = [WorkerId(f"kvstore-{i}") for i in range(4)]
 
+#: Workers of the state machine with one block each.
+N_EARLIER = 70
+
 
 def blocks(*names: int) -> list[BlockHash]:
     return [BlockHash(name.to_bytes(16, "big")) for name in names]
@@ -103,6 +106,9 @@ class IndexAgainstSets(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.index = PrefixIndex()
+        # Sets of later workers are large numbers, of which equal ones are not always one object.
+        for i in range(N_EARLIER):
+            self.index.add(WorkerId(f"earlier-{i}"), blocks(100 + i))
         self.held: dict[WorkerId, set[BlockHash]] = {worker: set() for worker in W}
 
     @rule(worker=WORKERS, names=BLOCKS)
@@ -138,7 +144,7 @@ class IndexAgainstSets(RuleBasedStateMachine):
     @invariant()
     def sizes_agree(self) -> None:
         self.index.check()
-        assert len(self.index) == len(set().union(*self.held.values()))
+        assert len(self.index) == N_EARLIER + len(set().union(*self.held.values()))
         assert {w: self.index.n_blocks(w) for w in W} == {w: len(h) for w, h in self.held.items()}
 
 

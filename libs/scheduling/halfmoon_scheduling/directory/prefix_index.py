@@ -7,7 +7,7 @@ one object, since most blocks are held by one kvstore. So a block costs its 16-b
 entry, about 110 bytes, for any number of workers.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from halfmoon_protocol.ids import BlockHash, WorkerId
 
@@ -47,32 +47,23 @@ class PrefixIndex:
     def add(self, worker: WorkerId, hashes: Iterable[BlockHash]) -> None:
         """Add a worker as the holder of blocks; it may hold some already."""
         bit = 1 << self._slot(worker)
-        added = 0
-        for block in hashes:
-            before = self._holders.get(block, 0)
-            if not before & bit:
-                self._set(block, before, before | bit)
-                added += 1
-        self._count(worker, added)
+        self._count(worker, self._change(hashes, lambda held: held | bit))
 
     def remove(self, worker: WorkerId, hashes: Iterable[BlockHash]) -> None:
         """Remove a worker as the holder of blocks; it may not hold some."""
-        if (slot := self._slots.get(worker)) is None:
-            return
-        bit = 1 << slot
-        gone = 0
-        for block in hashes:
-            before = self._holders.get(block, 0)
-            if before & bit:
-                self._set(block, before, before & ~bit)
-                gone += 1
-        self._count(worker, -gone)
+        if (slot := self._slots.get(worker)) is not None:
+            others = ~(1 << slot)
+            self._count(worker, -self._change(hashes, lambda held: held & others))
 
     def clear(self, worker: WorkerId) -> None:
         """Remove a worker as the holder of all its blocks; this visits all blocks once."""
         if (slot := self._slots.get(worker)) is not None:
             bit = 1 << slot
-            self.remove(worker, [block for block, held in self._holders.items() if held & bit])
+            # Equal sets are one object, and an id is compared faster than many slots.
+            with_it = {id(same) for same, _ in self._sets.values() if same & bit}
+            self.remove(
+                worker, [block for block, held in self._holders.items() if id(held) in with_it]
+            )
 
     def replace(self, worker: WorkerId, hashes: Iterable[BlockHash]) -> None:
         """Set the blocks that a worker holds."""
@@ -134,19 +125,48 @@ class PrefixIndex:
             del self._n_blocks[worker]
             self._workers[self._slots.pop(worker)] = None
 
-    def _set(self, block: BlockHash, before: int, after: int) -> None:
+    def _change(self, hashes: Iterable[BlockHash], change: Callable[[int], int]) -> int:
+        """Change the sets of blocks; return how many blocks have another set than before.
+
+        Most blocks in a row have the same set. Each run of them is computed and counted once,
+        since the cost of a set grows with the number of workers.
+        """
+        n_changed = n_run = 0
+        before: int | None = None
+        after = 0
+        for block in hashes:
+            held = self._holders.get(block, 0)
+            if held is not before:
+                self._recount(before, after, n_run)
+                before, n_run = held, 0
+                after = self._interned(change(held))
+            if after is before:
+                continue
+            if after:
+                self._holders[block] = after
+            else:
+                del self._holders[block]
+            n_run += 1
+            n_changed += 1
+        self._recount(before, after, n_run)
+        return n_changed
+
+    def _interned(self, held: int) -> int:
+        """Return the object in use for a set."""
+        return self._sets.get(held, (held, 0))[0]
+
+    def _recount(self, before: int | None, after: int, n: int) -> None:
+        """Count `n` blocks that have changed from one set to another."""
+        if not n:
+            return
+        if after:
+            self._sets[after] = (after, self._sets.get(after, (after, 0))[1] + n)
         if before:
-            same, n = self._sets[before]
-            if n == 1:
+            same, n_before = self._sets[before]
+            if n_before == n:
                 del self._sets[before]
             else:
-                self._sets[before] = (same, n - 1)
-        if after:
-            same, n = self._sets.get(after, (after, 0))
-            self._sets[same] = (same, n + 1)
-            self._holders[block] = same
-        else:
-            del self._holders[block]
+                self._sets[before] = (same, n_before - n)
 
     def _members(self, held: int) -> Iterator[WorkerId]:
         while held:

@@ -1,7 +1,7 @@
 """Connect a soak's clients to nodes that restart, and follow a node's events."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 import msgspec
@@ -140,8 +140,7 @@ class KvEventListener:
             match heard:
                 case KvEventBatch(events=events):
                     ask |= self._follower.on_events(self._name, heard, now)
-                    for event in events:
-                        self._on_event(event, n_kills)
+                    self._on_events(events, n_kills)
                 case BlocksSnapshot(sequence=sequence, hashes=hashes):
                     ask |= self._follower.on_snapshot(self._name, sequence, hashes, now)
                 case KvstoreLoad(sequence=sequence):
@@ -152,19 +151,28 @@ class KvEventListener:
             if ask:
                 await link.send(SnapshotBlocks())
 
-    def _on_event(self, event: KvEvent, n_kills: int) -> None:
-        """Record which blocks are on the disk.
+    def _on_events(self, events: Sequence[KvEvent], n_kills: int) -> None:
+        """Record which blocks are on the disk, from the events of one publication.
 
-        A block that moves between tiers is announced as removed, then as stored, without tokens.
-        It is on the disk whichever way it moves.
+        A block that moves between tiers is announced as removed from one, then as stored in the
+        other. It is on the disk whichever way it moves. Both events are in one publication, unless
+        that is full. A put of a block that has left the disk is announced in a later publication,
+        since the answer to its reservation is sent in between.
         """
-        match event:
-            case BlockStored(block_hashes=hashes, token_ids=()):
-                self._model.on_saved(self._name, _ours(hashes), n_kills)
-            case BlockRemoved(block_hashes=hashes):
-                self._model.on_erased(self._name, _ours(hashes), n_kills)
-            case _:
-                pass
+        from_disk: set[BlockHash] = set()
+        for event in events:
+            match event:
+                case BlockStored(block_hashes=hashes, medium="STORAGE"):
+                    self._model.on_saved(self._name, _ours(hashes), n_kills)
+                case BlockStored(block_hashes=hashes):
+                    moved = from_disk.intersection(_ours(hashes))
+                    self._model.on_saved(self._name, moved, n_kills)
+                case BlockRemoved(block_hashes=hashes, medium=medium):
+                    self._model.on_erased(self._name, _ours(hashes), n_kills)
+                    if medium == "STORAGE":
+                        from_disk |= {*_ours(hashes)}
+                case _:
+                    pass
 
 
 def _ours(hashes: Iterable[int | bytes]) -> list[BlockHash]:

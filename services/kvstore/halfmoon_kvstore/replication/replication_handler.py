@@ -5,7 +5,7 @@ serves the blocks. One order runs at a time; others are refused and may be retri
 """
 
 from halfmoon_kvstore.block_store import BlockStore
-from halfmoon_kvstore.kv_event_builder import stored_events
+from halfmoon_kvstore.kv_event_builder import kept_for_events, stored_events
 from halfmoon_kvstore.outbox import Outbox
 from halfmoon_kvstore.replication.replica_reader import ReplicaReader
 from halfmoon_protocol.errors import LayoutMismatch
@@ -34,8 +34,16 @@ class ReplicationHandler:
     """Carry out copy orders, one at a time."""
 
     def __init__(
-        self, reader: ReplicaReader, block_store: BlockStore, outbox: Outbox, clock: Clock
+        self,
+        reader: ReplicaReader,
+        block_store: BlockStore,
+        outbox: Outbox,
+        clock: Clock,
+        *,
+        event_tokens: bool = False,
     ) -> None:
+        """Prepare the handler; `event_tokens` announces copied blocks with their tokens."""
+        self._event_tokens = event_tokens
         self._reader = reader
         self._block_store = block_store
         self._outbox = outbox
@@ -95,7 +103,8 @@ class ReplicationHandler:
             tiers.revoke(_COPIES, put.ticket)
             raise
         stored = tiers.commit(_COPIES, put.ticket, checksums, self._clock.now())
-        self._outbox.publish(stored_events(put, stored))
+        announced = kept_for_events(put, with_tokens=self._event_tokens)
+        self._outbox.publish(stored_events(announced, stored))
         self._block_store.run_commands()
         missing = (i for i, block in enumerate(put.hashes) if block not in tiers)
         return next(missing, len(put.hashes))
