@@ -40,6 +40,7 @@ VALUES = {
     "placement": "load_balance",
     "admission": "early",
     "eviction": "lfu",
+    "queue_order": "slack",
     "engine_options": {"enforce_eager": "a=b c"},
     "transfer_backends": "tcp",
 }

@@ -8,6 +8,7 @@ from halfmoon_runtime.settings import ServiceSettings
 from halfmoon_scheduling.admission_modes import ADMISSION_MODES
 from halfmoon_scheduling.cache.eviction_policies import EVICTION_POLICIES
 from halfmoon_scheduling.placement.modes import PLACEMENT_MODES
+from halfmoon_scheduling.prefill.queue_order import QUEUE_ORDERS
 from halfmoon_transfer.backends import BACKENDS
 from halfmoon_workers.decode.decode_settings import DecodeSettings
 from halfmoon_workers.prefill.prefill_settings import PrefillSettings
@@ -16,7 +17,13 @@ CHOICES = [
     (ConductorSettings, "placement", PLACEMENT_MODES, ["--model=fake://tiny"]),
     (ConductorSettings, "admission", ADMISSION_MODES, ["--model=fake://tiny"]),
     (KvstoreSettings, "eviction", EVICTION_POLICIES, []),
+    (PrefillSettings, "queue_order", QUEUE_ORDERS, ["--model=fake://tiny"]),
 ]
+
+
+def flag(field: str) -> str:
+    """The command line's name of a setting."""
+    return field.replace("_", "-")
 
 
 @pytest.mark.parametrize(("settings", "field", "names", "flags"), CHOICES)
@@ -24,7 +31,7 @@ def test_each_registered_name_can_be_set(
     settings: type[ServiceSettings], field: str, names: list[str], flags: list[str]
 ) -> None:
     for name in names:
-        assert getattr(settings.from_args([*flags, f"--{field}={name}"]), field) == name
+        assert getattr(settings.from_args([*flags, f"--{flag(field)}={name}"]), field) == name
 
 
 @pytest.mark.parametrize(("settings", "field", "names", "flags"), CHOICES)
@@ -36,9 +43,9 @@ def test_another_name_is_refused_with_those_that_there_are(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(SystemExit):
-        settings.from_args([*flags, f"--{field}=psychic"])
+        settings.from_args([*flags, f"--{flag(field)}=psychic"])
     said = capsys.readouterr().err
-    assert f"--{field} (HALFMOON_{field.upper()}) is 'psychic'" in said
+    assert f"--{flag(field)} (HALFMOON_{field.upper()}) is 'psychic'" in said
     assert f"there are: {', '.join(names)}" in said
 
 

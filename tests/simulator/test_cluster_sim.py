@@ -111,6 +111,18 @@ def test_the_larger_priority_is_computed_first_and_pauses_what_is_under_way() ->
     assert (urgent.first_token_s or 0) < (long.first_token_s or 0) < (plain.first_token_s or 0)
 
 
+def test_a_prompt_that_is_due_soon_is_computed_before_one_with_time_left() -> None:
+    asks = [
+        a_trace_request(n_input=120, prompt=0),
+        a_trace_request(at_s=1.0, n_input=40, prompt=1, ttft_slo_s=50.0),
+        a_trace_request(at_s=1.0, n_input=40, prompt=2, ttft_slo_s=7.0),
+    ]
+    by_arrival = audited(a_world(*asks, chunk_tokens=40)).records
+    assert [one.meets(None, None) for one in by_arrival] == [True, True, False]
+    by_slack = audited(a_world(*asks, chunk_tokens=40, queue_order="slack")).records
+    assert [one.meets(None, None) for one in by_slack] == [True, True, True]
+
+
 def test_pages_are_taken_in_the_order_of_priority() -> None:
     asks = [
         a_trace_request(n_input=150, prompt=0),

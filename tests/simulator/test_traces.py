@@ -40,9 +40,16 @@ def test_a_line_may_have_a_priority(tmp_path: Path) -> None:
     assert request.priority == -2
 
 
+def test_a_line_may_have_a_limit_of_its_own(tmp_path: Path) -> None:
+    path = write(tmp_path, {**GOOD, "ttft_slo_s": 2}, GOOD)
+    assert [request.ttft_slo_s for request in read_trace(path)] == [2, None]
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [
+        ({"ttft_slo_s": 0}, ["ttft_slo_s", "0"]),
+        ({"ttft_slo_s": "soon"}, ["ttft_slo_s", "'soon'"]),
         ({"input_length": "7"}, ["input_length", "'7'"]),
         ({"input_length": 0}, ["input_length", "0"]),
         ({"output_length": None}, ["output_length", "None"]),

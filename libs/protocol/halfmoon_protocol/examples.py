@@ -126,6 +126,7 @@ EXAMPLES: tuple[Message, ...] = (
         cached=CachedPrefix(KVSTORE, 1, (REPLICA,)),
         store_in=KVSTORE,
         priority=2,
+        deadline_s=2.5,
         stages=(StageAddress(WorkerId("prefill-1"), 1, "tcp://127.0.0.1:7111"),),
         trace=TRACE,
         cache_salt="tenant-a",

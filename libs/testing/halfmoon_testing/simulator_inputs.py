@@ -43,9 +43,10 @@ def a_trace_request(
     shared: int = 0,
     session: str | None = None,
     priority: int = 0,
+    ttft_slo_s: float | None = None,
 ) -> TraceRequest:
     """Return a request in blocks of 16 tokens; all requests share its first `shared` blocks."""
     n_blocks = -(-n_input // 16)
     own = 1_000 * (prompt + 1)
     blocks = (*range(min(shared, n_blocks)), *range(own + shared, own + n_blocks))
-    return TraceRequest(at_s, n_input, n_output, blocks, session, priority)
+    return TraceRequest(at_s, n_input, n_output, blocks, session, priority, ttft_slo_s)

@@ -239,6 +239,23 @@ def test_a_late_grant_leaves_less_time_for_writing() -> None:
     assert message_to(core.reserved(rid="cmpl-2"), P0).landing_expires_s == 0.0
 
 
+@pytest.mark.parametrize(("own_s", "left_s"), [(None, 6.0), (10.0, 8.0), (1.0, 0.0)])
+def test_prefill_is_told_in_how_many_seconds_the_first_token_is_due(
+    own_s: float | None, left_s: float
+) -> None:
+    core = Core("prefill-0", "decode-0", ttft_slo_s=8.0)
+    core.arrive(ttft_slo_s=own_s)
+    core.now = 2.0
+    assert message_to(core.reserved(), P0).deadline_s == left_s
+
+
+def test_a_request_whose_answer_has_begun_is_due_at_once() -> None:
+    core = Core("prefill-0", "decode-0")
+    request = msgspec.structs.replace(a_request(retry_id(R1, 2), n_tokens=40), n_prompt=30)
+    core.arrive(request)
+    assert message_to(core.reserved(rid=request.request_id), P0).deadline_s == 0.0
+
+
 def test_prefill_is_told_where_the_cached_prefix_is_and_where_to_store() -> None:
     core = Core("prefill-0", "decode-0", "kvstore-0", "kvstore-1")
     core.join("prefill-0", home_kvstore="kvstore-0")

@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -12,12 +12,16 @@ from halfmoon_scheduling.prefill.prefill_queue import (
     PrefillQueue,
     QueueFull,
 )
+from halfmoon_scheduling.prefill.queue_order import MAX_SLACK_S, QUEUE_ORDERS
 
 A, B, C, D, E = (RequestId(name) for name in "abcde")
 
 
 def queue(
-    chunk_tokens: int = 10, max_requests: int = 8, long_tokens: int | None = None
+    chunk_tokens: int = 10,
+    max_requests: int = 8,
+    long_tokens: int | None = None,
+    order: str = "arrival",
 ) -> PrefillQueue:
     """A queue; `long_tokens`: what a request alone in its pass may take, at a second a token."""
     long_chunks = None
@@ -25,7 +29,10 @@ def queue(
         limits = LongChunkLimits(max_tokens=1000, max_s=long_tokens)
         long_chunks = LongChunks(limits, PrefillCost(c0_s=0.0, c1_s=1.0))
     return PrefillQueue(
-        chunk_tokens=chunk_tokens, max_requests=max_requests, long_chunks=long_chunks
+        chunk_tokens=chunk_tokens,
+        max_requests=max_requests,
+        long_chunks=long_chunks,
+        order=QUEUE_ORDERS[order],
     )
 
 
@@ -108,6 +115,129 @@ def test_long_chunks_shrink_on_a_worker_that_is_slower_than_it_said() -> None:
     for _ in range(50):
         q.observe_pass([PrefillChunk(B, 0, 10, False)], 20.0)
     assert q.next_batch() == [PrefillChunk(A, 0, 20, False)]
+
+
+# -- deadlines -----------------------------------------------------------------------------------
+
+
+def by_slack(chunk_tokens: int = 10, max_requests: int = 100) -> PrefillQueue:
+    """A queue in the order of slack, in which each token is predicted to take a second."""
+    return queue(chunk_tokens, max_requests, long_tokens=1, order="slack")
+
+
+def test_the_least_slack_goes_first() -> None:
+    q = by_slack()
+    q.push(A, n_tokens=5, n_cached=0, arrived_s=0.0, deadline_s=40.0)  # 35 s
+    q.push(B, n_tokens=5, n_cached=0, arrived_s=1.0, deadline_s=20.0)  # due at 15 s
+    q.push(C, n_tokens=25, n_cached=0, arrived_s=2.0, deadline_s=30.0)  # due at 5 s
+    q.push(D, n_tokens=25, n_cached=20, arrived_s=3.0, deadline_s=30.0)  # due at 25 s
+    q.push(E, n_tokens=1, n_cached=0, arrived_s=4.0, priority=1)
+    assert list(q.in_order()) == [E, C, B, D, A]
+
+
+def test_slack_follows_what_turns_out_to_be_cached() -> None:
+    q = by_slack()
+    q.push(A, n_tokens=30, n_cached=0, arrived_s=0.0, deadline_s=50.0, ready=False)
+    q.push(B, n_tokens=10, n_cached=0, arrived_s=0.0, deadline_s=45.0)
+    assert list(q.in_order()) == [A, B]
+    q.rebase(A, 20)
+    q.check()
+    assert list(q.in_order()) == [B, A]
+
+
+def test_two_prompts_do_not_take_turns_while_they_are_computed() -> None:
+    q = by_slack()
+    q.push(A, n_tokens=30, n_cached=0, arrived_s=0.0, deadline_s=40.0)
+    q.push(B, n_tokens=30, n_cached=0, arrived_s=0.0, deadline_s=41.0)
+    computed = []
+    while batch := q.next_batch():
+        computed += [chunk.request_id for chunk in batch]
+        q.advance(batch)
+    assert computed == [A, A, A, B, B, B]
+
+
+def test_what_is_late_anyway_goes_before_none_that_came_earlier() -> None:
+    q = by_slack()
+    q.push(A, n_tokens=5, n_cached=0, arrived_s=0.0, deadline_s=6.0)
+    q.push(B, n_tokens=500, n_cached=0, arrived_s=2.0, deadline_s=3.0)
+    assert list(q.in_order()) == [A, B]
+
+
+ARRIVALS = st.lists(
+    st.tuples(
+        st.floats(0.0, 50.0),  # seconds since the arrival before
+        st.integers(1, 40),  # tokens
+        st.none() | st.floats(0.0, 300.0),  # seconds until its deadline
+        st.integers(0, 1),  # priority
+    ),
+    min_size=1,
+    max_size=40,
+)
+
+
+@given(ARRIVALS)
+def test_no_request_waits_for_those_that_arrive_once_its_slack_is_used_up(
+    arrivals: list[tuple[float, int, float | None, int]],
+) -> None:
+    q = by_slack()
+    now = 0.0
+    arrived: list[tuple[float, float, int]] = []  # arrival, end of the slack, priority
+    for i, (pause_s, n_tokens, left_s, priority) in enumerate(arrivals):
+        now += pause_s
+        q.push(
+            RequestId(str(i)),
+            n_tokens=n_tokens,
+            n_cached=0,
+            priority=priority,
+            arrived_s=now,
+            deadline_s=None if left_s is None else now + left_s,
+        )
+        slack_s = MAX_SLACK_S if left_s is None else min(MAX_SLACK_S, left_s - n_tokens)
+        arrived.append((now, now + max(0.0, slack_s), priority))
+    q.check()
+    turns = [int(request_id) for request_id in q.in_order()]
+    place = {i: turn for turn, i in enumerate(turns)}
+    for i, (_, used_up_s, priority) in enumerate(arrived):
+        for j, (later_s, _, its_priority) in enumerate(arrived):
+            if its_priority == priority and later_s > used_up_s + 1e-6:
+                assert place[i] < place[j]
+        assert all(place[i] < place[j] for j, one in enumerate(arrived) if one[2] < priority)
+
+
+@given(ARRIVALS)
+def test_slack_is_the_order_of_arrival_where_no_request_has_a_deadline(
+    arrivals: list[tuple[float, int, float | None, int]],
+) -> None:
+    queues = queue(max_requests=100, long_tokens=1), by_slack()
+    for q in queues:
+        now = 0.0
+        for i, (pause_s, n_tokens, _, priority) in enumerate(arrivals):
+            now += pause_s
+            q.push(
+                RequestId(str(i)),
+                n_tokens=n_tokens,
+                n_cached=0,
+                arrived_s=now,
+                priority=priority,
+            )
+    by_arrival, slack = queues
+    assert list(by_arrival.in_order()) == list(slack.in_order())
+    while batch := by_arrival.next_batch():
+        assert batch == slack.next_batch()
+        by_arrival.advance(batch)
+        slack.advance(batch)
+    assert not slack.next_batch()
+
+
+def test_a_request_with_little_slack_is_not_overtaken_for_ever_by_larger_priorities() -> None:
+    q = by_slack()
+    q.push(A, n_tokens=10, n_cached=0, arrived_s=0.0, deadline_s=12.0)
+    for i in range(OVERTAKEN_PASSES):
+        q.push(RequestId(f"urgent-{i}"), n_tokens=10, n_cached=0, arrived_s=1.0, priority=1)
+        q.advance(q.next_batch())
+        q.check()
+    q.push(B, n_tokens=10, n_cached=0, arrived_s=2.0, deadline_s=2.0, priority=9)
+    assert next(q.in_order()) == A
 
 
 # -- requests that wait --------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from halfmoon_cli.simulate.hit_rate_table import print_hit_rates
 from halfmoon_scheduling.admission_modes import ADMISSION_MODES
 from halfmoon_scheduling.cache.eviction_policies import EVICTION_POLICIES
 from halfmoon_scheduling.placement.modes import PLACEMENT_MODES
+from halfmoon_scheduling.prefill.queue_order import QUEUE_ORDERS
 from halfmoon_simulator.cluster.cluster_sim import BadScenario, WorkerFault
 from halfmoon_simulator.cluster.cluster_spec import ClusterSpec
 from halfmoon_simulator.colocated.colocated_baseline import ColocatedSpec
@@ -39,7 +40,7 @@ Source = Annotated[
     typer.Argument(
         help="A trace in the published JSONL format; or conversation, synthetic, toolagent, arxiv;"
         " or a data set: l-eval, arxiv-summarization, simulated-16k to -128k;"
-        " or hot-prefixes, swinging"
+        " or chat-and-documents, hot-prefixes, swinging"
     ),
 ]
 
@@ -68,6 +69,12 @@ def simulate(
         str,
         typer.Option(help=f"How prefill workers are chosen: {PLACEMENT_MODES.names}"),
     ] = "kvcache_centric",
+    queue_order: Annotated[
+        str,
+        typer.Option(
+            help=f"Which request of equal priority is prefilled first: {QUEUE_ORDERS.names}"
+        ),
+    ] = "arrival",
     admission: Annotated[
         str, typer.Option(help=f"Which requests are admitted: {ADMISSION_MODES.names}")
     ] = "none",
@@ -148,12 +155,15 @@ def simulate(
             n_decode=decode,
             group_size=group_size,
             local_prefill_tokens=local_prefill,
+            queue_order=queue_order,
         )
         label = f"{prefill}P+{decode}D {placement}"
         if group_size > 1:
             label += f", groups of {group_size}"
         if local_prefill:
             label += f", local up to {local_prefill}"
+        if queue_order != "arrival":
+            label += f", by {queue_order}"
         if admission != "none":
             label += f", {admission}"
         if coupled:

@@ -84,6 +84,9 @@ class StartPrefill(Message, frozen=True, tag="start_prefill"):
     #: The largest priority in the queue goes first. The worker decides how others are kept from
     #: starving.
     priority: Annotated[int, Meta(ge=-(2**40), le=2**40)] = 0
+    #: Seconds from this message's arrival until the first token is due: what is left of the limit
+    #: of its time to first token; none: there is no limit. A worker may order its queue by it.
+    deadline_s: Seconds | None = None
     #: Parent of the worker's span; none: not traced.
     trace: TraceContext | None = None
     #: The salt in `block_hashes`, for a server that hashes the blocks by itself; empty: none.

@@ -1,5 +1,6 @@
 """Compute the limits of a request: its own, or the conductor's in seconds or multiples."""
 
+from halfmoon_protocol.bounds import MAX_SECONDS
 from halfmoon_protocol.ids import WorkerId
 from halfmoon_scheduling.cluster.cluster_state import Cluster
 from halfmoon_scheduling.config import SchedulingConfig
@@ -24,6 +25,19 @@ class Slos:
             return limit_s
         alone_s = self._cluster.prefills.unloaded_s(prefill, len(request.token_ids))
         return config.ttft_slo_multiple * alone_s
+
+    def first_token_left_s(
+        self, request: Request, prefill: WorkerId | None, waited_s: float
+    ) -> float | None:
+        """Return the seconds until the next token is due of a request that has waited so long.
+
+        None: there is no limit. A request whose answer has begun is due at once: a client waits
+        in the middle of it.
+        """
+        if len(request.token_ids) > request.n_prompt:
+            return 0.0
+        limit_s = self.ttft_s(request, prefill)
+        return None if limit_s is None else min(MAX_SECONDS, max(0.0, limit_s - waited_s))
 
     def tbt_s(self, request: Request, decode: WorkerId | None) -> float | None:
         """Return the limit of the time between tokens.

@@ -100,7 +100,7 @@ class Conductor:
         self._placer = Placer(config, self.cluster, self.index, self.costs)
         self._role_balancer = RoleBalancer(config, self.cluster) if config.role_changes else None
         self._log = DecisionLog(config.kept_decisions)
-        slos = Slos(config, self.cluster)
+        slos = self._slos = Slos(config, self.cluster)
         q = config.admission_quantile
         self._bounds = LimitBounds(q) if q else None
         self._table = RequestTable(config, self.cluster, slos, self._bounds)
@@ -322,6 +322,9 @@ class Conductor:
             store_in=None if home is None else self.cluster.address(home),
             stages=tuple(self.cluster.stage_address(stage) for stage in chosen.workers[1:]),
             priority=request.priority,
+            deadline_s=self._slos.first_token_left_s(
+                request, chosen.pool_worker, now - state.arrived_s
+            ),
             tenant=request.tenant,
             cache_salt=request.cache_salt,
         )

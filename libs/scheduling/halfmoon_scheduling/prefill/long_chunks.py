@@ -63,6 +63,10 @@ class LongChunks:
             return 1.0
         return min(MAX_SCALE, max(MIN_SCALE, self._observed_s.value / self._predicted_s.value))
 
+    def predict_s(self, start: int, stop: int) -> float:
+        """Return the predicted seconds of a run of tokens that is computed in one pass."""
+        return self.scale * unscaled_prefill_s(self._cost, stop, start)
+
     def tokens_from(self, start: int) -> int:
         """Return the most tokens of a chunk that begins at this position; perhaps 0.
 

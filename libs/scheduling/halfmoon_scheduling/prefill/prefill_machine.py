@@ -198,6 +198,8 @@ class PrefillMachine:
                 priority=start.priority,
                 # The scores of a chunk need its logits over the whole vocabulary at once.
                 may_be_long=start.sampling.prompt_logprobs is None,
+                arrived_s=now,
+                deadline_s=None if start.deadline_s is None else now + start.deadline_s,
             )
         except QueueFull as error:
             return [EndRequest(start.request_id, PrefillFailure(str(error), retryable=True))]

@@ -7,9 +7,10 @@ A pass has few tokens when several requests share it: each of them has its first
 pass ends. A long prompt whose turn it is has a pass to itself, of more tokens. Its chunks stay
 short while a request that goes before it gets ready.
 
-The largest priority goes first, then the earlier arrival. A request that is partly computed
-pauses between two passes for one of a larger priority. No request starves: once later requests
-have overtaken it by more than so many tokens, it goes before all others.
+The largest priority goes first, then what the queue's order says (`queue_order`). A request that is
+partly computed pauses between two passes for one that goes before it. No request starves: once
+later requests of larger priority have overtaken it by more than so many tokens, it goes before all
+others. Among equal priorities the order itself starves none.
 """
 
 from bisect import bisect_left, insort
@@ -18,9 +19,12 @@ from dataclasses import dataclass
 
 from halfmoon_protocol.ids import RequestId
 from halfmoon_scheduling.prefill.long_chunks import LongChunks
+from halfmoon_scheduling.prefill.queue_order import QUEUE_ORDERS, QueueOrder
 
 #: Passes' worth of tokens that a request lets later ones of larger priority compute before it.
 OVERTAKEN_PASSES = 32
+#: Negated priority, when the start is due, and a count of arrivals.
+_Rank = tuple[float, float, int]
 #: Rank before every priority: of requests that were overtaken for long enough.
 _LONG_OVERTAKEN = float("-inf")
 
@@ -52,8 +56,10 @@ class _Entry:
     #: Tokens before this one are cached or computed. Always less than `n_tokens`.
     position: int
     ready: bool
-    #: Its place: priority, negated, and a count of arrivals.
-    rank: tuple[float, int]
+    arrived_s: float
+    deadline_s: float | None
+    #: Its place: priority, negated; when its start is due; a count of arrivals.
+    rank: _Rank
     #: Whether its chunks may exceed `chunk_tokens`.
     may_be_long: bool = True
     started: bool = False
@@ -62,17 +68,24 @@ class _Entry:
 
 
 class PrefillQueue:
-    """Requests by priority and arrival, cut and packed into batches of bounded size."""
+    """Requests by priority and a chosen order, cut and packed into batches of bounded size."""
 
     def __init__(
-        self, *, chunk_tokens: int, max_requests: int, long_chunks: LongChunks | None = None
+        self,
+        *,
+        chunk_tokens: int,
+        max_requests: int,
+        long_chunks: LongChunks | None = None,
+        order: QueueOrder = QUEUE_ORDERS["arrival"],
     ) -> None:
         """Create an empty queue.
 
         Args:
             chunk_tokens: tokens at the most of a batch that several requests share.
             max_requests: requests held at the most.
-            long_chunks: bounds the chunk of a request alone in its batch; None: `chunk_tokens`.
+            long_chunks: bounds the chunk of a request alone in its batch, and predicts its
+                seconds; None: `chunk_tokens`, and none are predicted.
+            order: of requests of equal priority.
 
         Raises:
             ValueError: one of them is less than 1.
@@ -84,10 +97,11 @@ class PrefillQueue:
         self.chunk_tokens = chunk_tokens
         self.max_requests = max_requests
         self._long_chunks = long_chunks
+        self._in_order_of = order
         #: In order of arrival; a dict keeps it.
         self._entries: dict[RequestId, _Entry] = {}
         #: In the order of their turns: ranks of exactly `_entries`, sorted.
-        self._order: list[tuple[tuple[float, int], RequestId]] = []
+        self._order: list[tuple[_Rank, RequestId]] = []
         self._max_overtaken_tokens = OVERTAKEN_PASSES * chunk_tokens
         self._n_pushed = 0
         self._queued_tokens = 0
@@ -116,8 +130,10 @@ class PrefillQueue:
         ready: bool = True,
         priority: int = 0,
         may_be_long: bool = True,
+        arrived_s: float = 0.0,
+        deadline_s: float | None = None,
     ) -> None:
-        """Queue a request behind those of at least its priority.
+        """Queue a request at its place among those of its priority.
 
         Args:
             request_id: not here yet.
@@ -126,6 +142,8 @@ class PrefillQueue:
             ready: False when it must wait for `ready(request_id)`.
             priority: the largest goes first.
             may_be_long: whether its chunks may have more than `chunk_tokens` tokens.
+            arrived_s: now, on a clock that never goes back.
+            deadline_s: when its first token is due, on the same clock; None: at no time.
 
         Raises:
             QueueFull: `max_requests` are here.
@@ -137,9 +155,10 @@ class PrefillQueue:
         if len(self._entries) >= self.max_requests:
             raise QueueFull(f"{self.max_requests} requests are queued, which is the limit")
         self._n_pushed += 1
-        rank = (float(-priority), self._n_pushed)
-        self._entries[request_id] = _Entry(n_tokens, n_cached, ready, rank, may_be_long)
-        insort(self._order, (rank, request_id))
+        rank = (float(-priority), 0.0, self._n_pushed)
+        entry = _Entry(n_tokens, n_cached, ready, arrived_s, deadline_s, rank, may_be_long)
+        self._entries[request_id] = entry
+        self._enter(request_id, entry, float(-priority))
         self._queued_tokens += n_tokens - n_cached
 
     def ready(self, request_id: RequestId) -> bool:
@@ -162,6 +181,8 @@ class PrefillQueue:
         _require_something_to_compute(request_id, entry.n_tokens, n_cached)
         self._queued_tokens += entry.position - n_cached
         entry.position = n_cached
+        self._leave(request_id, entry)
+        self._enter(request_id, entry, entry.rank[0])
         return True
 
     def remove(self, request_id: RequestId) -> bool:
@@ -222,17 +243,27 @@ class PrefillQueue:
                 self._leave(chunk.request_id, entry)
 
     def _count_overtaken(self, winner: _Entry, n_tokens: int) -> None:
-        """So many tokens were computed of `winner`, which others that came earlier let pass."""
+        """Count tokens of `winner` for all that came earlier and have a smaller priority."""
         for request_id, entry in self._entries.items():
             if entry is winner:
                 return
-            if entry.rank < winner.rank:
+            if entry.rank[0] <= winner.rank[0]:
                 continue
             entry.overtaken_tokens += n_tokens
             if entry.overtaken_tokens >= self._max_overtaken_tokens:
                 self._leave(request_id, entry)
-                entry.rank = (_LONG_OVERTAKEN, entry.rank[1])
-                insort(self._order, (entry.rank, request_id))
+                self._enter(request_id, entry, _LONG_OVERTAKEN)
+
+    def _enter(self, request_id: RequestId, entry: _Entry, first: float) -> None:
+        """Put it into the order; `first` is its negated priority, or `_LONG_OVERTAKEN`."""
+        due_s = 0.0
+        if first != _LONG_OVERTAKEN:
+            rest_s = 0.0
+            if self._long_chunks is not None:
+                rest_s = self._long_chunks.predict_s(entry.position, entry.n_tokens)
+            due_s = self._in_order_of.start_due_s(entry.arrived_s, entry.deadline_s, rest_s)
+        entry.rank = (first, due_s, entry.rank[2])
+        insort(self._order, (entry.rank, request_id))
 
     def _leave(self, request_id: RequestId, entry: _Entry) -> None:
         """Take it out of the order."""

@@ -4,6 +4,7 @@ import msgspec
 
 from halfmoon_protocol.messages import Stage
 from halfmoon_scheduling.prefill.long_chunks import LongChunkLimits
+from halfmoon_scheduling.prefill.queue_order import QUEUE_ORDERS
 from halfmoon_simulator.costs.cost_file import CostFile
 
 _AT_LEAST_1 = (
@@ -36,6 +37,8 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     #: Tokens at the most of a pass of one prompt, and its predicted seconds.
     max_chunk_tokens: int = 32768
     max_chunk_s: float = 0.5
+    #: Order of a prefill queue among equal priorities: a name in `QUEUE_ORDERS`.
+    queue_order: str = "arrival"
     #: Prefill workers that compute long prompts together, in stages; 1: each by itself. Those
     #: left over when they are counted off are in no group.
     group_size: int = 1
@@ -70,11 +73,12 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     sample_s: float = 5.0
 
     def __post_init__(self) -> None:
-        """Check counts.
+        """Check counts and names.
 
         Raises:
             ValueError: naming the field, the value and what is allowed.
         """
+        QUEUE_ORDERS.check(self.queue_order)
         for name in _AT_LEAST_1:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, it is at least 1")

@@ -107,7 +107,13 @@ class SimClients:
 
     def _arrive(self, index: int) -> None:
         asked = self._workload[index]
-        record = SimRequestRecord(index, self._event_queue.now, asked.n_input, asked.n_output)
+        record = SimRequestRecord(
+            index,
+            self._event_queue.now,
+            asked.n_input,
+            asked.n_output,
+            ttft_slo_s=asked.ttft_slo_s,
+        )
         self.records.append(record)
         stream = self._streams[f"r{index}"] = _Stream(asked, record)
         self._try(stream)
@@ -129,6 +135,7 @@ class SimClients:
             attempt=record.attempts,
             fruitless=stream.fruitless,
             priority=asked.priority,
+            ttft_slo_s=asked.ttft_slo_s,
         )
         self._post(RequestArrived(request))
 

@@ -26,6 +26,7 @@ from halfmoon_scheduling.prefill.prefill_commands import PrefillPass
 from halfmoon_scheduling.prefill.prefill_events import FirstToken, PagesFreed, PassEnded
 from halfmoon_scheduling.prefill.prefill_machine import PrefillMachine, PrefillRules
 from halfmoon_scheduling.prefill.prefill_queue import PrefillQueue
+from halfmoon_scheduling.prefill.queue_order import QUEUE_ORDERS
 from halfmoon_simulator.cluster.cluster_spec import ClusterSpec
 from halfmoon_simulator.cluster.event_queue import EventQueue
 from halfmoon_simulator.cluster.network_model import NetworkModel
@@ -83,6 +84,7 @@ class SimPrefill:
                 chunk_tokens=spec.chunk_tokens,
                 max_requests=spec.max_requests,
                 long_chunks=LongChunks(spec.long_chunk_limits, costs.pass_cost),
+                order=QUEUE_ORDERS[spec.queue_order],
             ),
             self.pages,
         )

@@ -19,6 +19,8 @@ class SimRequestRecord:
     arrived_s: float
     n_input: int
     n_output: int
+    #: Its own limit of the time to first token; None: the run's.
+    ttft_slo_s: float | None = None
     #: One of `OUTCOMES`; "" while it is under way.
     outcome: str = ""
     reason: str = ""
@@ -41,8 +43,13 @@ class SimRequestRecord:
         return None if self.first_token_s is None else self.first_token_s - self.arrived_s
 
     def meets(self, ttft_slo_s: float | None, tbt_slo_s: float | None) -> bool:
-        """Return whether it finished within both limits; TBT is the mean of its longest 10 %."""
+        """Return whether it finished within both limits; TBT is the mean of its longest 10 %.
+
+        A limit of its own counts in place of `ttft_slo_s`.
+        """
         ttft_s = self.ttft_s
+        if self.ttft_slo_s is not None:
+            ttft_slo_s = self.ttft_slo_s
         if self.outcome != "finished" or ttft_s is None:
             return False
         if ttft_slo_s is not None and ttft_s > ttft_slo_s:

@@ -5,8 +5,9 @@
 `timestamp` is in milliseconds from the trace's start. A hash id stands for one block of 512
 tokens *and* all tokens before it, so equal ids mean equal prefixes; the last block may be
 partial and has an id too. NVIDIA's aiperf adds `session_id` and `delay_ms`: a further turn of
-a session then starts so long after the turn before it has ended, and needs no timestamp. Ours is
-`priority`, a whole number: of those that wait the largest goes first.
+a session then starts so long after the turn before it has ended, and needs no timestamp. Ours are
+`priority`, a whole number: of those that wait the largest goes first; and `ttft_slo_s`, the
+request's own limit of the time to first token in seconds.
 """
 
 import hashlib
@@ -42,6 +43,8 @@ class TraceRequest:
     session: str | None = None
     #: Of those that wait the largest goes first.
     priority: int = 0
+    #: Its own limit of the time to first token, in seconds; None: the run's.
+    ttft_slo_s: float | None = None
 
 
 def with_sessions(
@@ -180,7 +183,10 @@ def _parse(line: bytes, where: str, block_tokens: int, sessions: set[str]) -> Tr
     priority = row.get("priority", 0)
     if not isinstance(priority, int) or isinstance(priority, bool):
         _bad(where, "priority", priority, "it must be a whole number")
-    return TraceRequest(at_ms / 1e3, n_input, n_output, tuple(blocks), session, priority)
+    limit_s = row.get("ttft_slo_s")
+    if limit_s is not None and _number(row, "ttft_slo_s", where) == 0:
+        _bad(where, "ttft_slo_s", limit_s, "it must be more than 0 seconds")
+    return TraceRequest(at_ms / 1e3, n_input, n_output, tuple(blocks), session, priority, limit_s)
 
 
 def _whole(row: dict[str, Any], field: str, where: str, *, least: int) -> int:

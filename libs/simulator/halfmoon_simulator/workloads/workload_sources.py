@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from halfmoon_simulator.workloads.chat_and_documents import chat_and_documents
 from halfmoon_simulator.workloads.hot_prefixes import hot_prefix_requests
 from halfmoon_simulator.workloads.load_oscillation import oscillating_load
 from halfmoon_simulator.workloads.synthetic_workloads import (
@@ -32,14 +33,18 @@ from halfmoon_simulator.workloads.traces import (
 _SYNTHETIC = SyntheticDataset(mean_input=15_325, mean_output=149, cache_ratio=0.78, spread=0.9)
 
 #: Workloads that are made by a rate and a seed alone.
-_MADE = {"hot-prefixes": hot_prefix_requests, "swinging": oscillating_load}
+_MADE = {
+    "chat-and-documents": chat_and_documents,
+    "hot-prefixes": hot_prefix_requests,
+    "swinging": oscillating_load,
+}
 
 
 class WorkloadSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The kind, number and rate of requests."""
 
     #: A file, or the name of a published trace, or of a data set in `workloads.DATASETS`,
-    #: or "hot-prefixes", or "swinging".
+    #: or "chat-and-documents", "hot-prefixes" or "swinging".
     source: str
     #: Where published traces are looked for, by their published file names.
     folder: str = ""

@@ -2,9 +2,10 @@
 
 from typing import Annotated
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, field_validator
 
 from halfmoon_runtime.engine_settings import EngineSettings
+from halfmoon_scheduling.prefill.queue_order import QUEUE_ORDERS
 from halfmoon_transfer.backends.backend_choices import check_backend_choices
 
 
@@ -24,6 +25,11 @@ class PrefillSettings(EngineSettings):
         0.5,
         description="Predicted seconds at the most of a pass of more than chunk_tokens: so long may"
         " an urgent prompt or a cancellation wait for it",
+    )
+    queue_order: Annotated[str, AfterValidator(QUEUE_ORDERS.check)] = Field(
+        "arrival",
+        description="Which request of equal priority is computed first, by arrival or by the slack"
+        f" until its first token is due: {QUEUE_ORDERS.names}",
     )
     max_requests: Annotated[int, Field(ge=1)] = Field(
         256, description="Requests held at the most, queued ones included"

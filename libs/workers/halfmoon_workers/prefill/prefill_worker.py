@@ -44,6 +44,7 @@ from halfmoon_scheduling.decode.page_allocator import PageAllocator
 from halfmoon_scheduling.prefill.long_chunks import LongChunkLimits, LongChunks
 from halfmoon_scheduling.prefill.prefill_machine import PrefillMachine, PrefillRules
 from halfmoon_scheduling.prefill.prefill_queue import PrefillQueue
+from halfmoon_scheduling.prefill.queue_order import QUEUE_ORDERS
 from halfmoon_transfer.engine import TransferEngine
 from halfmoon_transfer.regions.region_table import PoolMemory
 from halfmoon_workers.prefill.forward_loop import ForwardLoop
@@ -89,6 +90,7 @@ class PrefillWorker:
             chunk_tokens=settings.chunk_tokens,
             max_requests=settings.max_requests,
             long_chunks=LongChunks(limits, self.info.prefill_cost or PrefillCost()),
+            order=QUEUE_ORDERS[settings.queue_order],
         )
         rules = PrefillRules(block_size)
         self.machine = PrefillMachine(rules, queue, self.pages)
