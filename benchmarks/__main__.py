@@ -6,6 +6,7 @@ from collections.abc import Callable
 from rich.console import Console
 
 from benchmarks import (
+    kv_events,
     kvstore_question,
     overhead,
     request_cost,
@@ -22,6 +23,7 @@ BENCHMARKS: dict[str, Callable[[Console], None]] = {
     "request_cost": request_cost.run,
     "reservation": reservation.run,
     "kvstore_question": kvstore_question.run,
+    "kv_events": kv_events.run,
     "scheduling": scheduling.run,
     "simulator": simulator.run_speed,
     "simulated": simulator.run_comparison,

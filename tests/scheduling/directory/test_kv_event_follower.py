@@ -58,6 +58,15 @@ def test_events_in_order_change_the_index() -> None:
     assert holds(index)
 
 
+def test_of_the_events_in_one_batch_the_last_of_each_block_counts() -> None:
+    f, index = follower(1, 2)
+    gone = BlockRemoved(block_hashes=(block(2), block(3)))
+    f.on_events(K, batch(1, stored(3), gone, stored(2), BlockRemoved(block_hashes=())), 0)
+    assert holds(index, 1, 2)
+    f.on_events(K, batch(2, stored(4), AllBlocksCleared(), stored(5)), 0)
+    assert holds(index, 5)
+
+
 @pytest.mark.parametrize("as_arrays", [False, True])
 @pytest.mark.parametrize("tokens", [{}, {"token_ids": []}, {"token_ids": [7] * 48}])
 def test_an_index_is_the_same_with_and_without_tokens_in_the_events(
@@ -230,24 +239,30 @@ class FollowerAgainstTruth(RuleBasedStateMachine):
     def asks(self, needed: bool) -> None:
         self.asked += needed
 
-    @rule(names=st.lists(st.integers(0, 5), min_size=1, max_size=3), add=st.booleans())
-    def change(self, names: list[int], add: bool) -> None:
-        hashes = tuple(block(name) for name in names)
+    @rule(
+        changes=st.lists(
+            st.tuples(
+                st.sampled_from(["store", "store", "remove", "clear"]),
+                st.lists(st.integers(0, 5), min_size=1, max_size=3),
+            ),
+            max_size=5,
+        )
+    )
+    def change(self, changes: list[tuple[str, list[int]]]) -> None:
+        events: list[KvEvent] = []
+        for what, names in changes:
+            hashes = tuple(block(name) for name in names)
+            if what == "store":
+                self.truth |= set(hashes)
+                events.append(stored(*names))
+            elif what == "remove":
+                self.truth -= set(hashes)
+                events.append(BlockRemoved(block_hashes=hashes))
+            else:
+                self.truth = set()
+                events.append(AllBlocksCleared())
         self.sequence += 1
-        event: KvEvent
-        if add:
-            self.truth |= set(hashes)
-            event = stored(*names)
-        else:
-            self.truth -= set(hashes)
-            event = BlockRemoved(block_hashes=hashes)
-        self.events.append(batch(self.sequence, event))
-
-    @rule()
-    def clear(self) -> None:
-        self.truth = set()
-        self.sequence += 1
-        self.events.append(batch(self.sequence, AllBlocksCleared()))
+        self.events.append(batch(self.sequence, *events))
 
     @precondition(lambda self: self.events)
     @rule(lost=st.booleans())

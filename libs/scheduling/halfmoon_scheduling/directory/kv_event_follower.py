@@ -184,14 +184,19 @@ class KvEventFollower:
         stream.buffered.append(batch)
 
     def _apply(self, worker: WorkerId, stream: _Stream, batch: KvEventBatch) -> None:
+        """Apply the last event of each block: a block that moves between tiers has two."""
+        is_held: dict[BlockHash, bool] = {}
         for event in batch.events:
             match event:
                 case BlockStored():
-                    self._index.add(worker, _ours(event.block_hashes))
+                    is_held.update(dict.fromkeys(_ours(event.block_hashes), True))
                 case BlockRemoved():
-                    self._index.remove(worker, _ours(event.block_hashes))
+                    is_held.update(dict.fromkeys(_ours(event.block_hashes), False))
                 case AllBlocksCleared():
                     self._index.clear(worker)
+                    is_held.clear()
+        self._index.remove(worker, [block for block, held in is_held.items() if not held])
+        self._index.add(worker, [block for block, held in is_held.items() if held])
         stream.applied = batch.sequence
 
 
