@@ -6,6 +6,7 @@ from collections.abc import Callable
 from rich.console import Console
 
 from benchmarks import (
+    conversation,
     kv_events,
     kvstore_question,
     overhead,
@@ -19,6 +20,7 @@ from benchmarks import (
 
 BENCHMARKS: dict[str, Callable[[Console], None]] = {
     "ttft": ttft.run,
+    "conversation": conversation.run,
     "overhead": overhead.run,
     "request_cost": request_cost.run,
     "reservation": reservation.run,

@@ -23,6 +23,7 @@ class Timing(NamedTuple):
     #: From the first token to the last, per token after the first.
     tbt_s: float
     n_cached: int
+    token_ids: tuple[int, ...] = ()
 
 
 @contextmanager
@@ -70,6 +71,7 @@ def timed(client: httpx.Client, url: str, prompt: list[int], n_new: int) -> Timi
     }
     began = time.perf_counter()
     arrivals: list[float] = []
+    tokens: list[int] = []
     usage: dict[str, Any] = {}
     with client.stream("POST", f"{url}/v1/completions", json=body, timeout=600) as answer:
         answer.raise_for_status()
@@ -79,9 +81,11 @@ def timed(client: httpx.Client, url: str, prompt: list[int], n_new: int) -> Timi
                 usage = event.get("usage") or usage
                 if event["choices"]:
                     arrivals.append(time.perf_counter())
+                    tokens += event["choices"][0].get("token_ids") or ()
     ttft_s = arrivals[0] - began
     tbt_s = (arrivals[-1] - arrivals[0]) / max(1, usage["completion_tokens"] - 1)
-    return Timing(ttft_s, tbt_s, usage["prompt_tokens_details"]["cached_tokens"])
+    n_cached = usage["prompt_tokens_details"]["cached_tokens"]
+    return Timing(ttft_s, tbt_s, n_cached, tuple(tokens))
 
 
 def stage_seconds(client: httpx.Client, url: str) -> dict[str, tuple[float, int]]:

@@ -26,6 +26,8 @@ from halfmoon_kvstore.disk_tier.segment_folder import SegmentFolder
 from halfmoon_kvstore.settings import KvstoreSettings
 from halfmoon_kvstore.worker import KvstoreWorker
 from halfmoon_metadata import MemoryStore
+from halfmoon_prefix_cache.block_put import BlockPutter
+from halfmoon_prefix_cache.replica_selector import ReplicaSelector
 from halfmoon_protocol.ids import ConductorId, WorkerId
 from halfmoon_protocol.messages import Role, WorkerInfo
 from halfmoon_protocol.sampling import Sampling, Stopping
@@ -195,7 +197,15 @@ class LocalCluster:
         memory = self._place(name, engine, transfer)
         port = await self.network.bind(name)
         config = DecodeSettings(worker_id=name, model="m", **{**self.decode_settings, **settings})
-        info = self._info(name, "decode", generation, port, engine)
+        putter = None
+        if config.keep_answers:
+            kvstores = KvstoreClients(self.network, config.kvstore_timeout_s)
+            self.stack.push_async_callback(kvstores.close)
+            replicas = ReplicaSelector(kvstores, engine.layout, self.clock)
+            putter = BlockPutter(replicas, transfer, memory, engine.layout)
+        info = self._info(
+            name, "decode", generation, port, engine, keeps_answers=config.keep_answers
+        )
         worker = DecodeWorker(
             port=port,
             engine=engine,
@@ -204,6 +214,7 @@ class LocalCluster:
             settings=config,
             clock=self.clock,
             pages=PageAllocator(self.n_pages),
+            putter=putter,
         )
         await self._run(name, worker, Membership(self.store, info), engine, transfer)
         return worker

@@ -9,13 +9,15 @@ import msgspec
 import pytest
 
 from halfmoon_engine.fake_engine import FakeEngine, FakeModelSpec
-from halfmoon_protocol.ids import ConductorId, RequestId
+from halfmoon_protocol.ids import BlockHash, ConductorId, RequestId, WorkerId
 from halfmoon_protocol.messages import (
+    AnswerChain,
     Cancel,
     DecodeFailed,
     DecodeRefused,
     DecodeReserved,
     Hello,
+    KvstoreAddress,
     ReserveDecode,
     StartDecode,
     TokensProduced,
@@ -31,6 +33,7 @@ ORACLE = FakeEngine()
 GREEDY = Sampling(temperature=0.0)
 MINE = RequestId("mine")
 SLOW = FakeModelSpec(step_s=0.005)
+NOWHERE = KvstoreAddress(WorkerId("nowhere"), 1, "mem://nowhere")
 PROMPT = [(i * 7) % 990 for i in range(40)]
 
 
@@ -130,6 +133,10 @@ async def test_a_reservation_of_one_token_can_not_be_started(scene: Any) -> None
             {"sampling": Sampling(repetition_penalty=2.0), "history": (5000,) * 20},
             "history has token 5000",
         ),
+        (
+            {"answer_chain": AnswerChain(NOWHERE, BlockHash(bytes(16)), (1, 2))},
+            "answer_chain.tail has 2 tokens, a prompt of 20 has 4 behind its blocks of 16",
+        ),
     ],
 )
 async def test_a_start_that_would_fail_its_step_is_refused_by_name(
@@ -140,6 +147,19 @@ async def test_a_start_that_would_fail_its_step_is_refused_by_name(
         (failed,) = await at.stranger.wait_for(DecodeFailed)
         assert named in failed.reason and not failed.retryable
         assert at.worker.batch.request_ids() == [at.victims_id]
+
+
+async def test_an_answer_for_a_kvstore_that_is_nowhere_is_decoded_and_not_kept(
+    scene: Any,
+) -> None:
+    async with scene() as at:
+        chain = AnswerChain(NOWHERE, BlockHash(bytes(16)), (1, 2, 3, 2**32 - 1))
+        rules = Stopping(max_new_tokens=40)
+        await at.stranger.send(reserve(n_new=40), start(answer_chain=chain, stopping=rules))
+        await at.stranger.wait_for(TokensProduced, 39)
+        await at.cluster.until(lambda: at.worker.answers.is_idle)
+        blocks = at.worker.metrics()["halfmoon_decode_answer_blocks_total"][1]
+        assert blocks.values["failed",]
 
 
 async def test_no_connection_has_a_say_over_what_another_one_asked_for(scene: Any) -> None:

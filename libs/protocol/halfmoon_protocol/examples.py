@@ -6,6 +6,7 @@ from halfmoon_protocol.ids import BlockHash, ConductorId, RequestId, Ticket, Wor
 from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_protocol.logprobs import TokenScore
 from halfmoon_protocol.messages import (
+    AnswerChain,
     BlocksCommitted,
     BlocksLeased,
     BlocksReplicated,
@@ -104,6 +105,7 @@ EXAMPLES: tuple[Message, ...] = (
         stopping=STOPPING,
         n_prompt=20,
         history=(1, 5),
+        answer_chain=AnswerChain(KVSTORE, HASHES[0], (7, 9, 11, 13), tenant="lab"),
     ),
     DecodeReserved(request_id=REQUEST, landing=LANDING, expires_s=120.0),
     DecodeRefused(request_id=REQUEST, reason="2 pages wanted, 1 of 64 free", retryable=True),

@@ -1,10 +1,15 @@
 """Build a decode worker: open its parts in order, close them in reverse."""
 
+from contextlib import AsyncExitStack
+
 import msgspec
 
 from halfmoon_engine.load import open_engine
 from halfmoon_models.errors import ModelError
+from halfmoon_prefix_cache.block_put import BlockPutter
+from halfmoon_prefix_cache.replica_selector import ReplicaSelector
 from halfmoon_runtime.clock import SystemClock
+from halfmoon_runtime.kvstore_clients import KvstoreClients
 from halfmoon_runtime.lifecycle import Service
 from halfmoon_runtime.membership import Membership
 from halfmoon_runtime.observability.tracer_setup import opened_tracer
@@ -30,10 +35,19 @@ async def run(settings: DecodeSettings, service: Service) -> None:
                 opened.transfer.allocate,
                 opened.transfer.register_device,
             ) as placed,
+            AsyncExitStack() as closing,
         ):
+            clock = SystemClock()
+            putter = None
+            if settings.keep_answers:
+                kvstores = KvstoreClients(opened.network, settings.kvstore_timeout_s)
+                closing.push_async_callback(kvstores.close)
+                replicas = ReplicaSelector(kvstores, engine.layout, clock)
+                putter = BlockPutter(replicas, opened.transfer, placed.memory, engine.layout)
             info = msgspec.structs.replace(
                 model_info(opened.info, settings, engine, placed.n_pages),
                 decode_cost=placed.decode_cost,
+                keeps_answers=settings.keep_answers,
             )
             worker = DecodeWorker(
                 port=opened.port,
@@ -41,10 +55,11 @@ async def run(settings: DecodeSettings, service: Service) -> None:
                 region=placed.memory.region,
                 info=info,
                 settings=settings,
-                clock=SystemClock(),
+                clock=clock,
                 pages=PageAllocator(placed.n_pages),
                 spans=DecodeSpans(tracer),
                 watch=placed.watch,
+                putter=putter,
             )
             leaving = msgspec.structs.replace(info, draining=True)
             await opened.serve(

@@ -3,9 +3,11 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 
+from halfmoon_protocol.blocks import root_hash
 from halfmoon_protocol.ids import RequestId, WorkerId, retry_id
 from halfmoon_protocol.kv_events import BlockStored, KvEventBatch
 from halfmoon_protocol.messages import (
+    AnswerChain,
     BlocksSnapshot,
     CachedPrefix,
     Cancel,
@@ -1124,3 +1126,52 @@ def test_a_single_token_has_no_steps_to_compare() -> None:
     core.prefilled(rid="cmpl-2")
     core.handle(RequestFinished(R2, n_new=2))
     assert core.conductor.prediction_errors.histograms["tbt"].n == 1
+
+
+def keeper_core() -> Core:
+    """A cluster whose decode worker keeps answers."""
+    core = Core("prefill-0", "kvstore-0")
+    core.join("decode-0", keeps_answers=True)
+    return core
+
+
+def answer_chain(core: Core, **fields: Any) -> AnswerChain | None:
+    """What decode is told about a request's answer."""
+    core.arrive(**fields)
+    core.reserved()
+    start = message_to(core.prefilled(), "decode-0")
+    assert isinstance(start, StartDecode)
+    return start.answer_chain
+
+
+def test_decode_is_told_where_the_chain_of_the_prompt_continues() -> None:
+    request = a_request(n_tokens=2 * LAYOUT.block_size + 5, tenant="lab")
+    core = keeper_core()
+    chain = answer_chain(core, request=request)
+    assert chain is not None and chain.store_in == core.conductor.cluster.address(K0)
+    assert (chain.parent, chain.tenant) == (request.block_hashes[1], "lab")
+    assert chain.tail == request.token_ids[-5:]
+
+
+def test_a_chain_without_a_block_continues_at_its_root() -> None:
+    chain = answer_chain(keeper_core(), n_tokens=3, cache_salt="lab")
+    root = root_hash(model=LAYOUT.model, salt="lab", block_size=LAYOUT.block_size)
+    assert chain is not None and (chain.parent, len(chain.tail)) == (root, 3)
+
+
+def test_a_decode_worker_that_keeps_no_answers_is_told_nothing_of_them() -> None:
+    assert answer_chain(Core("prefill-0", "decode-0", "kvstore-0")) is None
+    without_kvstore = Core("prefill-0")
+    without_kvstore.join("decode-0", keeps_answers=True)
+    assert answer_chain(without_kvstore) is None
+
+
+@pytest.mark.parametrize("restarted", [True, False])
+def test_an_answer_is_not_kept_where_its_prompt_is_lost(restarted: bool) -> None:
+    core = keeper_core()
+    core.arrive()
+    core.reserved()
+    core.lose("kvstore-0")
+    if restarted:
+        core.join("kvstore-0", generation=7)
+    assert message_to(core.prefilled(), "decode-0").answer_chain is None

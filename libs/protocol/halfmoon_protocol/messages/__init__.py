@@ -13,6 +13,7 @@ from halfmoon_protocol.messages.by_receiver import (
     ToWorker,
 )
 from halfmoon_protocol.messages.decode import (
+    AnswerChain,
     DecodeFailed,
     DecodeLoad,
     DecodeRefused,
@@ -68,6 +69,7 @@ from halfmoon_protocol.messages.prefill import (
 
 __all__ = [
     "ALL_MESSAGES",
+    "AnswerChain",
     "AnyMessage",
     "BlocksCommitted",
     "BlocksLeased",

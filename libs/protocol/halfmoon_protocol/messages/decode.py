@@ -1,11 +1,16 @@
 """Define the messages between a conductor and a decode worker."""
 
-import msgspec
+from typing import Annotated
 
+import msgspec
+from msgspec import Meta
+
+from halfmoon_protocol.blocks import MAX_BLOCK_SIZE
 from halfmoon_protocol.bounds import (
     Count,
     KvTransferParams,
     Measured,
+    Name,
     Positive,
     RequestName,
     Salt,
@@ -13,9 +18,10 @@ from halfmoon_protocol.bounds import (
     TokenId,
     WorkerName,
 )
-from halfmoon_protocol.ids import RequestId
+from halfmoon_protocol.ids import BlockHash, RequestId
 from halfmoon_protocol.logprobs import TokenScore
 from halfmoon_protocol.messages.base import Message
+from halfmoon_protocol.messages.prefill import KvstoreAddress
 from halfmoon_protocol.regions import Landing
 from halfmoon_protocol.sampling import Finish, Sampling, Stopping
 from halfmoon_protocol.trace_context import TraceContext
@@ -33,6 +39,21 @@ class ReserveDecode(Message, frozen=True, tag="reserve_decode"):
     stopping: Stopping
     #: Parent of the worker's span, which lasts until the last token; none: not traced.
     trace: TraceContext | None = None
+
+
+class AnswerChain(msgspec.Struct, frozen=True):
+    """Where a chain of block hashes continues behind a prompt, and which kvstore keeps its blocks.
+
+    The blocks that decode completes have the prompt's last tokens and the answer's.
+    """
+
+    store_in: KvstoreAddress
+    #: Hash of the prompt's last full block; without one, the root of the chain.
+    parent: BlockHash
+    #: The prompt's tokens behind its last full block.
+    tail: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_BLOCK_SIZE - 1)] = ()
+    #: As in `StartPrefill`.
+    tenant: Name = ""
 
 
 class StartDecode(Message, frozen=True, tag="start_decode"):
@@ -54,6 +75,8 @@ class StartDecode(Message, frozen=True, tag="start_decode"):
     kv_transfer_params: KvTransferParams = ""
     #: As in `StartPrefill`, beside `kv_transfer_params`.
     cache_salt: Salt = ""
+    #: Only for a worker whose record says `keeps_answers`; none: no block is kept.
+    answer_chain: AnswerChain | None = None
 
 
 # decode -> conductor

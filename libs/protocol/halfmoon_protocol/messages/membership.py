@@ -88,6 +88,8 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     roles: Annotated[tuple[Role, ...], Meta(max_length=16)] = ()
     #: True when this kvstore handles `ReplicateBlocks` and `DropBlocks`.
     replicates: bool = False
+    #: True when this decode worker handles `StartDecode.answer_chain`.
+    keeps_answers: bool = False
     #: The stage of this prefill worker in a group, besides whole prompts; None: it is in no group.
     stage: Stage | None = None
     #: Longest uncached rest of a prompt, in tokens, that this decode worker computes in one of

@@ -309,6 +309,7 @@ class Conductor:
             first, *others = map(self.cluster.address, sources)
             cached = CachedPrefix(first, chosen.n_blocks, tuple(others))
         home = self._placer.store_for(state.request_id, chosen)
+        state.store_in = None if home is None else self.cluster.address(home)
         start = StartPrefill(
             request_id=state.request_id,
             token_ids=request.token_ids,
@@ -319,7 +320,7 @@ class Conductor:
             sampling=request.sampling,
             stopping=request.stopping,
             cached=cached,
-            store_in=None if home is None else self.cluster.address(home),
+            store_in=state.store_in,
             stages=tuple(self.cluster.stage_address(stage) for stage in chosen.workers[1:]),
             priority=request.priority,
             deadline_s=self._slos.first_token_left_s(

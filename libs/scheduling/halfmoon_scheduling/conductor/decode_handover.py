@@ -6,8 +6,9 @@ busy, or is refused after all. Its first token is delivered when it starts.
 
 import msgspec
 
+from halfmoon_protocol.blocks import root_hash
 from halfmoon_protocol.ids import WorkerId
-from halfmoon_protocol.messages import Cancel, DecodeLoad, PrefillDone, StartDecode
+from halfmoon_protocol.messages import AnswerChain, Cancel, DecodeLoad, PrefillDone, StartDecode
 from halfmoon_scheduling.admission.admission_policy import AdmissionVerdict
 from halfmoon_scheduling.admission.limit_bounds import LimitBounds
 from halfmoon_scheduling.cluster.cluster_state import Cluster
@@ -116,8 +117,29 @@ class DecodeHandover:
             history=request.token_ids if needs_history else (),
             kv_transfer_params=done.kv_transfer_params,
             cache_salt=request.cache_salt if done.kv_transfer_params else "",
+            answer_chain=self._answer_chain(state),
         )
         return [_deliver(state, done), *send_if_live(self._cluster, decode, start)]
+
+    def _answer_chain(self, state: RequestState) -> AnswerChain | None:
+        """Return where decode is to keep the answer's blocks: behind those of the prompt.
+
+        A kvstore that was lost or restarted meanwhile does not have the prompt's.
+        """
+        layout, store, request = self._cluster.layout, state.store_in, state.request
+        decode = None if state.decode is None else self._cluster.get(state.decode)
+        if layout is None or store is None or decode is None or not decode.keeps_answers:
+            return None
+        if store.worker_id not in self._cluster:
+            return None
+        if self._cluster.address(store.worker_id) != store:
+            return None
+        size, hashes = layout.block_size, request.block_hashes
+        tail = request.token_ids[len(hashes) * size :]
+        if len(tail) >= size:
+            return None  # the hashes are not those of the whole prompt
+        root = root_hash(model=layout.model, salt=request.cache_salt, block_size=size)
+        return AnswerChain(store, hashes[-1] if hashes else root, tail, request.tenant)
 
     def _release_prefill(self, state: RequestState, now: float) -> None:
         """Free a request's prefill worker, to which it has done no harm.

@@ -28,9 +28,11 @@ from halfmoon_scheduling.decode.page_allocator import OutOfPages, PageAllocator
 class ReservationRefused(Exception):
     """A reservation that got no pages."""
 
-    def __init__(self, reason: str, *, retryable: bool) -> None:
+    def __init__(self, reason: str, *, retryable: bool, lacks_pages: bool = False) -> None:
         super().__init__(reason)
         self.reason = reason
+        #: True when more free pages would have been enough.
+        self.lacks_pages = lacks_pages
         #: True when it would fit at another time, False when it never does.
         self.retryable = retryable
 
@@ -219,6 +221,7 @@ class DecodeBatch:
                 f"{n_pages} pages wanted and {headroom} to be left for growing, "
                 f"{self._pages.n_free} of {self._pages.n_pages} are free",
                 retryable=True,
+                lacks_pages=True,
             )
         pages = self._pages.allocate(n_pages)
         self._landings[request_id] = _Landing(
@@ -298,6 +301,27 @@ class DecodeBatch:
             self._pages.release(self._running.pop(request_id).pages)
         return finish
 
+    def page_of(self, request_id: RequestId, block: int) -> int:
+        """Return the page of a running request's block.
+
+        Raises:
+            KeyError: the request is not running.
+        """
+        return self._running[request_id].pages[block]
+
+    @property
+    def held_pages(self) -> list[int]:
+        """Pages of all requests, and those aside; each page has one request."""
+        held = [*self._running.values(), *self._landings.values(), *self._aside]
+        return [page for one in held for page in one.pages]
+
+    @property
+    def lacks_pages(self) -> bool:
+        """Return whether the next step would want more pages than are free."""
+        size = self._block_size
+        n_wanted = sum(r.position >= len(r.pages) * size for r in self._running.values())
+        return n_wanted > self._pages.n_free
+
     @property
     def quiet_steps(self) -> int:
         """Steps in a row in which no request needs a page or reaches its length.
@@ -358,14 +382,17 @@ class DecodeBatch:
         return late
 
     def check(self) -> None:
-        """Check that every page has one owner, and that pages cover every row's context."""
+        """Check that every page has one request, and that pages cover every row's context.
+
+        A page may have further holders, which read it.
+        """
         self._pages.check()
         assert not self._running.keys() & self._landings.keys()
         assert len(self._running) + len(self._landings) <= self._max_running
         held = [*self._running.values(), *self._landings.values(), *self._aside]
-        pages = [page for one in held for page in one.pages]
+        pages = self.held_pages
         assert len(set(pages)) == len(pages), "a page belongs to two requests"
-        assert all(self._pages.n_holders(page) == 1 for page in pages)
+        assert all(self._pages.n_holders(page) >= 1 for page in pages)
         assert len(pages) + self._pages.n_free <= self._pages.n_pages
         for one in held:
             assert self._pages_for(one.n_landed) <= len(one.pages) <= one.max_pages

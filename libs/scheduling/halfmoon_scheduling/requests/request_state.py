@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from halfmoon_protocol.ids import RequestId, WorkerId
-from halfmoon_protocol.messages import PrefillDone
+from halfmoon_protocol.messages import KvstoreAddress, PrefillDone
 from halfmoon_scheduling.events import Request
 from halfmoon_scheduling.placement.estimates import Placement
 
@@ -76,6 +76,8 @@ class RequestState:
     reserve_sent_s: float = 0.0
     #: When decode frees the pages held for it, unless it starts decoding.
     landing_ends_s: float = float("inf")
+    #: The kvstore that keeps the blocks of its prompt; set in phase PREFILLING.
+    store_in: KvstoreAddress | None = None
     #: The result of its prefill; set in phase LANDED.
     landed: PrefillDone | None = None
     #: When it starts decoding even if decode is too busy; set in phase LANDED.

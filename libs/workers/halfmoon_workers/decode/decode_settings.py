@@ -23,6 +23,13 @@ class DecodeSettings(EngineSettings):
         description="Seconds that a landing's pages rest when its writer was lost, not stopped",
     )
 
+    keep_answers: bool = Field(
+        True, description="Put the KV of answers into a kvstore, for the next turn to read"
+    )
+    kvstore_timeout_s: Annotated[float, Field(gt=0)] = Field(
+        2.0, description="Seconds to wait for a kvstore's answer before doing without it"
+    )
+
     @field_validator("transfer_backends")
     @classmethod
     def _are_registered(cls, choices: str) -> str:

@@ -11,7 +11,7 @@ from halfmoon_protocol.messages import StartDecode
 from halfmoon_protocol.sampling import Sampling
 
 
-def start_fault(start: StartDecode, *, n_landed: int, n_vocab: int) -> str:
+def start_fault(start: StartDecode, *, n_landed: int, n_vocab: int, block_size: int) -> str:
     """Return what is wrong with a start; empty when nothing is.
 
     Stop tokens outside of the vocabulary are no fault: they never match a token.
@@ -20,11 +20,19 @@ def start_fault(start: StartDecode, *, n_landed: int, n_vocab: int) -> str:
         start: from the connection that reserved the landing.
         n_landed: tokens whose KV landed.
         n_vocab: token ids of the engine are below this.
+        block_size: tokens of a page.
     """
     if start.first_token >= n_vocab:
         return f"first_token is {start.first_token}, the vocabulary has {n_vocab} tokens"
     if start.n_prompt > n_landed:
         return f"n_prompt is {start.n_prompt}, {n_landed} tokens were reserved"
+    if start.answer_chain is not None:
+        n_tail, n_behind = len(start.answer_chain.tail), n_landed % block_size
+        if n_tail != n_behind:
+            return (
+                f"answer_chain.tail has {n_tail} tokens, a prompt of {n_landed} has {n_behind}"
+                f" behind its blocks of {block_size}"
+            )
     if not start.sampling.needs_history:
         return bias_fault(start.sampling, n_vocab)
     if len(start.history) != n_landed:

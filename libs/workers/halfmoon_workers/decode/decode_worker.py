@@ -7,6 +7,7 @@ are written until then.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ import structlog
 
 from halfmoon_engine.errors import EngineLost
 from halfmoon_engine.interface import Engine, GrammarFailed, PendingToken, Run, TokenResult
+from halfmoon_prefix_cache.block_put import BlockPutter
 from halfmoon_protocol.ids import RequestId
 from halfmoon_protocol.messages import (
     AnyMessage,
@@ -48,6 +50,7 @@ from halfmoon_runtime.worker.housekeeping import HousekeepingPace
 from halfmoon_runtime.worker.message_loop import drop_unexpected, serve_messages
 from halfmoon_scheduling.decode.decode_batch import BatchStep, DecodeBatch, ReservationRefused
 from halfmoon_scheduling.decode.page_allocator import PageAllocator
+from halfmoon_workers.decode.answer_keeper import AnswerKeeper
 from halfmoon_workers.decode.decode_metrics import DecodeCounts, batch_metrics
 from halfmoon_workers.decode.decode_settings import DecodeSettings
 from halfmoon_workers.decode.decode_spans import DecodeSpans
@@ -78,7 +81,10 @@ class DecodeWorker:
     spans: DecodeSpans = field(default_factory=DecodeSpans)
     #: Ends the process when a forward pass hangs.
     watch: ForwardWatchdog = field(default_factory=ForwardWatchdog)
+    #: Puts blocks of answers into kvstores; None: no answer is kept.
+    putter: BlockPutter | None = None
     batch: DecodeBatch = field(init=False)
+    answers: AnswerKeeper = field(init=False)
     conductors: ConductorConnections = field(init=False)
     #: Exactly the running requests of the batch.
     _generations: GenerationStates = field(default_factory=GenerationStates, init=False)
@@ -102,6 +108,12 @@ class DecodeWorker:
             max_context=self.engine.max_context,
             landing_ttl_s=self.settings.landing_ttl_s,
         )
+        self.answers = AnswerKeeper(
+            self.pages,
+            self.batch.page_of,
+            block_size=self.engine.layout.block_size,
+            putter=self.putter,
+        )
         self.conductors = ConductorConnections(self.port, self._on_owner_lost)
         self._idle.set()
 
@@ -117,6 +129,7 @@ class DecodeWorker:
                 background = [
                     tasks.create_task(self._run_steps(forward)),
                     tasks.create_task(self._run_housekeeping()),
+                    tasks.create_task(self.answers.run()),
                 ]
                 try:
                     await serve_messages(self.port, self._handle)
@@ -136,6 +149,7 @@ class DecodeWorker:
         with suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 await self._idle.wait()
+                await self.answers.wait_until_idle()
 
     # -- commands ----------------------------------------------------------------------------
 
@@ -206,9 +220,14 @@ class DecodeWorker:
                 f"another connection has a request {reserve.request_id!r} here: take another id",
                 retryable=True,
             )
-        return self.batch.reserve(
-            reserve.request_id, reserve.n_tokens, reserve.stopping, self.clock.now()
-        )
+        wanted = reserve.request_id, reserve.n_tokens, reserve.stopping, self.clock.now()
+        try:
+            return self.batch.reserve(*wanted)
+        except ReservationRefused as refusal:
+            if not refusal.lacks_pages or self.answers.is_idle:
+                raise
+        self.answers.give_way()
+        return self.batch.reserve(*wanted)
 
     async def _on_start(self, peer: PeerId, start: StartDecode) -> None:
         request_id = start.request_id
@@ -220,7 +239,12 @@ class DecodeWorker:
             return
         n_landed = self.batch.n_landed(request_id)
         assert n_landed is not None, "a request with an owner is landing or runs"
-        fault = start_fault(start, n_landed=n_landed, n_vocab=self.engine.n_vocab)
+        fault = start_fault(
+            start,
+            n_landed=n_landed,
+            n_vocab=self.engine.n_vocab,
+            block_size=self.engine.layout.block_size,
+        )
         if fault:
             await self._end_landing(request_id, fault, retryable=False)
             return
@@ -232,6 +256,7 @@ class DecodeWorker:
             await self._end_landing(request_id, str(error), retryable=False)
         else:
             self._generations.start(start)
+            self.answers.start(start, n_landed)
             self.spans.on_started(request_id, self.clock.now())
             self._wake.set()
 
@@ -268,6 +293,7 @@ class DecodeWorker:
     def _forget(self, request_id: RequestId, *, finish: str = "", error: str = "") -> None:
         self.spans.on_ended(request_id, self.clock.now(), finish=finish, error=error)
         self._generations.remove(request_id)
+        self.answers.end(request_id)
         self.conductors.owners.remove(request_id)
         if self.batch.n_running + self.batch.n_reserved == 0:
             self._idle.set()
@@ -279,6 +305,8 @@ class DecodeWorker:
             if not self.batch.n_running:
                 self._wake.clear()
                 await self._wake.wait()
+            if not self.answers.is_idle and self.batch.lacks_pages:
+                self.answers.give_way()
             step = self.batch.next_step()
             self._in_step = {row.request_id for row in step.rows}
             for _ in step.preempted:
@@ -372,6 +400,7 @@ class DecodeWorker:
                 self.batch.hold(request_id)
             else:
                 self._generations.add(request_id, token)
+                self.answers.on_token(request_id, token)
                 finish = self.batch.on_token(request_id, token)
                 produced[request_id] = Produced(request_id, token, finish)
         self._counts.on_tokens(len(produced))
@@ -434,7 +463,7 @@ class DecodeWorker:
                     n_running=self.batch.n_running,
                     n_reserved=self.batch.n_reserved,
                     context_tokens=self.batch.context_tokens,
-                    free_pages=self.batch.free_pages,
+                    free_pages=self.batch.free_pages + self.answers.reclaimable_pages,
                     n_pages=self.pages.n_pages,
                     step_s=self._step_s,
                 )
@@ -443,10 +472,21 @@ class DecodeWorker:
 
     def metrics(self) -> MetricSnapshot:
         """Return the worker's metrics."""
-        return {**self._counts.metrics(), **batch_metrics(self.batch, self.pages)}
+        return {
+            **self._counts.metrics(),
+            **batch_metrics(self.batch, self.pages),
+            **self.answers.metrics(),
+        }
 
     def check(self) -> None:
-        """Audit the batch; each running request has a state, each owned one is in the batch."""
+        """Audit the batch; each running request has a state, each owned one is in the batch.
+
+        Requests and their answers' puts are all holders of pages.
+        """
         self.batch.check()
+        self.answers.check()
+        n_holds = Counter([*self.batch.held_pages, *self.answers.held_pages])
+        assert all(self.pages.n_holders(page) == n for page, n in n_holds.items())
+        assert len(n_holds) + self.pages.n_free == self.pages.n_pages
         assert len(self._generations) == self.batch.n_running
         assert self.conductors.owners.request_ids() <= set(self.batch.request_ids())

@@ -15,30 +15,16 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
+from halfmoon_prefix_cache.block_put import KvstoreReservation
 from halfmoon_prefix_cache.kvstore_lease import KvstoreLease
-from halfmoon_protocol.ids import RequestId, Ticket, WorkerId
+from halfmoon_protocol.ids import RequestId, WorkerId
 from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_protocol.logprobs import TokenScore
 from halfmoon_protocol.messages import KvstoreAddress, StartPrefill
 from halfmoon_protocol.regions import Region
 from halfmoon_runtime.channels.network import PeerId
-from halfmoon_runtime.kvstore_clients import KvstoreClient
 from halfmoon_scheduling.prefill.prefill_events import PrefillEvent, PrefillFailure
 from halfmoon_transfer.interface import Piece, Transfer
-
-
-@dataclass(frozen=True)
-class KvstoreReservation:
-    """Room at a kvstore for blocks of this request."""
-
-    kvstore: KvstoreClient
-    address: KvstoreAddress
-    ticket: Ticket
-    region: Region
-    #: Block index → where it goes; empty when all are stored there already.
-    offsets: dict[int, int]
-    #: Seconds until the room is given to others unless it is renewed.
-    expires_s: float
 
 
 @dataclass(frozen=True)

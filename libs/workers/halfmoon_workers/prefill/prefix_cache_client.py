@@ -5,13 +5,12 @@ fetched is never trusted before `verify`.
 """
 
 import asyncio
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import structlog
-import xxhash
 
 from halfmoon_prefix_cache.arriving_checksums import ArrivingChecksums
+from halfmoon_prefix_cache.block_put import BlockPutter, BlockRun
 from halfmoon_prefix_cache.layer_groups import layer_groups
 from halfmoon_prefix_cache.prefix_fetch import PrefixFetch
 from halfmoon_prefix_cache.replica_selector import ReplicaSelector
@@ -21,7 +20,7 @@ from halfmoon_runtime.kvstore_clients import KvstoreUnavailable
 from halfmoon_transfer.engine import TransferEngine
 from halfmoon_transfer.interface import Transfer, TransferError
 from halfmoon_transfer.regions.region_table import PoolMemory
-from halfmoon_workers.prefill.prefill_job import KvstoreReservation, PrefillJob
+from halfmoon_workers.prefill.prefill_job import PrefillJob
 
 log = structlog.get_logger()
 
@@ -52,6 +51,7 @@ class PrefixCacheClient:
         self._layout = layout
         self._clock = clock
         self._patience_s = patience_s
+        self._putter = BlockPutter(replicas, transfer, memory, layout)
         self._checksum_thread = ThreadPoolExecutor(1, thread_name_prefix="checksums")
 
     def close(self) -> None:
@@ -162,23 +162,18 @@ class PrefixCacheClient:
             await job.put.kvstore.revoke(job.put.ticket)
             job.put = None
         try:
-            kvstore = await self._replicas.client(start.store_in)
-            reserved = await kvstore.reserve(
-                self._layout,
+            run = BlockRun(
                 hashes,
                 start.block_hashes[first - 1] if first else None,
                 start.token_ids[first * size : len(start.block_hashes) * size],
                 start.tenant,
+                first,
             )
+            job.put = await self._putter.reserve(start.store_in, run)
         except KvstoreUnavailable as error:
             self._replicas.on_error(start.store_in, error)
             log.info("blocks_not_stored", request_id=job.request_id, reason=str(error))
             return False
-        index = {block: i for i, block in enumerate(start.block_hashes)}
-        offsets = {index[place.hash]: place.offset for place in reserved.places}
-        job.put = KvstoreReservation(
-            kvstore, start.store_in, reserved.ticket, reserved.region, offsets, reserved.expires_s
-        )
         job.holds.set()
         return True
 
@@ -216,9 +211,8 @@ class PrefixCacheClient:
             for write in job.put_writes:
                 await write
             written = [job.pages[block] for block in sorted(put.offsets)]
-            await put.kvstore.commit(put.ticket, await self._checksums(written))
+            await self._putter.commit(put, written)
             job.put = None
-            self._replicas.answered(put.address)
         except (TransferError, KvstoreUnavailable) as error:
             self._replicas.on_error(put.address, error)
             log.info("blocks_not_stored", request_id=job.request_id, reason=str(error))
@@ -235,15 +229,3 @@ class PrefixCacheClient:
         if job.lease is not None:
             await job.lease.kvstore.release(job.lease.ticket)
             job.lease = None
-
-    async def _checksums(self, pages: Sequence[int]) -> tuple[int, ...]:
-        """xxh3-64 of each page, in a thread: it reads all their bytes."""
-        size = self._layout.block_bytes
-        view = self._memory.view
-
-        def compute() -> tuple[int, ...]:
-            return tuple(
-                xxhash.xxh3_64_intdigest(view[page * size : (page + 1) * size]) for page in pages
-            )
-
-        return await asyncio.to_thread(compute)
