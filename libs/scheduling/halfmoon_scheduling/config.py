@@ -100,6 +100,8 @@ class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     prior_bandwidth: float = 1e9
     #: Placements that are kept to explain recent choices.
     kept_decisions: int = 256
+    #: Bytes of them at the most: each may have a row for each worker.
+    kept_decision_bytes: int = 64 * 2**20
 
     @property
     def deferred_at_most(self) -> int:
@@ -168,6 +170,7 @@ _NOT_NEGATIVE = (
     "max_deferred",
     "defer_s",
     "kept_decisions",
+    "kept_decision_bytes",
     "landing_margin_s",
     "replication_bytes_per_s",
     "role_lasting_s",

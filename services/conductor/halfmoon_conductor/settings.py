@@ -135,6 +135,11 @@ class ConductorSettings(TracedSettings):
     request_timeout_s: Annotated[float, Field(gt=0)] = Field(
         600.0, description="Seconds until a request that got no first token is given up"
     )
+    kept_decision_mib: Annotated[int, Field(ge=0, le=2**20)] = Field(
+        SchedulingConfig().kept_decision_bytes // 2**20,
+        description="Memory for the decisions that /debug/decisions explains, in MiB; the oldest"
+        " go first. Each takes up to 320 bytes for each worker",
+    )
     journal_path: str = Field(
         "", description="File for a journal of all events and commands; empty: none is kept"
     )
@@ -162,6 +167,7 @@ class ConductorSettings(TracedSettings):
             double_check=self.double_check,
             max_deferred=self.max_deferred,
             defer_s=self.defer_s,
+            kept_decision_bytes=self.kept_decision_mib * 2**20,
             replication_bytes_per_s=self.replication_bytes_per_s,
             replication_hot_uses=self.replication_hot_uses,
             replication_half_life_s=self.replication_half_life_s,

@@ -99,7 +99,7 @@ class Conductor:
         self._kvstores = KvstoreDirectory(config, self.cluster, self.index)
         self._placer = Placer(config, self.cluster, self.index, self.costs)
         self._role_balancer = RoleBalancer(config, self.cluster) if config.role_changes else None
-        self._log = DecisionLog(config.kept_decisions)
+        self._log = DecisionLog(config.kept_decisions, config.kept_decision_bytes)
         slos = self._slos = Slos(config, self.cluster)
         q = config.admission_quantile
         self._bounds = LimitBounds(q) if q else None
@@ -498,6 +498,7 @@ class Conductor:
         self._kvstores.check()
         self._table.check()
         self._admission.check()
+        self._log.check()
         if self._bounds is not None:
             self._bounds.check()
 
