@@ -9,6 +9,7 @@ import transformers as untyped_transformers
 
 from halfmoon_engine.attention.attention_probe import probe_attention
 from halfmoon_engine.load import open_engine
+from halfmoon_engine.stages.stage_model import StageModel
 from halfmoon_models import model_kinds
 from halfmoon_models.errors import ModelError, UnsupportedModel
 
@@ -98,7 +99,7 @@ def model(tmp_path: Path) -> Any:
 
 
 def test_a_small_random_model_whose_attention_adds_little_passes(model: Any) -> None:
-    assert probe_attention(model).shape.n_layers == 2
+    assert probe_attention(StageModel(model)).shape.n_layers == 2
 
 
 @pytest.mark.parametrize(
@@ -115,7 +116,7 @@ def test_a_model_that_mixes_tokens_beside_attention_is_refused(
 ) -> None:
     model.model.layers[0].mlp = _Mixer(model.model.layers[0].mlp, shift, bounded)
     with pytest.raises(UnsupportedModel, match=words):
-        probe_attention(model)
+        probe_attention(StageModel(model))
 
 
 def test_a_layer_that_is_not_causal_is_refused_where_its_logits_hardly_show_it(
@@ -130,18 +131,18 @@ def test_a_layer_that_is_not_causal_is_refused_where_its_logits_hardly_show_it(
     for layer in model.model.layers:
         layer.self_attn.o_proj.weight.data *= 1e-3
     with pytest.raises(UnsupportedModel, match="attends otherwise than a causal language model"):
-        probe_attention(model)
+        probe_attention(StageModel(model))
 
 
 def test_weights_that_are_no_numbers_are_refused(model: Any) -> None:
     model.lm_head.weight.data[3, 3] = float("nan")
     with pytest.raises(ModelError, match="NaN"):
-        probe_attention(model)
+        probe_attention(StageModel(model))
 
 
 def test_half_precision_passes_too(model: Any) -> None:
     for dtype in (torch.bfloat16, torch.float16):
-        assert probe_attention(model.to(dtype)).shape.head_dim == 8
+        assert probe_attention(StageModel(model.to(dtype))).shape.head_dim == 8
 
 
 @pytest.mark.parametrize("spread", [0.02, 0.2])

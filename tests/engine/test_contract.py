@@ -17,16 +17,36 @@ GREEDY = Draw(Sampling(temperature=0.0))
 
 
 @pytest.fixture(
-    params=["fake", "fake in stages", "torch", "torch with a mirrored pool", "torch in bfloat16"]
+    params=[
+        "fake",
+        "fake in stages",
+        "torch",
+        "torch in stages",
+        "torch with a mirrored pool",
+        "torch in bfloat16",
+    ]
 )
 def engine(
     request: pytest.FixtureRequest, tiny: Callable[[str], Path], engine_of: Callable[..., Engine]
 ) -> Engine:
     if request.param == "fake":
         return open_engine("fake://tiny?layers=3&vocab=384", block_size=16)
-    if request.param == "fake in stages":
+    if request.param.endswith("in stages"):
         spec = "fake://tiny?layers=3&vocab=384"
-        stages = [open_engine(spec, block_size=16, stage_index=i, n_stages=3) for i in range(3)]
+        if request.param.startswith("torch"):
+            spec = str(tiny("qwen3"))
+        stages = [
+            open_engine(
+                spec,
+                block_size=16,
+                dtype="float32",
+                device="cpu",
+                threads=1,
+                stage_index=i,
+                n_stages=3,
+            )
+            for i in range(3)
+        ]
         return ChainedEngine(stages)  # type: ignore[return-value]
     if request.param == "torch":
         return engine_of("qwen3")

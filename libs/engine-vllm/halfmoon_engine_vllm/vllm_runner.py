@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from halfmoon_engine.interface import LayerHook, Run
+from halfmoon_engine.interface import LayerHook, Run, StageActivations
 from halfmoon_engine_vllm.batch import plan_batch
 from halfmoon_engine_vllm.rank_steps import StepServer
 from halfmoon_engine_vllm.shared_span import find_shared_span
@@ -61,6 +61,7 @@ class VllmRunner:
         rows: NDArray[np.int64],
         before_layer: LayerHook | None,
         after_layer: LayerHook | None,
+        activations: StageActivations | None,
     ) -> torch.Tensor:
         """Run a checked batch; return [n_rows, vocab]."""
         batch = plan_batch(runs, tokens, rows, self._layout.block_size)
@@ -121,6 +122,7 @@ class VllmRanksRunner:
         rows: NDArray[np.int64],
         before_layer: LayerHook | None,
         after_layer: LayerHook | None,
+        activations: StageActivations | None,
     ) -> torch.Tensor:
         """Run a checked batch; return [n_rows, vocab].
 

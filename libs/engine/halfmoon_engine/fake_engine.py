@@ -43,7 +43,7 @@ from halfmoon_engine.interface import (
     StageActivations,
     TokenResult,
 )
-from halfmoon_engine.stage_checks import check_activations, cut_layers
+from halfmoon_engine.stages.stage_checks import check_activations, cut_layers
 from halfmoon_models.errors import BadEngineSpec
 from halfmoon_protocol.blocks import check_block_size
 from halfmoon_protocol.kv_layout import DType, KvLayout

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import msgspec
 
 from halfmoon_engine.checkpoints.model_folder import open_model_folder
-from halfmoon_engine.errors import BadEngineOption, BadEngineStage, EngineNotInstalled
+from halfmoon_engine.errors import BadEngineOption, EngineNotInstalled
 from halfmoon_engine.fake_engine import FakeEngine, parse_fake_spec
 from halfmoon_engine.interface import Device, Engine
 from halfmoon_engine.native.extension import NativeMode
-from halfmoon_engine.stage_checks import check_stage_index
+from halfmoon_engine.stages.stage_checks import check_stage_index
 from halfmoon_engine.torch_threads import limit_spin_waits
 from halfmoon_protocol.kv_layout import DType
 
@@ -154,8 +154,6 @@ def load_engine(
 
     Its folder is inspected before torch is imported, so most refusals come at once.
     """
-    if n_stages > 1:
-        raise BadEngineStage("engine torch computes no stages yet: leave n_stages at 1")
     inspected = open_model_folder(path_or_hub_id, dtype=dtype)
     limit_spin_waits()
     from halfmoon_engine.checkpoints.torch_loader import load_torch_engine
@@ -169,4 +167,6 @@ def load_engine(
         threads=threads,
         served_name=served_name,
         native=native,
+        stage_index=stage_index,
+        n_stages=n_stages,
     )

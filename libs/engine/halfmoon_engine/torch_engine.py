@@ -33,7 +33,7 @@ from halfmoon_engine.sampling.token_logprobs import (
     report_drawn_logprob,
     report_prompt_logprobs,
 )
-from halfmoon_engine.stage_checks import check_activations
+from halfmoon_engine.stages.stage_checks import check_activations
 from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_protocol.messages import DecodeCost, PrefillCost
 
@@ -179,7 +179,7 @@ class TorchEngine:
         last_rows = np.cumsum([len(run.token_ids) for run in runs]) - 1
         drawing = [i for i, run in enumerate(runs) if run.draw is not None]
         rows = np.concatenate([last_rows[drawing], *logprob_rows(runs)])
-        logits = self._runner.logits(runs, tokens, rows, before_layer, after_layer)
+        logits = self._runner.logits(runs, tokens, rows, before_layer, after_layer, activations)
         result: list[TokenResult | None] = [None] * len(runs)
         if drawing:
             ends = [runs[i].start + len(runs[i].token_ids) for i in drawing]

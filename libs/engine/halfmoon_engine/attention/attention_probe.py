@@ -29,6 +29,8 @@ from halfmoon_engine.attention.forward_plan import (
 from halfmoon_engine.attention.kv_pool import TORCH_DTYPES, HostKvPool, KvPool
 from halfmoon_engine.attention.paged_attention import ATTENTION_NAME, use_forward_plan
 from halfmoon_engine.interface import Run
+from halfmoon_engine.stages.stage_model import StageModel
+from halfmoon_engine.stages.stage_probe import probe_incoming
 from halfmoon_models.errors import BrokenCheckpoint, UnsupportedModel
 from halfmoon_protocol.kv_layout import KvLayout
 
@@ -81,38 +83,40 @@ class _Call:
 
 
 @torch.inference_mode()
-def probe_attention(model: Any) -> ProbedModel:
-    """Run a model through our attention and its own, and compare.
+def probe_attention(staged: StageModel) -> ProbedModel:
+    """Run a model, or its stage, through our attention and its own, and compare.
 
-    Leaves the model with our attention.
+    Leaves the model with our attention. A stage has activations in place of logits, or in place
+    of embedded tokens.
 
     Raises:
         UnsupportedModel: it can't be run so, or gives something else.
         BrokenCheckpoint: it gives no numbers, or not one for each word.
     """
+    model = staged.model
     kind, text = str(model.config.model_type), model.config.get_text_config(decoder=True)
     generator = torch.Generator().manual_seed(20)
     vocab = int(text.vocab_size)
     prompts = [torch.randint(vocab, (n,), generator=generator) for n in _LENGTHS]
     model.set_attn_implementation("eager")
-    expected, calls = _own_logits(model, prompts)
-    _check_logits(kind, expected, vocab)
+    expected, calls = _own_logits(staged, prompts)
+    _check_logits(kind, expected, vocab if staged.stage.is_last else staged.hidden_size)
 
     model.set_attn_implementation(ATTENTION_NAME)
-    plan = plan_probe(_LENGTHS)
+    plan = plan_probe(_LENGTHS, staged.first_layer)
     try:
-        logits = _packed_logits(model, torch.cat(prompts), plan)
+        logits = _packed_logits(staged, torch.cat(prompts), plan)
     except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
         raise UnsupportedModel(
             f"a model of type {kind!r} does not run with paged attention: {error}"
         ) from error
     shape = _shape(kind, plan)
-    _check_windows(kind, text, plan.seen)
+    _check_windows(kind, text, plan.seen, staged.first_layer)
     off = "with paged attention than with its own"
     _compare(kind, logits, expected, off, _TOLERANCE.get(model.dtype, _TOLERANCE_HALF))
-    _check_attention(kind, calls, set(plan.seen))
-    _check_leaks(kind, model, torch.cat(prompts), logits, vocab)
-    chunked = _chunked_logits(model, prompts[0], shape)
+    _check_attention(kind, calls, set(plan.seen), staged.first_layer)
+    _check_leaks(kind, staged, torch.cat(prompts), logits, vocab)
+    chunked = _chunked_logits(staged, prompts[0], shape)
     off = "from kept keys and values than from all tokens"
     whole = logits[: len(prompts[0])]
     _compare(kind, chunked, whole, off, _CHUNKED.get(model.dtype, _TOLERANCE_HALF))
@@ -131,7 +135,7 @@ def allowed_error(dtype: torch.dtype) -> float:
 
 
 def _own_logits(
-    model: Any, prompts: Sequence[torch.Tensor]
+    staged: StageModel, prompts: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor, dict[str, _Call]]:
     """Compute logits of each prompt alone, and record the layers' calls for the first one."""
     calls: dict[str, _Call] = {}
@@ -144,33 +148,28 @@ def _own_logits(
 
     handles = [
         module.register_forward_pre_hook(record(name), with_kwargs=True)
-        for name, module in model.named_modules()
+        for name, module in staged.model.named_modules()
         if isinstance(getattr(module, "layer_idx", None), int)
     ]
     try:
-        rows = [model(p[None].to(model.device), use_cache=False).logits[0] for p in prompts]
+        rows = [staged.run(p, None, probe_incoming(staged, p)) for p in prompts]
     finally:
         for handle in handles:
             handle.remove()
     return torch.cat(rows), calls
 
 
-def _packed_logits(model: Any, tokens: torch.Tensor, plan: ForwardPlan) -> torch.Tensor:
+def _packed_logits(staged: StageModel, tokens: torch.Tensor, plan: ForwardPlan) -> torch.Tensor:
     """Compute logits of the prompts side by side in one row, with our attention."""
     positions = torch.cat([torch.arange(n) for n in _LENGTHS])
-    return _logits(model, tokens, positions, plan)
+    return _logits(staged, tokens, positions, plan)
 
 
 def _logits(
-    model: Any, tokens: torch.Tensor, positions: torch.Tensor, plan: ForwardPlan
+    staged: StageModel, tokens: torch.Tensor, positions: torch.Tensor, plan: ForwardPlan
 ) -> torch.Tensor:
-    device = model.device
     with use_forward_plan(plan):
-        out = model(
-            tokens[None].to(device), position_ids=positions[None].to(device), use_cache=False
-        )
-    logits: torch.Tensor = out.logits[0]
-    return logits
+        return staged.run(tokens, positions, probe_incoming(staged, tokens))
 
 
 def _check_logits(kind: str, logits: torch.Tensor, vocab: int) -> None:
@@ -198,7 +197,9 @@ def _compare(
         )
 
 
-def _check_attention(kind: str, calls: dict[str, _Call], layers: set[int]) -> None:
+def _check_attention(
+    kind: str, calls: dict[str, _Call], layers: set[int], first_layer: int
+) -> None:
     """Compare the layers one by one, each with the inputs that its own model gave it."""
     compared: set[int] = set()
     for name, call in calls.items():
@@ -210,7 +211,7 @@ def _check_attention(kind: str, calls: dict[str, _Call], layers: set[int]) -> No
         module.config._attn_implementation = "eager"
         own = _first_tensor(module(*arguments, **options))
         module.config._attn_implementation = ATTENTION_NAME
-        plan = plan_probe(_LENGTHS[:1])
+        plan = plan_probe(_LENGTHS[:1], first_layer)
         with use_forward_plan(plan):
             ours = _first_tensor(module(*arguments, **options))
         if not plan.seen:
@@ -231,7 +232,7 @@ def _check_attention(kind: str, calls: dict[str, _Call], layers: set[int]) -> No
 
 
 def _check_leaks(
-    kind: str, model: Any, tokens: torch.Tensor, logits: torch.Tensor, vocab: int
+    kind: str, staged: StageModel, tokens: torch.Tensor, logits: torch.Tensor, vocab: int
 ) -> None:
     """Check that a token affects no logits of earlier tokens or of another sequence."""
     first = _LENGTHS[0]
@@ -239,9 +240,10 @@ def _check_leaks(
                           (first, [*range(first)])):  # fmt: skip
         others = tokens.clone()
         others[changed] = (others[changed] + 1) % vocab
-        moved = _packed_logits(model, others, plan_probe(_LENGTHS)).float() - logits.float()
+        plan = plan_probe(_LENGTHS, staged.first_layer)
+        moved = _packed_logits(staged, others, plan).float() - logits.float()
         leak = _rms(moved[same]) / max(_rms(moved[changed]), 1e-30)
-        if not leak <= _LEAK.get(model.dtype, _LEAK_HALF):
+        if not leak <= _LEAK.get(staged.model.dtype, _LEAK_HALF):
             raise UnsupportedModel(
                 f"a model of type {kind!r} is no causal language model: a token's logits depend "
                 f"on tokens that come later or of other sequences (by {leak:.3g} of what they "
@@ -249,8 +251,9 @@ def _check_leaks(
             )
 
 
-def _chunked_logits(model: Any, prompt: torch.Tensor, shape: KvShape) -> torch.Tensor:
+def _chunked_logits(staged: StageModel, prompt: torch.Tensor, shape: KvShape) -> torch.Tensor:
     """Compute logits of a prompt in two chunks and a last token by itself, over pages."""
+    model = staged.model
     layout = KvLayout(
         model="probe",
         n_layers=shape.n_layers,
@@ -272,9 +275,9 @@ def _chunked_logits(model: Any, prompt: torch.Tensor, shape: KvShape) -> torch.T
     for start, end in ((0, _FIRST_CHUNK), (_FIRST_CHUNK, len(prompt) - 1), (len(prompt) - 1, None)):
         part = prompt[start:end]
         run = Run(part.tolist(), start, pages, None, continues=True)
-        plan = plan_forward([run], layout, pool, model.device, model.dtype)
+        plan = plan_forward([run], layout, pool, model.device, model.dtype, staged.first_layer)
         positions = torch.arange(start, start + len(part))
-        rows.append(_logits(model, part, positions, plan))
+        rows.append(_logits(staged, part, positions, plan))
     return torch.cat(rows)
 
 
@@ -328,14 +331,16 @@ def _shape(kind: str, plan: ForwardPlan) -> KvShape:
     return KvShape(len(seen), n_kv_heads, head_dim)
 
 
-def _check_windows(kind: str, text: Any, seen: dict[int, SeenAttention]) -> None:
+def _check_windows(kind: str, text: Any, seen: dict[int, SeenAttention], first_layer: int) -> None:
     """Refuse a sliding window that only a mask would carry, which we never see."""
     window = getattr(text, "sliding_window", None)
     if not window or not getattr(text, "use_sliding_window", True):
         return
-    types = getattr(text, "layer_types", None) or ["sliding_attention"] * len(seen)
-    for layer, call in seen.items():
-        wanted = window if types[layer] == "sliding_attention" else None
+    types = getattr(text, "layer_types", None)
+    for own, call in seen.items():
+        layer = first_layer + own
+        slides = not types or types[layer] == "sliding_attention"
+        wanted = window if slides else None
         if call.window != wanted:
             raise UnsupportedModel(
                 f"a model of type {kind!r} asks for a window of {call.window} in layer {layer}, "

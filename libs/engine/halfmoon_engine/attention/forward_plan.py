@@ -141,32 +141,39 @@ class ForwardPlan:
     write_rows: torch.Tensor | None
     #: Pages that other processes may have written since the engine last read them.
     fetched_pages: torch.Tensor | None
+    #: Number of the pool's first layer among the model's.
+    first_layer: int = 0
     before_layer: LayerHook | None = None
     after_layer: LayerHook | None = None
     #: Attends and stores KV in place of torch; None: torch does.
     native: NativeAttention | None = None
-    #: How each layer called attention.
+    #: How each layer called attention; layers count from `first_layer`.
     seen: dict[int, SeenAttention] = field(default_factory=dict)
     #: Calls of attention over all layers.
     n_calls: int = 0
 
 
-def plan_probe(lengths: Sequence[int]) -> ForwardPlan:
+def plan_probe(lengths: Sequence[int], first_layer: int = 0) -> ForwardPlan:
     """Plan whole sequences of these lengths side by side, without a pool."""
     starts = np.cumsum([0, *lengths])
     segments = [PrefillRun(int(a), n, 0, None) for a, n in zip(starts, lengths, strict=False)]
-    return ForwardPlan(None, segments, [], None, None)
+    return ForwardPlan(None, segments, [], None, None, first_layer)
 
 
-def plan_native(pool: KvPool, attention: NativeAttention) -> ForwardPlan:
+def plan_native(pool: KvPool, attention: NativeAttention, first_layer: int = 0) -> ForwardPlan:
     """Plan a forward whose attention is native: the extension holds the batch."""
-    return ForwardPlan(pool, [], [], None, None, native=attention)
+    return ForwardPlan(pool, [], [], None, None, first_layer, native=attention)
 
 
 def plan_forward(
-    runs: Sequence[Run], layout: KvLayout, pool: KvPool, device: torch.device, dtype: torch.dtype
+    runs: Sequence[Run],
+    layout: KvLayout,
+    pool: KvPool,
+    device: torch.device,
+    dtype: torch.dtype,
+    first_layer: int = 0,
 ) -> ForwardPlan:
-    """Lay out a checked batch over the pool."""
+    """Lay out a checked batch over the pool, whose first layer is the model's `first_layer`."""
     segments: list[PrefillRun] = []
     written: list[NDArray[np.int64]] = []
     steps: list[tuple[int, NDArray[np.int64], int]] = []
@@ -191,6 +198,7 @@ def plan_forward(
         decodes=_group(steps, layout, device, dtype),
         write_rows=torch.from_numpy(np.concatenate(written)).to(device),
         fetched_pages=torch.from_numpy(np.concatenate(fetched)) if fetched else None,
+        first_layer=first_layer,
     )
 
 

@@ -85,7 +85,7 @@ def paged_attention(
     """Compute one layer's attention, with the signature that transformers calls.
 
     Args:
-        module: the layer's attention; ``module.layer_idx`` is the layer.
+        module: the layer's attention; ``module.layer_idx`` is the layer among the model's.
         query: [1, n_heads, n_tokens, head_dim].
         key: [1, n_kv_heads, n_tokens, head_dim].
         value: like `key`.
@@ -101,7 +101,7 @@ def paged_attention(
     plan = _plan.get()
     sliding_window = sliding_window or None  # some configs say 0 for none
     index: Any = module.layer_idx
-    layer = _Layer(int(index), scaling, sliding_window, softcap, s_aux)
+    layer = _Layer(int(index) - plan.first_layer, scaling, sliding_window, softcap, s_aux)
     plan.n_calls += 1
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     plan.seen[layer.index] = SeenAttention(

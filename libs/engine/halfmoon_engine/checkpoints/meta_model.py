@@ -5,7 +5,7 @@ counted while they are made, and parameters before any of them has memory.
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,13 +20,16 @@ _MODULES_PER_TENSOR = 16
 _MODULES = 2_000
 
 
-def check_config_matches_files(model_class: Any, config: Any, inspected: InspectedModel) -> None:
+def check_config_matches_files(model_class: Any, config: Any, inspected: InspectedModel) -> Any:
     """Refuse a configuration that describes another model than its files hold.
 
     Args:
         model_class: transformers' auto class.
         config: of transformers.
         inspected: the folder.
+
+    Returns:
+        The model, without memory.
 
     Raises:
         BrokenCheckpoint: it describes more numbers than the files have.
@@ -45,6 +48,7 @@ def check_config_matches_files(model_class: Any, config: Any, inspected: Inspect
         )
     buffers = sum(buffer.nbytes for buffer in model.buffers())
     check_fits_memory(inspected.folder, 0, inspected.weights.n_bytes + buffers, {}, "auto")
+    return model
 
 
 @contextmanager
@@ -70,13 +74,16 @@ def _at_most(limit: int, n_tensors: int) -> Iterator[None]:
         handle.remove()
 
 
-def check_loaded_weights(model: Any, info: dict[str, Any], inspected: InspectedModel) -> None:
+def check_loaded_weights(
+    model: Any, info: dict[str, Any], inspected: InspectedModel, absent: Sequence[str] = ()
+) -> None:
     """Refuse a loaded model whose weights do not all come from its files, each in its place.
 
     Args:
         model: of transformers.
         info: what `from_pretrained` says with ``output_loading_info``.
         inspected: the folder.
+        absent: parts that other stages load.
 
     Raises:
         BrokenCheckpoint: tensors are missing, of another shape, or belong to parts that the
@@ -94,10 +101,14 @@ def check_loaded_weights(model: Any, info: dict[str, Any], inspected: InspectedM
             "for; fetch the model once more, all of its files"
         )
     known = {_any_layer(name) for name, _ in model.named_modules() if name}
+    # A checkpoint's names may begin at the model without its head.
+    base = f"{model.base_model_prefix}."
+    elsewhere = tuple(f"{part.removeprefix(base)}." for part in absent)
     unused = [
         name
         for name in sorted(info.get("unexpected_keys") or ())
         if _any_layer(name.rpartition(".")[0]) in known
+        and not name.removeprefix(base).startswith(elsewhere)
     ]
     if unused:
         raise BrokenCheckpoint(

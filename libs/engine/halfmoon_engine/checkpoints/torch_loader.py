@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import torch
 import transformers as _transformers
 
@@ -24,6 +25,9 @@ from halfmoon_engine.interface import Device
 from halfmoon_engine.native.extension import NativeMode, native_extension
 from halfmoon_engine.runners.runner_choice import choose_runner, has_native_form
 from halfmoon_engine.sampling.grammar_masks import GrammarMasks
+from halfmoon_engine.stages.model_cut import absent_parts, cut_model, stage_class, stage_of
+from halfmoon_engine.stages.stage_model import StageModel
+from halfmoon_engine.stages.stage_probe import check_cut
 from halfmoon_engine.torch_engine import TorchEngine
 from halfmoon_models.errors import ModelError, UnsupportedModel, one_line
 from halfmoon_models.folder_inspection import InspectedModel
@@ -33,6 +37,8 @@ from halfmoon_protocol.kv_layout import DType, KvLayout
 
 log = logging.getLogger(__name__)
 transformers: Any = _transformers
+
+_MIB = 1 << 20
 
 
 def load_torch_engine(
@@ -45,6 +51,8 @@ def load_torch_engine(
     threads: int | None,
     served_name: str | None,
     native: NativeMode = "auto",
+    stage_index: int = 0,
+    n_stages: int = 1,
 ) -> TorchEngine:
     """Load, check and probe a model; arguments and errors are those of `load.open_engine`."""
     check_block_size(block_size)
@@ -60,30 +68,49 @@ def load_torch_engine(
     with _library_errors(f"{folder}/config.json is not one that can be used"):
         config = _read_config(inspected)
         check_architecture(config)
+        stage = stage_of(config, stage_index, n_stages)
     with _library_errors(f"{folder}: its config.json describes no model that can be made"):
-        check_config_matches_files(transformers.AutoModelForCausalLM, config, inspected)
+        empty = check_config_matches_files(transformers.AutoModelForCausalLM, config, inspected)
+        cut_model(empty, stage)
+    model_class = transformers.AutoModelForCausalLM
+    if not stage.is_whole:
+        model_class = stage_class(type(empty), stage)
     with _library_errors(f"{folder} can't be loaded"):
-        model = _load(inspected, dtype)
-        model = model.eval().requires_grad_(False).to(target)
+        model = _load(inspected, dtype, model_class)
+        staged = StageModel(model.eval().requires_grad_(False).to(target), stage)
     with _library_errors(f"a model of type {str(config.model_type)!r} can't be run"):
-        probed = probe_attention(model)
+        check_cut(staged)
+        probed = probe_attention(staged)
+        if stage.is_whole:
+            stage = msgspec.structs.replace(stage, n_layers=probed.shape.n_layers)
         eos_token_ids = _eos_token_ids(model)
     with _library_errors(f"{folder}: its tokenizer can't be used"):
-        grammars = GrammarMasks.for_model(
-            folder, model.get_output_embeddings().weight.shape[0], eos_token_ids
+        grammars = (
+            GrammarMasks.for_model(
+                folder, model.get_output_embeddings().weight.shape[0], eos_token_ids
+            )
+            if stage.is_last
+            else None
         )
-    n_vocab = _n_vocab(model)
-    layout = KvLayout(
+    n_vocab = _n_vocab(model) if stage.is_whole else int(_text_config(config).vocab_size)
+    model_layout = KvLayout(
         model=fingerprint(folder),
-        n_layers=probed.shape.n_layers,
+        n_layers=stage.n_layers * stage.n_stages,
         n_kv_heads=probed.shape.n_kv_heads,
         head_dim=probed.shape.head_dim,
         dtype=DTYPE_NAMES[model.dtype],
         block_size=block_size,
     )
+    layout = msgspec.structs.replace(model_layout, n_layers=stage.n_layers)
     longest = max_context(config)
+    _log_stage(staged, inspected)
     runner = choose_runner(
-        model, probed, layout, longest, lambda: _load_for_attention(inspected, dtype), native
+        staged,
+        probed,
+        layout,
+        longest,
+        lambda: StageModel(_load_for_attention(inspected, dtype, model_class), stage),
+        native,
     )
     log.info("computing with %s", runner.description)
     return TorchEngine(
@@ -95,6 +122,27 @@ def load_torch_engine(
         eos_token_ids=eos_token_ids,
         grammars=grammars,
         native=native_extension(native),
+        stage=stage,
+        model_layout=model_layout,
+    )
+
+
+def _log_stage(staged: StageModel, inspected: InspectedModel) -> None:
+    """Log which layers were loaded, and how much of the model's weights they are."""
+    stage = staged.stage
+    if stage.is_whole:
+        return
+    parameters = list(staged.model.parameters())
+    n_bytes = sum(each.nbytes for each in parameters)
+    log.info(
+        "stage %d of %d: layers %d to %d of %d are loaded, %.1f MiB: %.0f%% of the model's numbers",
+        stage.index,
+        stage.n_stages,
+        stage.first_layer,
+        stage.first_layer + stage.n_layers - 1,
+        stage.n_layers * stage.n_stages,
+        n_bytes / _MIB,
+        100 * sum(each.numel() for each in parameters) / inspected.weights.n_elements,
     )
 
 
@@ -138,8 +186,8 @@ def _read_config(inspected: InspectedModel) -> Any:
     )
 
 
-def _load(inspected: InspectedModel, dtype: DType | Literal["auto"]) -> Any:
-    model, info = transformers.AutoModelForCausalLM.from_pretrained(
+def _load(inspected: InspectedModel, dtype: DType | Literal["auto"], model_class: Any) -> Any:
+    model, info = model_class.from_pretrained(
         inspected.folder,
         dtype="auto" if dtype == "auto" else TORCH_DTYPES[dtype],
         attn_implementation="eager",
@@ -149,7 +197,7 @@ def _load(inspected: InspectedModel, dtype: DType | Literal["auto"]) -> Any:
         ignore_mismatched_sizes=True,  # they are refused below, in one line
         output_loading_info=True,
     )
-    check_loaded_weights(model, info, inspected)
+    check_loaded_weights(model, info, inspected, absent_parts(model))
     if model.dtype not in DTYPE_NAMES:
         raise UnsupportedModel(
             f"{inspected.folder} holds weights of {model.dtype}; ask for one of "
@@ -158,9 +206,11 @@ def _load(inspected: InspectedModel, dtype: DType | Literal["auto"]) -> Any:
     return model
 
 
-def _load_for_attention(inspected: InspectedModel, dtype: DType | Literal["auto"]) -> Any:
+def _load_for_attention(
+    inspected: InspectedModel, dtype: DType | Literal["auto"], model_class: Any
+) -> Any:
     """Load a probed model once more, for the CPU."""
-    model = _load(inspected, dtype).eval().requires_grad_(False)
+    model = _load(inspected, dtype, model_class).eval().requires_grad_(False)
     model.set_attn_implementation(ATTENTION_NAME)
     return model
 
@@ -179,10 +229,14 @@ def _own_name(path_or_hub_id: str, folder: Path) -> str:
 def _eos_token_ids(model: Any) -> tuple[int, ...]:
     ids = model.generation_config.eos_token_id
     if ids is None:
-        ids = model.config.get_text_config(decoder=True).eos_token_id
+        ids = _text_config(model.config).eos_token_id
     if ids is None:
         return ()
     return (int(ids),) if isinstance(ids, int) else tuple(int(token) for token in ids)
+
+
+def _text_config(config: Any) -> Any:
+    return config.get_text_config(decoder=True)
 
 
 def _n_vocab(model: Any) -> int:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from halfmoon_engine.interface import LayerHook, Run
+from halfmoon_engine.interface import LayerHook, Run, StageActivations
 
 
 class ModelRunner(Protocol):
@@ -50,6 +50,7 @@ class ModelRunner(Protocol):
         rows: NDArray[np.int64],
         before_layer: LayerHook | None,
         after_layer: LayerHook | None,
+        activations: StageActivations | None,
     ) -> torch.Tensor:
         """Run a batch over the attached pool; it is checked, but for what `checks_pages` says.
 
@@ -59,8 +60,9 @@ class ModelRunner(Protocol):
             rows: tokens whose logits are wanted, by their places in `tokens`.
             before_layer: see `Engine.forward`.
             after_layer: see `Engine.forward`.
+            activations: checked; None where all layers are computed.
 
         Returns:
-            [n_rows, vocab]
+            [n_rows, vocab]; a stage before the last one has no rows.
         """
         ...

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from halfmoon_engine.attention.attention_probe import ProbedModel, allowed_error, logits_error
 from halfmoon_engine.batch_checks import check_pool
-from halfmoon_engine.interface import LayerHook, Run
+from halfmoon_engine.interface import LayerHook, Run, StageActivations
 from halfmoon_engine.native.decoder_parts import DecoderParts
 from halfmoon_engine.native.decoder_reader import NotNative
 from halfmoon_engine.native.native_batch import native_batch, open_native_pool
@@ -66,6 +66,7 @@ class NativeRunner:
         rows: NDArray[np.int64],
         before_layer: LayerHook | None,
         after_layer: LayerHook | None,
+        activations: StageActivations | None,
     ) -> torch.Tensor:
         """Run a batch; rows may come in any order and more than once."""
         batch = native_batch(self._native, self._pool, runs)
@@ -107,4 +108,4 @@ class NativeRunner:
 
     def _all_logits(self, runs: Sequence[Run]) -> torch.Tensor:
         tokens = np.concatenate([np.asarray(run.token_ids, dtype=np.int64) for run in runs])
-        return self.logits(runs, tokens, np.arange(len(tokens)), None, None)
+        return self.logits(runs, tokens, np.arange(len(tokens)), None, None, None)

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -12,6 +11,7 @@ from halfmoon_engine.native.extension import NativeMode, native_extension
 from halfmoon_engine.runners.model_runner import ModelRunner
 from halfmoon_engine.runners.native_runner import NativeRunner
 from halfmoon_engine.runners.transformers_runner import TransformersRunner
+from halfmoon_engine.stages.stage_model import StageModel
 from halfmoon_protocol.kv_layout import KvLayout
 
 log = logging.getLogger(__name__)
@@ -27,17 +27,17 @@ def has_native_form(kind: str, mode: NativeMode) -> bool:
 
 
 def choose_runner(
-    model: Any,
+    staged: StageModel,
     probed: ProbedModel,
     layout: KvLayout,
     longest: int,
-    reload: Callable[[], Any],
+    reload: Callable[[], StageModel],
     mode: NativeMode,
 ) -> ModelRunner:
     """Return the fastest runner that computes this model right.
 
     Args:
-        model: of transformers, with our attention; a native runner takes its weights.
+        staged: a model with our attention, or its stage; a native runner takes its weights.
         probed: what the model's probe gave.
         layout: of the pool.
         longest: tokens of the longest sequence.
@@ -47,21 +47,25 @@ def choose_runner(
     Raises:
         NativeUnavailable: the extension is asked for and not installed.
     """
+    model = staged.model
     native = native_extension(mode) if model.device.type == "cpu" else None
     if native is None:
-        return TransformersRunner(model, layout)
+        return TransformersRunner(staged, layout)
     native.set_threads(torch.get_num_threads())
+    if not staged.stage.is_whole:
+        log.info("layers of a stage are computed by torch, attention natively")
+        return TransformersRunner(staged, layout, native=native)
     try:
         parts = read_decoder(model, probed.seen)
     except NotNative as reason:
         log.info("layers are computed by torch: %s", reason)
-        return TransformersRunner(model, layout, native=native)
+        return TransformersRunner(staged, layout, native=native)
     dtype = model.dtype
     try:
         runner = NativeRunner(native, parts, layout, longest)
         runner.check(probed, dtype)
     except NotNative as reason:
         log.warning("layers are computed by torch: %s", reason)
-        del parts, model
+        del parts, model, staged
         return TransformersRunner(reload(), layout, native=native)
     return runner

@@ -4,7 +4,6 @@ The batch is one row of tokens, runs side by side; positions and the attention's
 Attention is computed by torch, or by the native extension where there is one.
 """
 
-import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,9 +15,10 @@ from halfmoon_engine.attention.device_pool import DeviceKvPool
 from halfmoon_engine.attention.forward_plan import plan_forward, plan_native
 from halfmoon_engine.attention.kv_pool import HostKvPool, KvPool
 from halfmoon_engine.attention.paged_attention import use_forward_plan
-from halfmoon_engine.interface import LayerHook, Run
+from halfmoon_engine.interface import LayerHook, Run, StageActivations
 from halfmoon_engine.native.native_attention import NativeBatchAttention
 from halfmoon_engine.native.native_batch import open_native_pool
+from halfmoon_engine.stages.stage_model import StageModel, activation_rows
 from halfmoon_protocol.kv_layout import KvLayout
 
 
@@ -26,23 +26,22 @@ class TransformersRunner:
     """A model of transformers over a pool of pages."""
 
     def __init__(
-        self, model: Any, layout: KvLayout, *, mirror: bool = False, native: Any | None = None
+        self, staged: StageModel, layout: KvLayout, *, mirror: bool = False, native: Any = None
     ) -> None:
         """Wrap a model that has our attention.
 
         Args:
-            model: in evaluation mode, on its device.
+            staged: the model, or what a stage has of it.
             layout: of the pool.
             mirror: keep a pool on the device beside the attached memory even where the
                 device could read that memory.
             native: the extension's module; None: torch attends.
         """
-        self._model = model
+        self._staged = staged
         self._layout = layout
-        self._device: torch.device = model.device
+        self._device: torch.device = staged.model.device
         self._mirror = mirror or self._device.type != "cpu"
         self._native = None if self._mirror else native
-        self._selects_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._pool: KvPool | None = None
         self._native_pool: Any = None
 
@@ -87,26 +86,36 @@ class TransformersRunner:
         rows: NDArray[np.int64],
         before_layer: LayerHook | None,
         after_layer: LayerHook | None,
+        activations: StageActivations | None,
     ) -> torch.Tensor:
         """Run a batch with the model's own head on the chosen rows."""
         assert self._pool is not None
+        first_layer = self._staged.first_layer
         if self._native is None:
-            plan = plan_forward(runs, self._layout, self._pool, self._device, self._model.dtype)
+            plan = plan_forward(
+                runs,
+                self._layout,
+                self._pool,
+                self._device,
+                self._staged.model.dtype,
+                first_layer,
+            )
         else:
             attention = NativeBatchAttention(self._native, self._native_pool, runs)
-            plan = plan_native(self._pool, attention)
+            plan = plan_native(self._pool, attention, first_layer)
         plan.before_layer, plan.after_layer = before_layer, after_layer
         positions = np.concatenate(
             [np.arange(run.start, run.start + len(run.token_ids)) for run in runs]
         )
-        kept = torch.from_numpy(rows).to(self._device)
-        options = {"logits_to_keep": kept} if self._selects_logits else {}
+        incoming, outgoing = activation_rows(activations, self._staged.hidden_size)
         with use_forward_plan(plan):
-            out = self._model(
-                input_ids=torch.from_numpy(tokens)[None].to(self._device),
-                position_ids=torch.from_numpy(positions)[None].to(self._device),
-                use_cache=False,
-                **options,
+            out = self._staged.run(
+                torch.from_numpy(tokens),
+                torch.from_numpy(positions),
+                incoming,
+                torch.from_numpy(rows),
             )
-        logits: torch.Tensor = out.logits[0]
-        return logits if self._selects_logits else logits[kept]
+        if outgoing is None:
+            return out
+        outgoing.copy_(out)
+        return out.new_empty((0, 0))

@@ -1,0 +1,1 @@
+"""Cut models into stages: runs of layers that engines of a group compute."""

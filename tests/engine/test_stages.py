@@ -1,0 +1,262 @@
+"""Engines of all stages of a model compute together what one engine of all layers computes."""
+
+import json
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers as untyped_transformers
+
+from halfmoon_engine.checkpoints import torch_loader
+from halfmoon_engine.errors import BadEngineStage
+from halfmoon_engine.interface import Draw, Engine, Run, StageActivations
+from halfmoon_engine.load import open_engine
+from halfmoon_engine.stages.model_cut import cut_model, stage_of
+from halfmoon_engine.stages.stage_checks import cut_layers
+from halfmoon_engine.stages.stage_model import StageModel
+from halfmoon_engine.stages.stage_probe import check_cut
+from halfmoon_engine_vllm.load import load_vllm_engine
+from halfmoon_protocol.sampling import Sampling
+from halfmoon_testing.models.tiny_architectures import COMMON, TINY_ARCHITECTURES
+from halfmoon_testing.models.tiny_models import ARCHITECTURES
+from tests.engine.chained_engine import ChainedEngine
+
+transformers: Any = untyped_transformers
+
+GREEDY = Draw(Sampling(temperature=0.0))
+N_NEW = 4
+
+Reference = Callable[[str, Sequence[int], int], list[int]]
+Prompt = Callable[[int], list[int]]
+
+
+@pytest.fixture(scope="module")
+def chain_of(tiny: Callable[[str], Path], native: str) -> Callable[..., Any]:
+    """All stages of a tiny model, one layer each or so many stages, remembered."""
+    known: dict[tuple[str, int], ChainedEngine] = {}
+
+    def load(arch: str, n_stages: int = 0) -> ChainedEngine:
+        n_stages = n_stages or {**COMMON, **TINY_ARCHITECTURES[arch][1]}["num_hidden_layers"]
+        if (arch, n_stages) not in known:
+            known[arch, n_stages] = ChainedEngine(
+                [open_stage(tiny(arch), index, n_stages, native) for index in range(n_stages)]
+            )
+        return known[arch, n_stages]
+
+    return load
+
+
+def open_stage(folder: Path, index: int, n_stages: int, native: Any = "off") -> Any:
+    return open_engine(
+        str(folder),
+        block_size=16,
+        dtype="float32",
+        device="cpu",
+        threads=1,
+        native=native,
+        stage_index=index,
+        n_stages=n_stages,
+    )
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_a_prompt_in_chunks_through_stages_equals_generate(
+    arch: str,
+    chain_of: Callable[..., Any],
+    make_driver: Callable[..., Any],
+    reference: Reference,
+    prompt_of: Prompt,
+) -> None:
+    driver = make_driver(chain_of(arch), 200)
+    for n in (1, 17, 100):
+        produced = driver.generate(prompt_of(n), N_NEW, chunk=13)
+        assert produced == reference(arch, prompt_of(n), N_NEW), f"a prompt of {n} tokens"
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_a_ragged_batch_through_stages_writes_the_kv_of_one_engine(
+    arch: str,
+    chain_of: Callable[..., Any],
+    engine_of: Callable[..., Engine],
+    make_driver: Callable[..., Any],
+    prompt_of: Prompt,
+) -> None:
+    whole, chained = engine_of(arch), chain_of(arch)
+    assert chained.layout == whole.layout == whole.model_layout
+    pools: list[bytes] = []
+    tokens: list[Any] = []
+    for engine in (whole, chained):
+        driver = make_driver(engine, 200)
+        pages = {n: driver.pages_for(n) for n in (3, 40, 90)}
+        first = [Run(prompt_of(n)[: n // 2], 0, pages[n], None) for n in pages]
+        rest = [Run(prompt_of(n)[n // 2 :], n // 2, pages[n], GREEDY) for n in pages]
+        engine.forward(first)
+        tokens.append(engine.forward(rest))
+        pools.append(bytes(driver.pool))
+    assert tokens[0] == tokens[1]
+    # The native form of all layers adds up in another order than torch does.
+    kv, kv_of_stages = (np.frombuffer(pool, np.float32) for pool in pools)
+    np.testing.assert_array_equal(np.isnan(kv), np.isnan(kv_of_stages))
+    np.testing.assert_allclose(kv, kv_of_stages, rtol=0, atol=2e-4)
+    if "torch" in whole.description:
+        assert pools[0] == pools[1]
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_stages_continue_a_prefix_whose_kv_came_from_one_engine(
+    arch: str,
+    chain_of: Callable[..., Any],
+    engine_of: Callable[..., Engine],
+    make_driver: Callable[..., Any],
+    reference: Reference,
+    prompt_of: Prompt,
+) -> None:
+    whole, chained = engine_of(arch), chain_of(arch)
+    prompt, layout = prompt_of(100), whole.layout
+    theirs = make_driver(whole, 100, seed=1)
+    their_pages = theirs.pages_for(100)
+    whole.forward([Run(prompt, 0, their_pages, None)])
+    ours = make_driver(chained, 120, seed=2)
+    pages = ours.pages_for(100 + N_NEW)
+
+    def land(layer: int) -> None:
+        part = slice(layer * layout.layer_bytes, (layer + 1) * layout.layer_bytes)
+        for ours_page, their_page in zip(pages[:5], their_pages[:5], strict=True):
+            ours.page_bytes(ours_page)[part] = theirs.page_bytes(their_page)[part]
+
+    tokens = chained.forward([Run(prompt[80:], 80, pages, GREEDY)], before_layer=land)
+    while len(tokens) < N_NEW:
+        tokens += chained.forward([Run(tokens[-1:], 99 + len(tokens), pages, GREEDY)])
+    assert tokens == reference(arch, prompt, N_NEW)
+
+
+@pytest.mark.parametrize("arch", ["gemma3", "cohere2", "gpt_oss"])
+def test_stages_of_several_layers_equal_generate(
+    arch: str,
+    chain_of: Callable[..., Any],
+    make_driver: Callable[..., Any],
+    reference: Reference,
+    prompt_of: Prompt,
+) -> None:
+    chained = chain_of(arch, 2)
+    assert [each.layout.n_layers for each in chained.stages] == [2, 2]
+    produced = make_driver(chained, 200).generate(prompt_of(100), N_NEW, chunk=40)
+    assert produced == reference(arch, prompt_of(100), N_NEW)
+
+
+# What is loaded
+
+
+@pytest.mark.parametrize("arch", ["llama", "granite", "gpt2", "qwen3_moe"])
+def test_a_stage_has_memory_for_its_own_layers_only(
+    arch: str, tiny: Callable[[str], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    whole = parameters_of(open_stage(tiny(arch), 0, 1))
+    tied = arch == "granite"
+    for index in range(3):
+        caplog.clear()
+        loaded = parameters_of(open_stage(tiny(arch), index, 3))
+        assert {layer_of(name) for name in loaded} == {None, index}
+        for name, size in loaded.items():
+            assert whole[name] == size, name
+        embeds = any("embed" in name or "wte" in name for name in loaded)
+        assert embeds == (index == 0 or (tied and index == 2))
+        assert ("lm_head.weight" in loaded) == (index == 2 and not tied)
+        assert f"stage {index} of 3: layers {index} to {index} of 3 are loaded" in caplog.text
+        assert f"{100 * sum(loaded.values()) / sum(whole.values()):.0f}% of" in caplog.text
+
+
+def parameters_of(engine: Any) -> dict[str, int]:
+    """Numbers of each parameter, none of which is without memory."""
+    model = engine._runner._staged.model
+    assert all(each.device.type == "cpu" for each in model.parameters())
+    return {name: each.numel() for name, each in model.named_parameters()}
+
+
+def layer_of(name: str) -> int | None:
+    return next((int(part) for part in name.split(".") if part.isdigit()), None)
+
+
+def test_all_stages_name_the_same_model(
+    chain_of: Callable[..., Any], engine_of: Callable[..., Engine]
+) -> None:
+    whole, stages = engine_of("llama"), chain_of("llama").stages
+    assert {each.model_layout for each in stages} == {whole.layout}
+    assert {each.name for each in stages} == {whole.name}
+    assert {each.n_vocab for each in stages} == {whole.n_vocab}
+    assert {each.eos_token_ids for each in stages} == {whole.eos_token_ids}
+    assert [each.stage.first_layer for each in stages] == [0, 1, 2]
+    assert {each.stage.activation_bytes for each in stages} == {4 * 64}
+
+
+# What is refused
+
+
+def test_layers_that_do_not_divide_are_refused_before_weights_are_read(
+    tiny: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_loader, "_load", lambda *_: pytest.fail("weights were read"))
+    with pytest.raises(BadEngineStage, match=r"n_stages is 2: the model's 3 layers.*one of 1, 3"):
+        open_stage(tiny("llama"), 0, 2)
+    with pytest.raises(BadEngineStage, match="stage 3 of 3 does not exist: stages are 0 to 2"):
+        open_stage(tiny("llama"), 3, 3)
+
+
+def test_a_model_whose_layers_read_embeddings_of_their_own_is_refused(tmp_path: Path) -> None:
+    config = {"model_type": "gemma4_text", "num_hidden_layers": 4, "num_kv_shared_layers": 0}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    described = transformers.AutoConfig.from_pretrained(tmp_path)
+    with pytest.raises(BadEngineStage, match=r"'gemma4_text' can't be cut.*embeddings of its own"):
+        stage_of(described, 0, 2)
+
+
+def test_a_model_whose_layers_take_more_than_activations_is_refused() -> None:
+    config = transformers.LlamaConfig(**{**COMMON, "num_hidden_layers": 2})
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    stage = cut_layers(2, 256, 0, 2)
+    cut_model(model, stage)
+    staged = StageModel(model, stage)
+    check_cut(staged)
+
+    def add_first(_: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        return arguments, {**options, "first_values": arguments[0].mean()}
+
+    (layer,) = staged.own_layers()
+    handle = layer.register_forward_pre_hook(add_first, with_kwargs=True)
+    with pytest.raises(BadEngineStage, match=r"layers take '.*first_values', which depends on the"):
+        check_cut(staged)
+    handle.remove()
+    layer.register_forward_hook(lambda _module, _arguments, out: (out, out))
+    with pytest.raises(BadEngineStage, match="its layers give a tuple"):
+        check_cut(staged)
+
+
+def test_a_model_whose_layers_are_not_found_is_refused() -> None:
+    config = transformers.LlamaConfig(**{**COMMON, "num_hidden_layers": 2})
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    with pytest.raises(BadEngineStage, match="it has 0 lists of 4 layers that attend"):
+        cut_model(model, cut_layers(4, 256, 0, 2))
+
+
+def test_activations_that_do_not_fit_are_refused_by_name(chain_of: Callable[..., Any]) -> None:
+    first, _, last = chain_of("llama").stages
+    for each in (first, last):
+        each.attach(memoryview(bytearray(each.layout.block_bytes)))
+    rows = memoryview(bytearray(256))
+    with pytest.raises(ValueError, match="run 0 wants a token or scores of stage 0"):
+        first.forward([Run([1], 0, [0], GREEDY)], activations=StageActivations(None, rows))
+    with pytest.raises(ValueError, match="256 contiguous bytes of outgoing activations, 255 were"):
+        first.forward([Run([1], 0, [0], None)], activations=StageActivations(None, rows[:255]))
+    with pytest.raises(ValueError, match="stage 2 of 3 needs incoming activations"):
+        last.forward([Run([1], 0, [0], GREEDY)])
+
+
+def test_engine_vllm_refuses_a_stage_by_name() -> None:
+    with pytest.raises(BadEngineStage, match="engine vllm computes all layers, stage 1 of 2"):
+        load_vllm_engine("nowhere", block_size=16, stage_index=1, n_stages=2)
