@@ -1,14 +1,22 @@
 """Measure the decisions of the scheduling core, alone on one processor core.
 
 512 workers, prompts of 32k tokens in blocks of 512, half of them cached somewhere. A decision
-is the handling of `RequestArrived`: longest prefixes, every worker's estimate, the choice, the
-books. Seconds are those of the CPU, so other programs on the machine do not count. A whole
-request adds the reservation's answer, the prefill's end and the decode's end.
+is the handling of `RequestArrived`: longest prefixes, the choice, its explanation, the books.
+Seconds are those of the CPU, so other programs on the machine do not count. A whole request adds
+the reservation's answer, the prefill's end and the decode's end.
 
-The second table is of load reports of decode workers that have no page free, while no request
-waits for pages, and while one does.
+The second table is of clusters of other sizes; half of the workers prefill, half decode. The third
+table is of load reports of decode workers that have no page free, while no request waits for
+pages, and while one does.
+
+    python -m benchmarks scheduling                    all tables
+    python -m benchmarks.scheduling                    the second table alone
+    python -m benchmarks.scheduling --profile 10000    where the time goes with so many workers
 """
 
+import argparse
+import cProfile
+import pstats
 import random
 import time
 from collections import deque
@@ -34,7 +42,7 @@ from halfmoon_scheduling.events import (
 )
 from halfmoon_testing.scheduling_inputs import a_worker
 
-N_PREFILL, N_DECODE = 256, 256
+N_PREFILL = N_DECODE = 256
 BLOCK_SIZE, N_TOKENS = 512, 32 * 1024
 N_BLOCKS = N_TOKENS // BLOCK_SIZE
 CASES: tuple[tuple[str, str, int], ...] = (
@@ -45,8 +53,10 @@ CASES: tuple[tuple[str, str, int], ...] = (
     ("kvcache_centric", "predicted", 1_000_000),
     ("kvcache_centric", "lookahead", 1_000_000),
 )
-#: Requests with a prefill worker, and with a decode worker: three and sixteen for each.
-PREFILLING, DECODING = 3 * N_PREFILL, 16 * N_DECODE
+#: Workers of the second table.
+SIZES = (64, 512, 2048, 10_000)
+#: Requests at each prefill worker, and at each decode worker.
+PREFILLING, DECODING = 3, 16
 LAYOUT = KvLayout(
     model="bench", n_layers=80, n_kv_heads=8, head_dim=128, dtype="float16", block_size=BLOCK_SIZE
 )
@@ -75,7 +85,38 @@ def run(console: Console, n: int = 2000) -> None:
             f"{n / whole_s:,.0f}",
         )
     console.print(table)
+    run_sizes(console, n)
     run_reports(console, n)
+
+
+def run_sizes(console: Console, n: int = 2000) -> None:
+    """Measure over the number of workers, with explanations of 256 decisions kept."""
+    table = Table(title="The same, by the number of workers", box=None)
+    for column in ("workers", "decisions/s", "mean µs", "p99 µs", "of the first", "requests/s"):
+        table.add_column(column, justify="right")
+    first_s = 0.0
+    for n_workers in SIZES:
+        busy = Busy.of("kvcache_centric", "early", 1_000_000, n_workers // 2)
+        deciding, whole_s = busy.measure(n)
+        mean_s = sum(deciding) / n
+        first_s = first_s or mean_s
+        table.add_row(
+            f"{n_workers:,}",
+            f"{1 / mean_s:,.0f}",
+            f"{mean_s * 1e6:.0f}",
+            f"{sorted(deciding)[int(n * 0.99)] * 1e6:.0f}",
+            f"{first_s / mean_s:.2f}",
+            f"{n / whole_s:,.0f}",
+        )
+    console.print(table)
+
+
+def profile(n_workers: int, n: int = 2000) -> None:
+    """Print where the time of whole requests goes."""
+    busy = Busy.of("kvcache_centric", "early", 1_000_000, n_workers // 2)
+    profiler = cProfile.Profile()
+    profiler.runcall(busy.measure, n)
+    pstats.Stats(profiler).sort_stats("tottime").print_stats(30)
 
 
 def run_reports(console: Console, n: int = 2000) -> None:
@@ -103,6 +144,8 @@ class Busy:
     """A conductor with its queues and batches full, and requests to come."""
 
     core: Conductor
+    #: Workers of each role.
+    n_each: int
     dice: random.Random
     #: Whole prompts, of which the kvstores hold prefixes.
     prompts: list[tuple[BlockHash, ...]]
@@ -113,13 +156,13 @@ class Busy:
     decoding: deque[RequestId] = field(default_factory=deque)
 
     @classmethod
-    def of(cls, placement: str, admission: str, n_indexed: int) -> "Busy":
+    def of(cls, placement: str, admission: str, n_indexed: int, n_each: int = N_PREFILL) -> "Busy":
         """Everything joined, indexed and full."""
         config = SchedulingConfig(
             placement=placement, admission=admission, ttft_slo_s=1e6, tbt_slo_s=1e6
         )
         core, dice = Conductor(config), random.Random(1)
-        for i in range(N_PREFILL):
+        for i in range(n_each):
             for role in ("prefill", "decode", "kvstore"):
                 home = f"kvstore-{i:03}" if role == "prefill" else None
                 worker = a_worker(
@@ -131,18 +174,18 @@ class Busy:
                 )
                 core.handle(WorkerJoined(worker), 0.0)
         prompts = [_some_hashes(dice, N_BLOCKS) for _ in range(max(1, n_indexed // N_BLOCKS))]
-        held: dict[int, list[BlockHash]] = {i: [] for i in range(N_PREFILL)}
+        held: dict[int, list[BlockHash]] = {i: [] for i in range(n_each)}
         for prompt in prompts:
-            first = dice.randrange(N_PREFILL)
+            first = dice.randrange(n_each)
             for holder, n_blocks in ((first, N_BLOCKS), (first + 1, dice.randrange(N_BLOCKS))):
-                held[holder % N_PREFILL] += prompt[:n_blocks]
+                held[holder % n_each] += prompt[:n_blocks]
         for i, hashes in held.items():
             snapshot = BlocksSnapshot(sequence=0, hashes=tuple(hashes))
             core.handle(MessageReceived(WorkerId(f"kvstore-{i:03}"), snapshot), 0.0)
-        busy = cls(core, dice, prompts)
-        while len(busy.prefilling) < PREFILLING:
+        busy = cls(core, n_each, dice, prompts)
+        while len(busy.prefilling) < PREFILLING * n_each:
             busy.arrive()
-        while len(busy.decoding) < DECODING:
+        while len(busy.decoding) < DECODING * n_each:
             busy.arrive()
             busy.end_a_prefill()
         return busy
@@ -198,18 +241,18 @@ class Busy:
 
     def fill_decodes(self) -> None:
         """Every decode worker says that none of its pages is free."""
-        for _ in range(N_DECODE):
+        for _ in range(self.n_each):
             self.report()
 
     def report(self) -> float:
         """The next decode worker in turn reports; seconds of handling that."""
         self.now += 1e-4
         self.n_reports += 1
-        worker = WorkerId(f"decode-{self.n_reports % N_DECODE:03}")
+        worker = WorkerId(f"decode-{self.n_reports % self.n_each:03}")
         load = DecodeLoad(
-            n_running=DECODING // N_DECODE,
+            n_running=DECODING,
             n_reserved=0,
-            context_tokens=N_TOKENS * DECODING // N_DECODE,
+            context_tokens=N_TOKENS * DECODING,
             free_pages=0,
             n_pages=100_000,
             step_s=0.02,
@@ -251,3 +294,19 @@ def _receiver(commands: list[AnyCommand]) -> WorkerId:
     (command,) = commands
     assert isinstance(command, Send), command
     return command.worker_id
+
+
+def main() -> None:
+    """Print the second table, or a profile."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--profile", type=int, metavar="WORKERS", help="profile instead")
+    parser.add_argument("-n", type=int, default=2000, help="decisions of each row")
+    options = parser.parse_args()
+    if options.profile:
+        profile(options.profile, options.n)
+    else:
+        run_sizes(Console(), options.n)
+
+
+if __name__ == "__main__":
+    main()

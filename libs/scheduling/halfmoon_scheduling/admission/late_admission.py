@@ -129,7 +129,7 @@ class LateAdmission:
         Deadlines are acted on at the next tick, so with bounds the time ends that much sooner.
         """
         assert state.placement is not None
-        ttft_slo_s = self._slos.ttft_s(state.request, state.placement.prefill)
+        ttft_slo_s = self._slos.ttft_s(state.request, state.placement.chosen.pool_worker)
         due_s = now + self._defer_s if ttft_slo_s is None else state.arrived_s + ttft_slo_s
         if self._bounds is not None and ttft_slo_s is not None:
             due_s -= self._bounds.lateness_s

@@ -17,12 +17,15 @@ class Slos:
     def ttft_s(self, request: Request, prefill: WorkerId | None = None) -> float | None:
         """Return the limit of the time to first token.
 
-        None: there is no limit, or it is a multiple and no prefill worker is given.
+        None: there is no limit, or it is a multiple and no live prefill worker is given.
         """
         config = self._config
         limit_s = config.ttft_slo_s if request.ttft_slo_s is None else request.ttft_slo_s
-        if limit_s is not None or config.ttft_slo_multiple is None or prefill is None:
+        if limit_s is not None or config.ttft_slo_multiple is None:
             return limit_s
+        # A worker that would have prefilled instead of a decode worker may be gone by now.
+        if prefill is None or prefill not in self._cluster.prefills:
+            return None
         alone_s = self._cluster.prefills.unloaded_s(prefill, len(request.token_ids))
         return config.ttft_slo_multiple * alone_s
 

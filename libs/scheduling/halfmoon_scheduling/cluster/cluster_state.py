@@ -4,7 +4,7 @@ This is bookkeeping without choices. `prefill_pool` tracks the queues of prefill
 `decode_pool` the reservations at decode workers.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from halfmoon_protocol.errors import LayoutMismatch
 from halfmoon_protocol.ids import WorkerId
@@ -59,6 +59,13 @@ class Cluster:
         self.decodes = DecodePool(costs, decode_time_s=decode_time_s, counts_running=counts_running)
         #: Home of each prefill worker, computed on demand since kvstores last changed.
         self._homes: dict[WorkerId, WorkerId | None] = {}
+        #: The reverse: exactly those of `_homes` that have a home.
+        self._guests: dict[WorkerId, set[WorkerId]] = {}
+        #: Hosts of the kvstores that take new work: of each one, and of those of a server and host,
+        #: and of a server. None until needed since kvstores last changed.
+        self._kvstores: (
+            dict[WorkerId | tuple[str, str | None] | None, dict[WorkerId, str]] | None
+        ) = None
         #: Workers that take new work, by role, computed on demand since workers last changed.
         self._capacities: dict[Role, RoleCapacity] = {}
         #: Complete prefill groups among them; None until needed, likewise.
@@ -94,11 +101,11 @@ class Cluster:
             self._set_layout(info.layout, self.model or info.model)
         if info.role == "prefill":
             self.prefills.join(info)
-            self._homes.pop(info.worker_id, None)
+            self._forget_home(info.worker_id)
         elif info.role == "decode":
             self.decodes.join(info)
         else:
-            self._homes.clear()
+            self._forget_homes()
 
     def leave(self, worker_id: WorkerId) -> None:
         """Remove a worker that is gone, with all claims on it."""
@@ -106,11 +113,11 @@ class Cluster:
         self._forget_capacities()
         if info.role == "prefill":
             self.prefills.leave(worker_id)
-            self._homes.pop(worker_id, None)
+            self._forget_home(worker_id)
         elif info.role == "decode":
             self.decodes.leave(worker_id)
         else:
-            self._homes.clear()
+            self._forget_homes()
         self._costs.forget(worker_id)
         if all(other.role == "kvstore" for other in self._infos.values()):
             self._set_layout(None, "")
@@ -121,14 +128,24 @@ class Cluster:
             return self._homes[prefill]
         except KeyError:
             info = self._infos[prefill]
-        kvstores = {
-            other.worker_id: other.host
-            for other in self.accepting("kvstore")
-            if other.server == info.server or other.worker_id == info.home_kvstore
-        }
+        kvstores = self._near_kvstores(info)
         home = choose_home(prefill, info.host, info.home_kvstore, kvstores)
         self._homes[prefill] = home
+        if home is not None:
+            self._guests.setdefault(home, set()).add(prefill)
         return home
+
+    def _near_kvstores(self, info: WorkerInfo) -> Mapping[WorkerId, str]:
+        """Return the hosts of the kvstores among which the home of a prefill worker is chosen."""
+        if self._kvstores is None:
+            self._kvstores = {}
+            for other in self.accepting("kvstore"):
+                for key in ((other.server, other.host), (other.server, None), other.worker_id):
+                    self._kvstores.setdefault(key, {})[other.worker_id] = other.host
+        if info.home_kvstore in self._kvstores:
+            return self._kvstores[info.home_kvstore]
+        near = self._kvstores.get((info.server, info.host))
+        return near or self._kvstores.get((info.server, None)) or {}
 
     def address(self, kvstore: WorkerId) -> KvstoreAddress:
         """Return the address at which prefill workers reach a live kvstore."""
@@ -194,10 +211,22 @@ class Cluster:
         self, workers: Sequence[WorkerInfo], now: float
     ) -> list[PrefillCandidate]:
         """Return the candidates of these prefill workers, for placement."""
-        if len(self._homes) < len(self.prefills):
-            for info in workers:
-                self.home_of(info.worker_id)
+        self._find_homes()
         return self.prefills.candidates(workers, self._homes, now)
+
+    def prefill_candidate(self, worker_id: WorkerId, now: float) -> PrefillCandidate:
+        """Return the candidate of a live prefill worker."""
+        return self.prefills.candidate(worker_id, self.home_of(worker_id), now)
+
+    def guests(self, kvstore: WorkerId) -> Collection[WorkerId]:
+        """Return the prefill workers whose home a kvstore is."""
+        self._find_homes()
+        return self._guests.get(kvstore, ())
+
+    def _find_homes(self) -> None:
+        if len(self._homes) < len(self.prefills):
+            for worker_id in self.prefills:
+                self.home_of(worker_id)
 
     def promise(
         self,
@@ -244,6 +273,9 @@ class Cluster:
         for worker_id, home in self._homes.items():
             assert worker_id in self.prefills
             assert home is None or self._infos[home].role == "kvstore"
+        assert {(g, k) for k, guests in self._guests.items() for g in guests} == {
+            (prefill, home) for prefill, home in self._homes.items() if home is not None
+        }
         infos = self._infos.values()
         for role, found in self._capacities.items():
             assert {i.worker_id for i in found.workers} == {
@@ -255,7 +287,7 @@ class Cluster:
     def _set_layout(self, layout: KvLayout | None, model: str) -> None:
         """Set layout and model, which determine the usable kvstores."""
         if layout != self.layout:
-            self._homes.clear()
+            self._forget_homes()
             self._forget_capacities()
         self.layout, self.model = layout, model
 
@@ -280,6 +312,15 @@ class Cluster:
     def _is_usable(self, info: WorkerInfo) -> bool:
         """Return whether a worker's blocks have the cluster's layout, or it has none yet."""
         return self.layout is None or info.layout in (None, self.layout)
+
+    def _forget_home(self, prefill: WorkerId) -> None:
+        if (home := self._homes.pop(prefill, None)) is not None:
+            self._guests[home].discard(prefill)
+
+    def _forget_homes(self) -> None:
+        self._homes.clear()
+        self._guests.clear()
+        self._kvstores = None
 
     def _forget_capacities(self) -> None:
         self._capacities.clear()

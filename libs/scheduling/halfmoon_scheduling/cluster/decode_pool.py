@@ -2,15 +2,17 @@
 
 Loads are reports of a moment ago; reservations made since are added to them. Two sets of numbers
 are kept for each worker: its reservations, for placement, and its running requests, for the
-forecasts of admission.
+forecasts of admission. An order of all workers is kept up to date with what has changed, whenever
+placement asks for it.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from math import inf
 
 from halfmoon_protocol.ids import RequestId, WorkerId
 from halfmoon_protocol.messages import DecodeCost, DecodeLoad, PrefillCost, WorkerInfo
+from halfmoon_scheduling.cluster.decode_order import DecodeOrder
 from halfmoon_scheduling.placement.estimates import DecodeCandidate
 from halfmoon_scheduling.placement.local_prefill import LocalPrefillCandidate
 from halfmoon_scheduling.prediction.cost_model import CostModel, unscaled_step_s
@@ -107,6 +109,11 @@ class DecodePool:
         #: Workers that refused a reservation, until the first tick after `until_s` or a report of
         #: more room.
         self._full: dict[WorkerId, _Full] = {}
+        #: The workers that take new work, as they were but for those in `_changed`.
+        self._order = DecodeOrder()
+        self._changed: set[WorkerId] = set()
+        #: Workers with requests.
+        self._n_busy = 0
 
     # -- live workers ------------------------------------------------------------------------
 
@@ -124,14 +131,17 @@ class DecodePool:
             self._roomier.add(info.worker_id)
         else:
             worker.info, worker.cost = info, cost
-            worker.candidate = worker.terms = None
+        self._invalidate(self._workers[info.worker_id])
         self._update_mean_step(self._workers[info.worker_id])
 
     def leave(self, worker_id: WorkerId) -> None:
         """Remove a worker that is gone, with all claims on it."""
         for request_id in list(self._workers[worker_id].held):
             self.release(worker_id, request_id)
+        self._set_requests(self._workers[worker_id], 0)
         del self._workers[worker_id]
+        self._order.discard(worker_id)
+        self._changed.discard(worker_id)
         self._mean.drop(worker_id)
         self._roomier.discard(worker_id)
         self._full.pop(worker_id, None)
@@ -144,6 +154,29 @@ class DecodePool:
             (decode := self._workers[info.worker_id]).candidate or self._renew(decode)
             for info in workers
         ]
+
+    def choose(
+        self, n_pages: int, n_tokens: int, not_to_ask: Collection[WorkerId]
+    ) -> tuple[WorkerId | None, float]:
+        """Return what `choose_decode` chooses among all workers that take work.
+
+        Args:
+            n_pages: pages that must be free.
+            n_tokens: tokens of the request's context.
+            not_to_ask: workers that are left out.
+        """
+        for worker_id in self._changed:
+            worker = self._workers[worker_id]
+            if worker.info.draining:
+                self._order.discard(worker_id)
+            else:
+                self._order.put(worker.candidate or self._renew(worker))
+        self._changed.clear()
+        return self._order.choose(
+            n_pages,
+            n_tokens,
+            lambda worker_id: worker_id not in not_to_ask and self._may_ask(worker_id, n_pages),
+        )
 
     def local_prefill_candidates(
         self, candidates: Iterable[DecodeCandidate]
@@ -187,9 +220,9 @@ class DecodePool:
             n_pages, n_wanted or n_pages, stay, inf if tbt_slo_s is None else tbt_slo_s, local_s
         )
         worker.free_pages -= n_pages
-        worker.n_requests += 1
+        self._set_requests(worker, worker.n_requests + 1)
         worker.context_tokens += stay.n_tokens
-        worker.candidate = worker.terms = None
+        self._invalidate(worker)
         self._pending.add(request_id, stay.start_s, stay.n_tokens)
 
     def on_landing_reserved(self, worker_id: WorkerId, request_id: RequestId) -> None:
@@ -219,9 +252,9 @@ class DecodePool:
             return
         stay = held.stay
         worker.free_pages = min(worker.info.n_blocks, worker.free_pages + held.n_pages)
-        worker.n_requests = max(0, worker.n_requests - 1)
+        self._set_requests(worker, max(0, worker.n_requests - 1))
         worker.context_tokens = max(0, worker.context_tokens - stay.n_tokens)
-        worker.candidate = worker.terms = None
+        self._invalidate(worker)
         if stay.running:
             worker.n_running = max(0, worker.n_running - 1)
             worker.running_tokens = max(0, worker.running_tokens - stay.n_tokens)
@@ -289,7 +322,7 @@ class DecodePool:
         ours = [held for held in worker.held.values() if held.state == "running"]
         n_free_before = worker.free_pages
         worker.free_pages = load.free_pages - sum(held.n_pages for held in asked)
-        worker.n_requests = load.n_running + load.n_reserved + len(asked)
+        self._set_requests(worker, load.n_running + load.n_reserved + len(asked))
         worker.context_tokens = load.context_tokens + sum(held.stay.n_tokens for held in coming)
         # The report may lack requests that were started a moment ago.
         worker.n_running = max(load.n_running, len(ours))
@@ -304,7 +337,7 @@ class DecodePool:
         elif worker.free_pages > n_free_before:
             self._roomier.add(worker_id)
         worker.reported = reported
-        worker.candidate = worker.terms = None
+        self._invalidate(worker)
         if load.n_running:
             self._costs.observe_step(
                 worker_id, worker.cost, load.n_running, load.context_tokens, load.step_s
@@ -358,7 +391,7 @@ class DecodePool:
         None: there is no such worker, or a request is at one of the pool.
         """
         worker = None if decode is None else self._workers.get(decode)
-        if worker is None or any(w.n_requests for w in self._workers.values()):
+        if worker is None or self._n_busy:
             return None
         return unscaled_step_s(worker.cost, 1, n_tokens)
 
@@ -384,6 +417,15 @@ class DecodePool:
         """Update the mean step after a worker's load or correction has changed."""
         worker_id = worker.info.worker_id
         self._mean.put(worker_id, worker.cost, worker.n_running, worker.running_tokens)
+
+    def _set_requests(self, worker: _Decode, n_requests: int) -> None:
+        self._n_busy += bool(n_requests) - bool(worker.n_requests)
+        worker.n_requests = n_requests
+
+    def _invalidate(self, worker: _Decode) -> None:
+        """Note that inputs of a worker's candidates have changed."""
+        worker.candidate = worker.terms = None
+        self._changed.add(worker.info.worker_id)
 
     def _renew(self, worker: _Decode) -> DecodeCandidate:
         worker.candidate = self._candidate(worker)
@@ -438,6 +480,13 @@ class DecodePool:
             for one in worker.held.values():
                 assert one.stay.running == (one.state == "running")
         assert self._roomier <= self._workers.keys() >= self._full.keys()
+        assert self._n_busy == sum(1 for w in self._workers.values() if w.n_requests)
+        settled = {
+            worker_id: self._candidate(worker)
+            for worker_id, worker in self._workers.items()
+            if worker_id not in self._changed and not worker.info.draining
+        }
+        self._order.check(settled, besides=self._changed)
 
 
 def _is_roomier(reported: tuple[int, int], than: tuple[int, int] | None) -> bool:

@@ -2,15 +2,22 @@
 
 A queue consists of our own requests that have not ended, and of other conductors' tokens. The
 worker reports all queued tokens; those beyond ours are other conductors'. Queued time is kept as a
-sum, so that reading it does not visit the queue.
+sum, so that reading it does not visit the queue. An order of all workers is kept up to date with
+what has changed, whenever placement asks for it.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf
 
 from halfmoon_protocol.ids import RequestId, WorkerId
 from halfmoon_protocol.messages import PrefillCost, PrefillLoad, WorkerInfo
+from halfmoon_scheduling.cluster.linear_order import Triple
+from halfmoon_scheduling.cluster.prefill_order import (
+    PrefillOrder,
+    PrefillQueueState,
+    PrefillTwins,
+)
 from halfmoon_scheduling.placement.estimates import Estimate, PlacementRequest, PrefillCandidate
 from halfmoon_scheduling.placement.prefill_groups import GroupEstimate
 from halfmoon_scheduling.prediction.cost_model import CostModel, unscaled_prefill_s
@@ -56,6 +63,11 @@ class PrefillPool:
         self._workers: dict[WorkerId, _Prefill] = {}
         #: Reads planned or under way at each kvstore; no value is 0.
         self.transfers: dict[WorkerId, int] = {}
+        #: The workers that take new work, as they were but for those in `_changed`.
+        self._order = PrefillOrder()
+        self._changed: set[WorkerId] = set()
+        #: When the order was brought up to date.
+        self._settled_s = -inf
 
     # -- live workers ------------------------------------------------------------------------
 
@@ -65,6 +77,9 @@ class PrefillPool:
     def __len__(self) -> int:
         return len(self._workers)
 
+    def __iter__(self) -> Iterator[WorkerId]:
+        return iter(self._workers)
+
     def join(self, info: WorkerInfo) -> None:
         """Add a worker, or update its record; its queue stays."""
         cost = info.prefill_cost or PrefillCost()
@@ -72,12 +87,37 @@ class PrefillPool:
             self._workers[info.worker_id] = _Prefill(info, cost)
         else:
             worker.info, worker.cost = info, cost
+        self._changed.add(info.worker_id)
 
     def leave(self, worker_id: WorkerId) -> None:
         """Remove a worker that is gone, with its queue."""
         for request_id in list(self._workers[worker_id].planned):
             self.release(worker_id, request_id, now=0.0)
         del self._workers[worker_id]
+        self._order.discard(worker_id)
+        self._changed.discard(worker_id)
+
+    def takes_work(self, worker_id: WorkerId) -> bool:
+        """Return whether a worker is live and takes new work."""
+        worker = self._workers.get(worker_id)
+        return worker is not None and not worker.info.draining
+
+    def candidate(self, worker_id: WorkerId, home: WorkerId | None, now: float) -> PrefillCandidate:
+        """Return the candidate of a live worker."""
+        worker = self._workers[worker_id]
+        return PrefillCandidate(worker_id, worker.cost, home, self._queue_s(worker, now))
+
+    def search(
+        self,
+        weights: Triple,
+        extra_s: float,
+        limit_s: float,
+        now: float,
+        see: Callable[[PrefillTwins], float],
+    ) -> float:
+        """Visit the workers that take work and may be soon enough; see `PrefillOrder.search`."""
+        self._settle(now)
+        return self._order.search(weights, extra_s, limit_s, now, see)
 
     def candidates(
         self,
@@ -88,15 +128,7 @@ class PrefillPool:
         """Return the candidates of these workers, with their homes."""
         made = []
         for info in workers:
-            worker_id = info.worker_id
-            worker = self._workers[worker_id]
-            # `_queue_s` is inlined for the common case: placement needs it for every worker.
-            queue_s = worker.behind_s
-            if worker.head_ends_s > now:
-                queue_s += worker.head_ends_s - now
-            if worker.foreign_tokens:
-                queue_s = self._queue_s(worker, now)
-            made.append(PrefillCandidate(worker_id, worker.cost, homes[worker_id], queue_s))
+            made.append(self.candidate(info.worker_id, homes[info.worker_id], now))
         return made
 
     # -- claims ------------------------------------------------------------------------------
@@ -142,6 +174,7 @@ class PrefillPool:
         if worker is None or request_id not in worker.planned:
             return
         worker.last_left_s = now
+        self._changed.add(worker_id)
         was_first = next(iter(worker.planned)) == request_id
         gone = worker.planned.pop(request_id)
         for other in gone.others:
@@ -169,6 +202,7 @@ class PrefillPool:
             worker.head_ends_s = now + one.predicted_s
             worker.behind_s = 0.0
         worker.planned[request_id] = one
+        self._changed.add(worker_id)
 
     def requests(self, worker_id: WorkerId) -> set[RequestId]:
         """Return our requests at a live worker."""
@@ -200,7 +234,15 @@ class PrefillPool:
         """Take over a worker's load: queued tokens beyond ours are other conductors'."""
         if (worker := self._workers.get(worker_id)) is not None:
             ours = sum(planned.n_computed for planned in worker.planned.values())
+            before = worker.foreign_tokens
             worker.foreign_tokens = max(0, load.queued_tokens - ours)
+            if worker.foreign_tokens != before:
+                self._changed.add(worker_id)
+
+    def on_cost_corrected(self, worker_id: WorkerId) -> None:
+        """Note that the predictions of a worker have changed."""
+        if worker_id in self._workers:
+            self._changed.add(worker_id)
 
     def check(self) -> None:
         """Check that queued time and transfers are those of the queues."""
@@ -214,13 +256,45 @@ class PrefillPool:
                 if one.source is not None:
                     transfers[one.source] = transfers.get(one.source, 0) + 1
         assert transfers == self.transfers
+        settled = {
+            worker_id: self._state(worker, self._settled_s)
+            for worker_id, worker in self._workers.items()
+            if worker_id not in self._changed and not worker.info.draining
+        }
+        self._order.check(settled, besides=self._changed)
+
+    def _settle(self, now: float) -> None:
+        """Bring the order up to date."""
+        self._settled_s = now = max(now, self._settled_s)
+        self._changed.update(self._order.overdue(now))
+        for worker_id in self._changed:
+            worker = self._workers[worker_id]
+            if worker.info.draining:
+                self._order.discard(worker_id)
+            else:
+                self._order.put(worker_id, self._state(worker, now))
+        self._changed.clear()
+
+    def _state(self, worker: _Prefill, now: float) -> PrefillQueueState:
+        head_ends_s = worker.head_ends_s if worker.head_ends_s > now else -inf
+        scale = self._costs.scale(worker.info.worker_id)
+        return PrefillQueueState(
+            worker.behind_s,
+            head_ends_s,
+            worker.foreign_tokens,
+            self._foreign_s(worker) if worker.foreign_tokens else 0.0,
+            scale,
+            worker.cost,
+        )
+
+    def _foreign_s(self, worker: _Prefill) -> float:
+        """Return the predicted seconds of other conductors' tokens."""
+        per_token = PrefillCost(0.0, worker.cost.c1_s, 0.0)
+        return self._costs.prefill_s(worker.info.worker_id, per_token, worker.foreign_tokens, 0)
 
     def _queue_s(self, worker: _Prefill, now: float) -> float:
         """Return the predicted seconds of all queued requests, less those that have run."""
         queue_s = worker.behind_s + max(0.0, worker.head_ends_s - now)
         if worker.foreign_tokens:
-            per_token = PrefillCost(0.0, worker.cost.c1_s, 0.0)
-            queue_s += self._costs.prefill_s(
-                worker.info.worker_id, per_token, worker.foreign_tokens, 0
-            )
+            queue_s += self._foreign_s(worker)
         return queue_s

@@ -33,7 +33,7 @@ class Decision:
     request_id: RequestId
     attempt: int
     at_s: float
-    #: The choice, with every candidate's estimates.
+    #: The choice, with the best candidates' estimates.
     placement: Placement
     #: "refused_late": after its prefill, which was wasted.
     outcome: DecisionOutcome = "placed"

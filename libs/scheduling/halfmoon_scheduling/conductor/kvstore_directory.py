@@ -92,8 +92,7 @@ class KvstoreDirectory:
     ) -> None:
         """Count a use of the longest prefix of a request that any candidate has cached."""
         if self._replicator is not None:
-            n_known = max(max(row.n_blocks, row.local_blocks) for row in placement.estimates)
-            known = request.block_hashes[:n_known]
+            known = request.block_hashes[: placement.known_blocks]
             self._replicator.on_used(known, request.token_ids, block_size, now)
 
     def on_copy_answered(

@@ -5,7 +5,7 @@ worker. The choice itself is `placement_policy.place`, a plain function.
 """
 
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import islice
 
 from halfmoon_protocol.ids import RequestId, WorkerId, original_request_id
@@ -13,19 +13,16 @@ from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_protocol.messages import PrefillDone, WorkerInfo
 from halfmoon_scheduling.admission.slos import Slos
 from halfmoon_scheduling.cluster.cluster_state import Cluster
+from halfmoon_scheduling.conductor.ordered_placement import RowSearch, keep_best_rows
 from halfmoon_scheduling.config import SchedulingConfig
 from halfmoon_scheduling.directory.prefix_index import PrefixIndex
 from halfmoon_scheduling.events import Request
-from halfmoon_scheduling.placement.estimates import (
-    DecodeCandidate,
-    Estimate,
-    Placement,
-    PlacementRequest,
-)
+from halfmoon_scheduling.placement.cached_prefixes import CachedPrefixes
+from halfmoon_scheduling.placement.estimates import Estimate, Placement, PlacementRequest
 from halfmoon_scheduling.placement.local_prefill import LocalPrefillEstimate, prefer_local_prefill
 from halfmoon_scheduling.placement.modes import open_placement_mode
-from halfmoon_scheduling.placement.placement_mode import ModeSettings
-from halfmoon_scheduling.placement.placement_policy import place
+from halfmoon_scheduling.placement.placement_mode import ModeSettings, PrefixSource, TtftSlo
+from halfmoon_scheduling.placement.placement_policy import NO_SERVERS, place
 from halfmoon_scheduling.placement.prefill_groups import GroupEstimate, prefer_group
 from halfmoon_scheduling.placement.server_pairs import paired_workers
 from halfmoon_scheduling.placement.worker_limits import NoWorkerFits, able_workers
@@ -36,6 +33,9 @@ MAX_AVOIDED = 1024
 #: Further kvstores named to a reader, and holders that are compared to choose them.
 MAX_REPLICAS = 3
 MAX_LOOKED_AT = 16
+
+#: A placement, and what returns the row of any prefill worker that it was compared with.
+_Found = tuple[Placement, Callable[[WorkerId], Estimate | None]]
 
 
 class Placer:
@@ -52,6 +52,8 @@ class Placer:
         self._mode = open_placement_mode(
             config.placement, ModeSettings(config.kvcache_balancing_threshold, config.seed)
         )
+        #: Whether the orders of the pools are used where they can be; tests compare both.
+        self.searches = True
         #: By the client's request, since its tries have different ids.
         self._avoided: OrderedDict[str, set[WorkerId]] = OrderedDict()
 
@@ -87,41 +89,96 @@ class Placer:
             layout.block_bytes,
             request.block_hashes,
         )
+
+        def ttft_slo_s(prefill: WorkerId) -> float | None:
+            return self._slos.ttft_s(request, prefill)
+
         avoided = self._avoided.get(original_request_id(request.request_id), ())
-        prefixes = self._index.longest_prefix(request.block_hashes)
-        prefixes = {kvstore: n for kvstore, n in prefixes.items() if kvstore not in avoided}
-        candidates = self._cluster.decodes.candidates(
-            [info for info in decodes if info.worker_id not in not_to_ask]
-            if not_to_ask
-            else decodes,
-            job.n_pages,
+        prefixes: Mapping[WorkerId, int] = self._index.longest_prefix(request.block_hashes)
+        if avoided:
+            prefixes = {kvstore: n for kvstore, n in prefixes.items() if kvstore not in avoided}
+        servers = self._cluster.servers
+        found = None
+        if self._may_search(prefills, decodes):
+            found = self._search(job, prefixes, not_to_ask, ttft_slo_s, now)
+        if found is None:
+            found = self._compare_all(job, prefills, decodes, prefixes, not_to_ask, ttft_slo_s, now)
+        placement, single = found
+        if self._mode.compares_ttft and placement.chosen.worker_id not in servers:
+            if servers:
+                prefixes = {k: n for k, n in prefixes.items() if k not in servers}
+            if groups := self._cluster.groups:
+                source = placement.chosen.source
+                placement = prefer_group(
+                    placement,
+                    job,
+                    groups,
+                    self._costs,
+                    single=single,
+                    n_active=0 if source is None else self._cluster.transfers.get(source, 0),
+                    least_gain=self._config.group_least_gain,
+                )
+            placement = self._at_decode(placement, job, request, decodes, prefixes, not_to_ask)
+        return keep_best_rows(placement, self._mode), job
+
+    def _may_search(self, prefills: Sequence[WorkerInfo], decodes: Sequence[WorkerInfo]) -> bool:
+        """Return whether the orders of the pools hold just the workers that are able."""
+        cluster = self._cluster
+        return (
+            self.searches
+            and self._mode.ranks_by is not None
+            and not cluster.servers
+            and prefills is cluster.accepting("prefill")
+            and decodes is cluster.accepting("decode")
         )
+
+    def _search(
+        self,
+        job: PlacementRequest,
+        prefixes: Mapping[WorkerId, int],
+        not_to_ask: Collection[WorkerId],
+        ttft_slo_s: TtftSlo,
+        now: float,
+    ) -> _Found | None:
+        """Find the best workers by the orders of the pools; None: all must be compared."""
+        cluster = self._cluster
+        cached = CachedPrefixes.of(self._mode, job, prefixes, cluster.transfers, NO_SERVERS)
+        search = RowSearch(self._mode, job, cached, cluster, self._costs, now)
+        decode, tbt_s = cluster.decodes.choose(job.n_pages, job.n_tokens, not_to_ask)
+        n_candidates = len(cluster.accepting("prefill"))
+        placement = search.place(n_candidates, ttft_slo_s, decode, tbt_s)
+        if (
+            self._config.replication_bytes_per_s > 0
+            and cached.if_none_own is PrefixSource.FASTER
+            and placement.known_blocks < cached.n_longest
+        ):
+            return None  # whether any worker would use the longest prefix takes all rows
+        return placement, search.row_of
+
+    def _compare_all(
+        self,
+        job: PlacementRequest,
+        prefills: Sequence[WorkerInfo],
+        decodes: Sequence[WorkerInfo],
+        prefixes: Mapping[WorkerId, int],
+        not_to_ask: Collection[WorkerId],
+        ttft_slo_s: TtftSlo,
+        now: float,
+    ) -> _Found:
+        """Compare the rows of all workers."""
+        cluster = self._cluster
         placement = place(
             self._mode,
             job,
-            self._cluster.prefill_candidates(prefills, now),
-            candidates,
+            cluster.prefill_candidates(prefills, now),
+            cluster.decodes.candidates(_without(decodes, not_to_ask), job.n_pages),
             prefixes,
-            self._cluster.transfers,
+            cluster.transfers,
             self._costs,
-            lambda prefill: self._slos.ttft_s(request, prefill),
-            servers := self._cluster.servers,
+            ttft_slo_s,
+            cluster.servers,
         )
-        if not self._mode.compares_ttft or placement.chosen.worker_id in servers:
-            return placement, job
-        if servers:
-            prefixes = {k: n for k, n in prefixes.items() if k not in servers}
-        if groups := self._cluster.groups:
-            source = placement.chosen.source
-            placement = prefer_group(
-                placement,
-                job,
-                groups,
-                self._costs,
-                n_active=0 if source is None else self._cluster.transfers.get(source, 0),
-                least_gain=self._config.group_least_gain,
-            )
-        return self._at_decode(placement, job, request, candidates, prefixes), job
+        return placement, {row.worker_id: row for row in placement.estimates}.get
 
     def takers(
         self,
@@ -189,8 +246,9 @@ class Placer:
         placement: Placement,
         job: PlacementRequest,
         request: Request,
-        candidates: Sequence[DecodeCandidate],
+        decodes: Sequence[WorkerInfo],
         prefixes: Mapping[WorkerId, int],
+        not_to_ask: Collection[WorkerId],
     ) -> Placement:
         """Choose a decode worker that prefills by itself, if one can and that is faster."""
         local_tokens = self._cluster.local_tokens
@@ -200,6 +258,7 @@ class Placer:
         n_computed = job.n_tokens - longest * job.block_size
         if n_computed > local_tokens:
             return placement
+        candidates = self._cluster.decodes.candidates(_without(decodes, not_to_ask), job.n_pages)
         return prefer_local_prefill(
             placement,
             job,
@@ -271,6 +330,7 @@ class Placer:
                     self._cluster.prefills.busy_s(chosen.worker_id, request.request_id, now),
                 ),
             )
+            self._cluster.prefills.on_cost_corrected(chosen.worker_id)
         if done.fetched_from not in (None, chosen.source):
             return  # another path, while something was wrong
         if chosen.source is not None and chosen.transfer_blocks and chosen.source in self._cluster:
@@ -291,6 +351,12 @@ class Placer:
     def forget(self, request_id: RequestId) -> None:
         """Drop what is remembered of a client's request: all its tries are over."""
         self._avoided.pop(original_request_id(request_id), None)
+
+
+def _without(workers: Sequence[WorkerInfo], left_out: Collection[WorkerId]) -> Sequence[WorkerInfo]:
+    if not left_out:
+        return workers
+    return [info for info in workers if info.worker_id not in left_out]
 
 
 def _others(workers: Sequence[WorkerInfo], avoided: Collection[WorkerId]) -> Sequence[WorkerInfo]:

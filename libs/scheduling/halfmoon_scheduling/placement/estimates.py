@@ -1,6 +1,7 @@
 """Describe a request, its candidate workers, the predicted times, and the choice among them."""
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -27,8 +28,8 @@ class PlacementRequest:
         return (self.n_tokens - 1) // self.block_size
 
 
-# These are structs because they are made five times as fast as frozen dataclasses. Every placement
-# makes one of each kind for every worker.
+# These are structs because they are made five times as fast as frozen dataclasses. An exhaustive
+# placement makes one of each kind for every worker.
 
 
 class PrefillCandidate(msgspec.Struct, frozen=True, gc=False):
@@ -94,14 +95,23 @@ class Placement:
     decode: WorkerId | None
     #: Predicted seconds between tokens at `decode`, this request included; 0 without one.
     tbt_s: float
-    #: One row per prefill worker, in order of their ids; then one per group, and one
-    #: per decode worker that could prefill the request itself.
+    #: Rows of prefill workers, in order of their ids; then of groups, and of decode workers that
+    #: could prefill the request itself. The best of all of them, and each one that was preferred.
     estimates: tuple[Estimate, ...]
     #: The worker that the placement mode preferred before it compared estimates, whether or
     #: not that worker was chosen; None in modes without a preference.
     preferred: WorkerId | None = None
     #: Prefill workers of servers that have no room to decode the request now.
     without_room: frozenset[WorkerId] = frozenset()
+    #: Candidates without a row: the choice is better than each of them.
+    n_more: int = 0
+    #: Blocks of the longest prefix that a candidate holds at home, or would use.
+    known_blocks: int = field(default=0, compare=False)
+
+    @property
+    def n_candidates(self) -> int:
+        """All candidates, with or without a row."""
+        return len(self.estimates) + self.n_more
 
     @property
     def prefill(self) -> WorkerId:
@@ -112,3 +122,8 @@ class Placement:
     def ttft_s(self) -> float:
         """Predicted seconds to the first token."""
         return self.chosen.ttft_s
+
+
+def most_known(rows: Iterable[Estimate]) -> int:
+    """Return the blocks of the longest prefix that a row's worker holds at home, or would use."""
+    return max(max(row.n_blocks, row.local_blocks) for row in rows)

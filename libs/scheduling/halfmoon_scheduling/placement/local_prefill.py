@@ -126,10 +126,12 @@ def prefer_local_prefill(
     best = min(rows, key=lambda r: (r[0].ttft_s, r[0].worker_id), default=None)
     if best is None:
         return placement
-    estimates = (*placement.estimates, *(row for row, _ in rows))
+    placement = replace(
+        placement,
+        estimates=(*placement.estimates, *(row for row, _ in rows)),
+        known_blocks=max(placement.known_blocks, n_blocks),
+    )
     row, tbt_s = best
     if row.ttft_s < placement.ttft_s:
-        return replace(
-            placement, chosen=row, decode=row.worker_id, tbt_s=tbt_s, estimates=estimates
-        )
-    return replace(placement, estimates=estimates)
+        return replace(placement, chosen=row, decode=row.worker_id, tbt_s=tbt_s)
+    return placement

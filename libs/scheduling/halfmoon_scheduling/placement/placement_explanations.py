@@ -42,7 +42,7 @@ def _explain_prefill(placement: Placement, mode: type[PlacementMode]) -> str:
     name: str = chosen.worker_id
     if isinstance(chosen, GroupEstimate):
         name = f"{chosen.group} ({', '.join(chosen.members)})"
-    if len(placement.estimates) == 1:
+    if placement.n_candidates == 1:
         return f"{name}: the only one that could"
     return f"{name}: {mode.explain_choice(placement)}"
 

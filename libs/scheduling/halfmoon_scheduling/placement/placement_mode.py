@@ -10,7 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import ClassVar, NamedTuple
+from operator import attrgetter
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from halfmoon_protocol.ids import BlockHash, WorkerId
 from halfmoon_scheduling.placement.durations import describe_seconds
@@ -66,6 +67,10 @@ class PlacementMode(ABC):
     #: Whether rows are compared by time to first token. A prefill group or a decode worker may
     #: replace the chosen row only in such modes, because their gain is a sooner first token.
     compares_ttft: ClassVar[bool] = True
+    #: By which predicted time rows are ranked; see `rank`. A mode that states one chooses the first
+    #: row by rank, or that of `preferred_worker`. So `choose` gets only the best rows and that one.
+    #: None: it gets the rows of all workers.
+    ranks_by: ClassVar[Literal["ttft", "queue"] | None] = None
 
     def __init__(self, settings: ModeSettings) -> None:
         """Open the mode for one conductor."""
@@ -88,9 +93,14 @@ class PlacementMode(ABC):
 
         Args:
             job: the request.
-            rows: estimates of all prefill workers that can take it, at least one, by their ids.
+            rows: estimates of prefill workers that can take it, at least one, by their ids: of all
+                workers, or as `ranks_by` says.
             ttft_slo_s: the limit of its time to first token at a worker.
         """
+
+    def preferred_worker(self, job: PlacementRequest) -> WorkerId | None:
+        """Return the worker whose row `choose` needs, however late it is; None: no such one."""
+        return None
 
     def on_prefill_done(  # noqa: B027 - a hook: most modes keep no memory
         self, block_hashes: Sequence[BlockHash], worker_id: WorkerId
@@ -111,6 +121,18 @@ class PlacementMode(ABC):
     @abstractmethod
     def explain_rejection(cls, row: Estimate, placement: Placement) -> str:
         """Say why a prefill worker's row, which differs from the chosen one, was not chosen."""
+
+
+_BY_TTFT = attrgetter("ttft_s", "queue_s", "worker_id")
+_BY_QUEUE = attrgetter("queue_s", "worker_id")
+
+
+def rank_of(mode: type[PlacementMode] | PlacementMode) -> Callable[[Estimate], tuple[Any, ...]]:
+    """Return what orders rows from the best to the worst; its first part is a time.
+
+    Rows of modes without such an order are shown by their time to first token.
+    """
+    return _BY_QUEUE if mode.ranks_by == "queue" else _BY_TTFT
 
 
 #: All placement modes; complete once `halfmoon_scheduling.placement.modes` is imported.

@@ -1,7 +1,8 @@
 """Choose the prefill worker, the source of the cached prefix, and the decode worker.
 
 `place` is a function of its arguments. It predicts the time to first token at every prefill
-worker; the placement mode says which cached prefix a worker uses, and which row is the best.
+worker; the placement mode says which cached prefix a worker uses, and which row is the best. It
+visits all workers; `ordered_placement` makes the same choice without that.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,6 +10,7 @@ from operator import attrgetter
 from types import MappingProxyType
 
 from halfmoon_protocol.ids import WorkerId
+from halfmoon_scheduling.placement.cached_prefixes import CachedPrefixes
 from halfmoon_scheduling.placement.decode_choice import choose_decode
 from halfmoon_scheduling.placement.estimates import (
     DecodeCandidate,
@@ -16,6 +18,7 @@ from halfmoon_scheduling.placement.estimates import (
     Placement,
     PlacementRequest,
     PrefillCandidate,
+    most_known,
 )
 from halfmoon_scheduling.placement.placement_mode import PlacementMode, PrefixSource, TtftSlo
 from halfmoon_scheduling.placement.server_pairs import choose_pair, with_decode_steps
@@ -54,44 +57,43 @@ def place(
     Returns:
         The placement; without a decode worker when none has room now.
     """
-    matches = {
-        kvstore: min(n, job.max_cached_blocks)
-        for kvstore, n in prefixes.items()
-        if min(n, job.max_cached_blocks) > 0
-    }
-    shared = matches
+    cached = CachedPrefixes.of(mode, job, prefixes, active_transfers, servers)
     if servers:
-        shared = {kvstore: n for kvstore, n in matches.items() if kvstore not in servers}
         prefills = with_decode_steps(prefills, decodes, servers)
-    longest = min(
-        shared,
-        key=lambda k: (-matches[k], active_transfers.get(k, 0), k),
-        default=None,
-    )
-    n_longest = matches[longest] if longest is not None else 0
-    n_active = active_transfers.get(longest, 0) if longest is not None else 0
-    # Most workers hold nothing of a prompt: the mode is asked once for all of these.
-    if_none_own = mode.prefix_source(0, n_longest) if n_longest else _OWN
-    rows: list[Estimate] = []
-    for candidate in sorted(prefills, key=attrgetter("worker_id")):
-        home = candidate.home
-        own = matches.get(home, 0) if home is not None else 0
-        prefix_source = if_none_own
-        if own:
-            prefix_source = mode.prefix_source(own, n_longest) if own < n_longest else _OWN
-        if prefix_source is _OWN or candidate.worker_id in servers:
-            rows.append(_estimate(job, candidate, home if own else None, own, own, 0, costs))
-            continue
-        row = _estimate(job, candidate, longest, n_longest, own, n_active, costs)
-        if prefix_source is _FASTER:
-            own_row = _estimate(job, candidate, home if own else None, own, own, 0, costs)
-            row = row if row.ttft_s < own_row.ttft_s else own_row
-        rows.append(row)
+    rows = [
+        estimate_row(mode, job, candidate, cached, costs, servers)
+        for candidate in sorted(prefills, key=attrgetter("worker_id"))
+    ]
     if servers:
         return choose_pair(mode, job, rows, decodes, servers, ttft_slo_s)
     decode, tbt_s = choose_decode(job, decodes)
     chosen, preferred = mode.choose(job, rows, ttft_slo_s)
-    return Placement(chosen, decode, tbt_s, tuple(rows), preferred)
+    return Placement(chosen, decode, tbt_s, tuple(rows), preferred, known_blocks=most_known(rows))
+
+
+def estimate_row(
+    mode: PlacementMode,
+    job: PlacementRequest,
+    candidate: PrefillCandidate,
+    cached: CachedPrefixes,
+    costs: CostModel,
+    servers: Mapping[WorkerId, str] = NO_SERVERS,
+) -> Estimate:
+    """Predict the times of one prefill worker with the prefix that the mode has it use."""
+    home, n_longest = candidate.home, cached.n_longest
+    own = cached.matches.get(home, 0) if home is not None else 0
+    # Most workers hold nothing of a prompt: the mode is asked once for all of these.
+    prefix_source = cached.if_none_own
+    if own:
+        prefix_source = mode.prefix_source(own, n_longest) if own < n_longest else _OWN
+    if prefix_source is _OWN or candidate.worker_id in servers:
+        return _estimate(job, candidate, home if own else None, own, own, 0, costs)
+    longest, n_active = cached.longest, cached.n_active
+    row = _estimate(job, candidate, longest, n_longest, own, n_active, costs)
+    if prefix_source is _FASTER:
+        own_row = _estimate(job, candidate, home if own else None, own, own, 0, costs)
+        return row if row.ttft_s < own_row.ttft_s else own_row
+    return row
 
 
 def _estimate(

@@ -6,7 +6,7 @@ members busy for one prompt. So it must bring the first token sooner by a factor
 would cost the next prompts more.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -88,6 +88,7 @@ def prefer_group(
     groups: Sequence[PrefillGroup],
     costs: CostModel,
     *,
+    single: Callable[[WorkerId], Estimate | None],
     n_active: int,
     least_gain: float,
 ) -> Placement:
@@ -102,6 +103,7 @@ def prefer_group(
         job: the request.
         groups: complete groups; one with a member without a row is skipped.
         costs: predictions.
+        single: returns the row of one worker; None: it can't take the request.
         n_active: transfers under way at the kvstore that a prefix would come from.
         least_gain: how many times as long the single worker must take for a group.
     """
@@ -109,12 +111,11 @@ def prefer_group(
     groups = [group for group in groups if n_computed > group.chunk_tokens]
     if not groups:
         return placement
-    singles = {row.worker_id: row for row in placement.estimates}
-    rows = tuple(
-        _estimate(job, group, [singles[member] for member in group.members], costs, n_active)
-        for group in groups
-        if all(member in singles for member in group.members)
-    )
+    rows: list[GroupEstimate] = []
+    for group in groups:
+        members = [row for row in map(single, group.members) if row is not None]
+        if len(members) == len(group.members):
+            rows.append(_estimate(job, group, members, costs, n_active))
     best = min(rows, key=lambda row: (row.ttft_s, row.queue_s, row.worker_id), default=None)
     chosen: Estimate = placement.chosen
     if best is not None and chosen.ttft_s >= least_gain * best.ttft_s:

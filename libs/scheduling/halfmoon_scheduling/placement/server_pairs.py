@@ -19,6 +19,7 @@ from halfmoon_scheduling.placement.estimates import (
     Placement,
     PlacementRequest,
     PrefillCandidate,
+    most_known,
 )
 from halfmoon_scheduling.placement.placement_mode import PlacementMode, TtftSlo
 
@@ -93,5 +94,11 @@ def choose_pair(
     chosen, preferred = mode.choose(job, with_room or rows, ttft_slo_s)
     worker_id, tbt_s = best.get(servers.get(chosen.worker_id, ""), full)
     return Placement(
-        chosen, worker_id, tbt_s, tuple(rows), preferred, without_room=frozenset(without)
+        chosen,
+        worker_id,
+        tbt_s,
+        tuple(rows),
+        preferred,
+        without_room=frozenset(without),
+        known_blocks=most_known(rows),
     )

@@ -4,6 +4,7 @@ The profiles (`PrefillCost`, `DecodeCost`) come from the workers. Only seconds a
 which worker is chosen is decided in `halfmoon_scheduling.placement`.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from halfmoon_protocol.ids import WorkerId
@@ -107,7 +108,7 @@ class CostModel:
         self._scales: dict[WorkerId, _Correction] = {}
         #: Bytes per second of one transfer alone, by source, and by source and reader.
         self._sources: dict[WorkerId, ExponentialMean] = {}
-        self._paths: dict[tuple[WorkerId, WorkerId], ExponentialMean] = {}
+        self._paths: dict[WorkerId, dict[WorkerId, ExponentialMean]] = {}
 
     def prefill_s(self, worker: WorkerId, cost: PrefillCost, n_tokens: int, n_cached: int) -> float:
         """Return the seconds of a prefill of `n_tokens` tokens of which `n_cached` are cached."""
@@ -163,9 +164,17 @@ class CostModel:
 
         All transfers of a source share its bandwidth.
         """
-        mean = self._paths.get((source, reader)) or self._sources.get(source)
+        return n_bytes / self.bandwidth(source, reader) * (1 + n_active)
+
+    def unseen_transfer_s(self, source: WorkerId, n_bytes: int, n_active: int) -> float:
+        """Return the seconds of a transfer to any reader that is not in `readers`."""
+        mean = self._sources.get(source)
         bandwidth = self._prior_bandwidth if mean is None else mean.value
         return n_bytes / bandwidth * (1 + n_active)
+
+    def readers(self, source: WorkerId) -> Collection[WorkerId]:
+        """Return the readers whose transfers from a source were observed."""
+        return self._paths.get(source, {}).keys()
 
     def observe_transfer(
         self, source: WorkerId, reader: WorkerId, n_bytes: int, seconds: float, n_active: int
@@ -175,27 +184,35 @@ class CostModel:
             alone = n_bytes / seconds * (1 + n_active)
             prior = self.bandwidth(source, reader)
             self._sources.setdefault(source, ExponentialMean(self._prior_bandwidth)).observe(alone)
-            self._paths.setdefault((source, reader), ExponentialMean(prior)).observe(alone)
+            paths = self._paths.setdefault(source, {})
+            paths.setdefault(reader, ExponentialMean(prior)).observe(alone)
 
     def bandwidth(self, source: WorkerId, reader: WorkerId) -> float:
         """Return the bytes per second of one transfer alone on this path.
 
         Without observations of the path, those of the source count, else the prior.
         """
-        mean = self._paths.get((source, reader)) or self._sources.get(source)
-        return self._prior_bandwidth if mean is None else mean.value
+        if (paths := self._paths.get(source)) is not None and (mean := paths.get(reader)):
+            return mean.value
+        source_mean = self._sources.get(source)
+        return self._prior_bandwidth if source_mean is None else source_mean.value
 
     def forget(self, worker: WorkerId) -> None:
         """Forget a worker that is gone; its next start may run on another machine."""
         self._scales.pop(worker, None)
         self._sources.pop(worker, None)
-        self._paths = {path: mean for path, mean in self._paths.items() if worker not in path}
+        self._paths.pop(worker, None)
+        for source, paths in list(self._paths.items()):
+            if paths.pop(worker, None) is not None and not paths:
+                del self._paths[source]
 
     def check(self) -> None:
         """Check that corrections are within their bounds, and bandwidths positive."""
         assert all(MIN_SCALE <= mean.value <= MAX_SCALE for mean in self._scales.values())
-        assert all(mean.value > 0 for mean in (*self._sources.values(), *self._paths.values()))
-        assert all(source in self._sources for source, _ in self._paths)
+        assert all(mean.value > 0 for mean in self._sources.values())
+        assert all(paths for paths in self._paths.values())
+        assert all(m.value > 0 for paths in self._paths.values() for m in paths.values())
+        assert self._paths.keys() <= self._sources.keys()
 
     def _observe(self, worker: WorkerId, seconds: float, predicted_s: float, alpha: float) -> None:
         if predicted_s > 0:

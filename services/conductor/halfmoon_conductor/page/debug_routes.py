@@ -1,7 +1,7 @@
 """Serve the conductor's state to operators: the routes below `/debug`.
 
-All routes are read-only. Decisions are the last placements, deferrals and refusals, with every
-candidate's estimates and a reason for each. Each decision has its outcome beside it, and the errors
+All routes are read-only. Decisions are the last placements, deferrals and refusals, with the best
+candidates' estimates and a reason for each. Each decision has its outcome beside it, and the errors
 of the predictions are shown in total.
 """
 

@@ -9,7 +9,6 @@ a best one above 0 is an infinite ratio.
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from operator import attrgetter
 
 from halfmoon_scheduling.placement.durations import describe_seconds
 from halfmoon_scheduling.placement.estimates import Estimate, Placement, PlacementRequest
@@ -20,11 +19,14 @@ from halfmoon_scheduling.placement.placement_mode import (
     PrefixSource,
     TtftSlo,
     explain_later_ttft,
+    rank_of,
 )
 
 
 class LeastTtft(PlacementMode):
     """Compare rows by predicted time to first token, then by queue, then by id."""
+
+    ranks_by = "ttft"
 
     @abstractmethod
     def prefix_source(self, own_blocks: int, longest_blocks: int) -> PrefixSource:
@@ -34,12 +36,12 @@ class LeastTtft(PlacementMode):
         self, job: PlacementRequest, rows: Sequence[Estimate], ttft_slo_s: TtftSlo
     ) -> Choice:
         """Return the row with the least TTFT; among equals the shorter queue, then the lower id."""
-        return Choice(min(rows, key=attrgetter("ttft_s", "queue_s", "worker_id")))
+        return Choice(min(rows, key=rank_of(self)))
 
     @classmethod
     def explain_choice(cls, placement: Placement) -> str:
         """Say how soon the first token comes."""
-        n, ttft_s = len(placement.estimates), placement.ttft_s
+        n, ttft_s = placement.n_candidates, placement.ttft_s
         return f"the soonest of {n}, first token in {describe_seconds(ttft_s)}"
 
     @classmethod

@@ -34,7 +34,7 @@ class RandomWorker(PlacementMode):
     @classmethod
     def explain_choice(cls, placement: Placement) -> str:
         """Say among how many workers was drawn."""
-        return f"drawn among {len(placement.estimates)}"
+        return f"drawn among {placement.n_candidates}"
 
     @classmethod
     def explain_rejection(cls, row: Estimate, placement: Placement) -> str:

@@ -48,10 +48,8 @@ class SessionSticky(MinTtft):
     ) -> Choice:
         """Return the row of the session's last worker if it is soon enough, else the soonest."""
         soonest = super().choose(job, rows, ttft_slo_s).row
-        last = next(filter(self._workers.__contains__, reversed(job.block_hashes)), None)
-        if last is None:
+        if (worker_id := self.preferred_worker(job)) is None:
             return Choice(soonest)
-        worker_id = self._workers[last]
         limit_s = ttft_slo_s(worker_id)
         for row in rows:
             if row.worker_id != worker_id:
@@ -60,6 +58,11 @@ class SessionSticky(MinTtft):
             if keeps_limit and row.ttft_s <= MAX_SLOWDOWN * soonest.ttft_s:
                 return Choice(row, worker_id)
         return Choice(soonest, worker_id)
+
+    def preferred_worker(self, job: PlacementRequest) -> WorkerId | None:
+        """Return the worker that served the longest known beginning of the prompt."""
+        last = next(filter(self._workers.__contains__, reversed(job.block_hashes)), None)
+        return None if last is None else self._workers[last]
 
     def on_prefill_done(self, block_hashes: Sequence[BlockHash], worker_id: WorkerId) -> None:
         """Remember the worker of a prompt of at least one full block."""

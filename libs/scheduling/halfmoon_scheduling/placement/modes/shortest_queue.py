@@ -1,7 +1,6 @@
 """Choose the prefill worker with the shortest queue: load balancing that ignores caches."""
 
 from collections.abc import Sequence
-from operator import attrgetter
 
 from halfmoon_scheduling.placement.durations import describe_seconds
 from halfmoon_scheduling.placement.estimates import Estimate, Placement, PlacementRequest
@@ -11,6 +10,7 @@ from halfmoon_scheduling.placement.placement_mode import (
     PlacementMode,
     PrefixSource,
     TtftSlo,
+    rank_of,
 )
 
 
@@ -21,6 +21,7 @@ class ShortestQueue(PlacementMode):
     name = "load_balance"
     summary = "the shortest queue, with the prefix in that worker's own kvstore"
     compares_ttft = False
+    ranks_by = "queue"
 
     def prefix_source(self, own_blocks: int, longest_blocks: int) -> PrefixSource:
         """Return the own prefix: nothing is transferred."""
@@ -30,13 +31,13 @@ class ShortestQueue(PlacementMode):
         self, job: PlacementRequest, rows: Sequence[Estimate], ttft_slo_s: TtftSlo
     ) -> Choice:
         """Return the row with the shortest queue; among equals the lowest id."""
-        return Choice(min(rows, key=attrgetter("queue_s", "worker_id")))
+        return Choice(min(rows, key=rank_of(self)))
 
     @classmethod
     def explain_choice(cls, placement: Placement) -> str:
         """Say how short the queue is."""
         queue_s = placement.chosen.queue_s
-        return f"the shortest of {len(placement.estimates)} queues, {describe_seconds(queue_s)}"
+        return f"the shortest of {placement.n_candidates} queues, {describe_seconds(queue_s)}"
 
     @classmethod
     def explain_rejection(cls, row: Estimate, placement: Placement) -> str:

@@ -124,12 +124,16 @@ function explain(row, decision) {
       el("td", {}, estimate.n_blocks ? `${plural(estimate.n_blocks, "block")} from ${estimate.source}` : "nothing cached"),
       el("td", {}, taken && decision.outcome === "placed" ? "chosen" : taken ? "the best" : estimate.why_not));
   });
+  const more = placement.n_more
+    ? el("p", { class: "note" }, `${plural(placement.n_more, "more candidate")}: none is better than those shown.`)
+    : null;
   const inside = el("div", { class: "why" },
     el("p", { class: "reason" }, decision.why || "placed"),
     stages,
     el("table", { class: "candidates" },
       el("thead", { class: "sr" }, el("tr", {}, ["candidate", "estimate", "first token", "prefix", "why not"].map((name) => el("th", { scope: "col" }, name)))),
       el("tbody", {}, rows)),
+    more,
     el("p", { class: "legend" }, [["queue", "queue"], ["transfer", "transfer"], ["prefill", "prefill"]].map(([kind, name]) => el("span", {}, el("i", { class: kind }), name))),
   );
   const before = row.dataset.told;
