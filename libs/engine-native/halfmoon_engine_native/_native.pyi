@@ -93,6 +93,8 @@ class Decoder:
         before_layer: Callable[[int], None] | None = None,
         after_layer: Callable[[int], None] | None = None,
         part_times: Any | None = None,
+        incoming: Any | None = None,
+        outgoing: Any | None = None,
     ) -> None: ...
 
 def write_kv(batch: Batch, layer: int, keys: Any, values: Any) -> None: ...

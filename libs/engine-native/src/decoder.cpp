@@ -81,11 +81,17 @@ public:
   ForwardResult run() {
     if (!take_memory())
       return ForwardResult::no_memory;
-    embed();
+    if (call_.incoming)
+      copy(x_, call_.incoming, call_.n_tokens * decoder_.hidden);
+    else
+      embed();
     for (int64_t l = 0; l < decoder_.n_layers; ++l)
       if (!run_layer(l))
         return ForwardResult::stopped;
-    compute_logits();
+    if (call_.outgoing)
+      copy(call_.outgoing, x_, call_.n_tokens * decoder_.hidden);
+    else
+      compute_logits();
     return ForwardResult::done;
   }
 
@@ -147,7 +153,7 @@ private:
       compute_kv(decoder_.layers[index], number, begin, n, n_runs);
       if (begin + n == call_.n_tokens && !call_hook(call_.after_layer, number))
         return false;
-      if (index + 1 == decoder_.n_layers)
+      if (index + 1 == decoder_.n_layers && !call_.outgoing)
         run_last_rows(decoder_.layers[index], number, begin, n, n_runs);
       else
         run_rows(decoder_.layers[index], number, n_runs, block_.qkv, n,

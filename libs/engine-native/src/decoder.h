@@ -1,4 +1,4 @@
-// Run a batch through all layers of a decoder.
+// Run a batch through all layers of a decoder, or of one stage of it.
 //
 // A layer is one of these, with parts that are missing left out:
 //
@@ -53,12 +53,12 @@ struct Decoder {
   int64_t n_pairs; // turned pairs of a head
   bool interleaved, parallel;
   float residual_multiplier, embedding_scale;
-  const void *embedding; // [n_vocab, hidden]
+  const void *embedding; // [n_vocab, hidden]; null: activations come from the stage before
   DType embedding_dtype;
   int64_t n_vocab;
   Norm final_norm;
   Linear head; // packed; else weights below
-  const void *head_weights;
+  const void *head_weights; // null where none is packed: activations go to the next stage
   DType head_dtype;
   int64_t n_logits;
   Layer *layers;
@@ -82,6 +82,8 @@ struct ForwardCall {
   const int64_t *rows;   // [n_rows] rows whose logits are wanted, rising, checked
   int64_t n_rows;
   float *logits; // [n_rows, n_logits]
+  const float *incoming = nullptr; // [n_tokens, hidden] in place of embedded tokens
+  float *outgoing = nullptr;       // [n_tokens, hidden] in place of logits
   // Called before a layer's KV is read and after its new KV is stored; false ends the forward.
   bool (*before_layer)(void *context, int32_t layer);
   bool (*after_layer)(void *context, int32_t layer);

@@ -153,19 +153,21 @@ PyObject *decoder_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     buffer = new Buffer;
   bool good = self->parts && read_dtype(embedding_dtype, &decoder.embedding_dtype) &&
               read_dtype(head_dtype, &decoder.head_dtype) &&
-              self->embedding->take(
-                  embedding, "embedding",
-                  product(product(n_vocab, hidden),
-                          static_cast<int64_t>(size_of(decoder.embedding_dtype))),
-                  false) &&
+              (embedding == Py_None ||
+               self->embedding->take(
+                   embedding, "embedding",
+                   product(product(n_vocab, hidden),
+                           static_cast<int64_t>(size_of(decoder.embedding_dtype))),
+                   false)) &&
               read_norm(final_norm, "final_norm", hidden, &decoder.final_norm);
-  if (good && decoder.final_norm.kind == Norm::Kind::none) {
-    PyErr_SetString(PyExc_ValueError, "final_norm is None; a decoder ends with a norm");
+  if (good && (decoder.final_norm.kind == Norm::Kind::none) != (head == Py_None)) {
+    PyErr_SetString(PyExc_ValueError,
+                    "one of final_norm and head is None; a decoder ends with both or neither");
     good = false;
   }
   if (good && PyObject_TypeCheck(head, &LinearType))
     good = read_linear(self, head, "head", hidden, n_logits, &decoder.head);
-  else if (good)
+  else if (good && head != Py_None)
     good = self->head->take(head, "head",
                             product(product(n_logits, hidden),
                                     static_cast<int64_t>(size_of(decoder.head_dtype))),
@@ -174,8 +176,9 @@ PyObject *decoder_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     Py_DECREF(object);
     return nullptr;
   }
-  decoder.embedding = self->embedding->as<void>();
-  decoder.head_weights = decoder.head.packed ? nullptr : self->head->as<void>();
+  decoder.embedding = embedding == Py_None ? nullptr : self->embedding->as<void>();
+  decoder.head_weights =
+      decoder.head.packed || head == Py_None ? nullptr : self->head->as<void>();
   return object;
 }
 
@@ -343,22 +346,37 @@ bool check_forward(const Decoder &decoder, const BatchObject &batch, const int64
 }
 
 PyObject *forward(PyObject *object, PyObject *args, PyObject *kwargs) {
-  static const char *names[] = {"batch", "tokens",       "rows",        "n_rows",
-                                "logits", "before_layer", "after_layer", "part_times", nullptr};
+  static const char *names[] = {"batch",       "tokens",     "rows",     "n_rows",
+                                "logits",      "before_layer", "after_layer", "part_times",
+                                "incoming",    "outgoing",   nullptr};
   DecoderObject *self = object_of(object);
   Decoder &decoder = self->decoder;
   PyObject *batch_object, *tokens, *rows, *logits, *part_times = Py_None;
+  PyObject *incoming = Py_None, *outgoing = Py_None;
   Hooks hooks{Py_None, Py_None};
   long long n_rows;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OOLO|OOO", const_cast<char **>(names),
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OOLO|OOOOO", const_cast<char **>(names),
                                    &BatchType, &batch_object, &tokens, &rows, &n_rows, &logits,
-                                   &hooks.before, &hooks.after, &part_times))
+                                   &hooks.before, &hooks.after, &part_times, &incoming, &outgoing))
     return nullptr;
+  bool enters = !decoder.embedding, leaves = !decoder.head.packed && !decoder.head_weights;
+  if (enters != (incoming != Py_None) || leaves != (outgoing != Py_None) ||
+      (leaves && n_rows != 0)) {
+    PyErr_Format(PyExc_ValueError,
+                 "a decoder %s embedding takes %s incoming activations, and %s head %s outgoing "
+                 "ones; %lld rows of logits are wanted",
+                 enters ? "without" : "with an", enters ? "given" : "no",
+                 leaves ? "without" : "with a", leaves ? "given" : "no", n_rows);
+    return nullptr;
+  }
   BatchObject *batch = reinterpret_cast<BatchObject *>(batch_object);
-  Buffer token_data, row_data, logit_data, time_data;
+  Buffer token_data, row_data, logit_data, time_data, incoming_data, outgoing_data;
+  int64_t x_bytes = product(product(batch->n_tokens, decoder.hidden), 4);
   if (!token_data.take(tokens, "tokens", batch->n_tokens * 8, false) ||
       !row_data.take(rows, "rows", product(n_rows, 8), false) ||
       !logit_data.take(logits, "logits", product(product(n_rows, decoder.n_logits), 4), true) ||
+      (enters && !incoming_data.take(incoming, "incoming", x_bytes, false)) ||
+      (leaves && !outgoing_data.take(outgoing, "outgoing", x_bytes, true)) ||
       (part_times != Py_None &&
        !time_data.take(part_times, "part_times", kParts * sizeof(PartTime), true)) ||
       !check_forward(decoder, *batch, token_data.as<int64_t>(), row_data.as<int64_t>(), n_rows))
@@ -376,6 +394,8 @@ PyObject *forward(PyObject *object, PyObject *args, PyObject *kwargs) {
   call.rows = row_data.as<int64_t>();
   call.n_rows = n_rows;
   call.logits = logit_data.as<float>();
+  call.incoming = enters ? incoming_data.as<float>() : nullptr;
+  call.outgoing = leaves ? outgoing_data.as<float>() : nullptr;
   call.context = &hooks;
   call.times = part_times != Py_None ? time_data.as<PartTime>() : nullptr;
   if (hooks.before != Py_None)
@@ -410,13 +430,14 @@ PyMethodDef methods[] = {
      "Set the cosines and sines of a table, each [n_positions, n_pairs]."},
     {"forward", with_keywords(forward), METH_VARARGS | METH_KEYWORDS,
      "Run a batch and write the logits of the chosen rows, which rise. part_times: float64, for each\n"
-     "of FORWARD_PARTS its seconds, and seconds in which threads had nothing to do; added to."},
+     "of FORWARD_PARTS its seconds, and seconds in which threads had nothing to do; added to.\n"
+     "incoming, outgoing: float32, [n_tokens, hidden], of a decoder without embedding or head."},
     {nullptr, nullptr, 0, nullptr}};
 
 PyTypeObject make_type() {
   PyTypeObject type = {PyVarObject_HEAD_INIT(nullptr, 0)};
   type.tp_name = "halfmoon_engine_native._native.Decoder";
-  type.tp_doc = "All layers of a decoder, from tokens to logits.";
+  type.tp_doc = "Layers of a decoder, from tokens or activations to logits or activations.";
   type.tp_basicsize = sizeof(DecoderObject);
   type.tp_flags = Py_TPFLAGS_DEFAULT;
   type.tp_new = decoder_new;

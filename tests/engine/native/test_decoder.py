@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from halfmoon_engine.interface import Draw, Engine, PromptScoring, Run
 from halfmoon_engine.load import open_engine
+from halfmoon_engine.native.native_batch import native_batch
 from halfmoon_protocol.logprobs import TokenScore
 from halfmoon_protocol.sampling import Sampling
 
@@ -294,3 +295,39 @@ def test_threads_can_change_between_forwards(
     finally:
         native.set_threads(2)
     assert len(found) == 1
+
+
+def test_a_decoder_of_a_stage_refuses_what_does_not_fit_it(tiny: Callable[[str], Path]) -> None:
+    options: Any = {"block_size": 16, "dtype": "float32", "native": "on", "n_stages": 3}
+    runners: list[Any] = []
+    for index in range(3):
+        engine: Any = open_engine(str(tiny("llama")), stage_index=index, **options)
+        engine.attach(memoryview(bytearray(engine.layout.block_bytes)))
+        runners.append(engine._runner)
+    rows, short = memoryview(bytearray(2 * 256)), memoryview(bytearray(2 * 256 - 4))
+    cases: list[tuple[int, int, Any, Any, str]] = [
+        (0, 0, None, None, "without head given outgoing"),
+        (0, 0, rows, rows, "with an embedding takes no incoming"),
+        (0, 1, None, rows, "1 rows of logits are wanted"),
+        (1, 0, None, rows, "without embedding takes given incoming"),
+        (1, 0, short, rows, "incoming"),
+        (1, 0, rows, short, "outgoing"),
+        (1, 0, rows, memoryview(bytes(rows)), "outgoing|read-only|writable"),
+        (2, 1, rows, rows, "with a head no outgoing"),
+    ]
+    for stage, n_rows, incoming, outgoing, named in cases:
+        runner = runners[stage]
+        batch = native_batch(runner._native, runner._pool, [Run([1, 2], 0, [0], None)])
+        decoder = runner._decoder
+        decoder._compute_angles(2)
+        logits = np.empty((n_rows, decoder._n_logits), dtype=np.float32)
+        with pytest.raises((ValueError, BufferError), match=named):
+            decoder._decoder.forward(
+                batch,
+                np.array([1, 2]),
+                np.arange(n_rows),
+                n_rows,
+                logits,
+                incoming=incoming,
+                outgoing=outgoing,
+            )

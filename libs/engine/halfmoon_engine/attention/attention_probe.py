@@ -69,8 +69,12 @@ class ProbedModel:
     #: How each layer calls attention.
     seen: dict[int, SeenAttention]
     prompts: list[torch.Tensor]
-    #: [tokens of all prompts, vocabulary]
+    #: [tokens of all prompts, vocabulary]; activations before the last stage.
     logits: torch.Tensor
+    #: Activations that each prompt came with; None at the first stage.
+    incoming: list[torch.Tensor] | None
+    #: Whether `logits` are activations for another stage.
+    leaves: bool
 
 
 @dataclass(frozen=True)
@@ -120,7 +124,9 @@ def probe_attention(staged: StageModel) -> ProbedModel:
     off = "from kept keys and values than from all tokens"
     whole = logits[: len(prompts[0])]
     _compare(kind, chunked, whole, off, _CHUNKED.get(model.dtype, _TOLERANCE_HALF))
-    return ProbedModel(shape, plan.seen, prompts, logits)
+    came = [probe_incoming(staged, prompt) for prompt in prompts]
+    incoming = [rows for rows in came if rows is not None] or None
+    return ProbedModel(shape, plan.seen, prompts, logits, incoming, not staged.stage.is_last)
 
 
 def logits_error(logits: torch.Tensor, probed: ProbedModel) -> float:

@@ -61,18 +61,23 @@ class LayerParts:
 
 @dataclass(frozen=True)
 class DecoderParts:
-    """A decoder from tokens to logits."""
+    """A decoder from tokens to logits, or one stage of it."""
 
     hidden: int
     n_heads: int
     n_kv_heads: int
     head_dim: int
     layers: tuple[LayerParts, ...]
-    #: [n_vocab, hidden]
-    embedding: torch.Tensor
+    dtype: torch.dtype
+    n_vocab: int
+    #: [n_vocab, hidden]; None where another stage embeds and the head is not tied to it.
+    embedding: torch.Tensor | None
+    #: Tokens are embedded, rather than activations of the stage before taken.
+    embeds: bool
     embedding_scale: float
-    final_norm: NormPart
-    head: LinearPart
+    #: None, like the head, before the last stage.
+    final_norm: NormPart | None
+    head: LinearPart | None
     #: The head's weights are the embedding's.
     tied: bool
     parallel: bool

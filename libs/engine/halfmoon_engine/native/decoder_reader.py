@@ -15,6 +15,7 @@ import torch
 
 from halfmoon_engine.attention.forward_plan import SeenAttention
 from halfmoon_engine.native.decoder_parts import DecoderParts, LayerParts, LinearPart, NormPart
+from halfmoon_engine.stages.stage_model import StageModel
 
 
 class NotNative(Exception):
@@ -89,39 +90,48 @@ _ACTIVATIONS = {
 }
 
 
-def read_decoder(model: Any, seen: Mapping[int, SeenAttention]) -> DecoderParts:
-    """Read a model's parts.
+def read_decoder(staged: StageModel, seen: Mapping[int, SeenAttention]) -> DecoderParts:
+    """Read the parts of a model, or of a stage.
 
     Args:
-        model: of transformers, on the CPU, probed.
-        seen: how each layer called attention in the probe.
+        staged: on the CPU, probed.
+        seen: how each of its layers called attention in the probe.
 
     Raises:
         NotNative: a model type, or a part of it, that the extension has no form for.
     """
+    model, stage = staged.model, staged.stage
     config = model.config
     family = FAMILIES.get(str(config.model_type))
     if family is None:
         raise NotNative(f"models of type {config.model_type} have no native form")
     base = model.base_model
     embedding = _first(base, "embed_tokens", "embed_in")
-    head = model.get_output_embeddings()
+    weights = getattr(embedding, "weight", None)
+    head = model.get_output_embeddings() if stage.is_last else None
+    first = staged.first_layer
     try:
         layers = tuple(
-            _read_layer(config, family, layer, seen[i], _rope_of(config, base, i))
-            for i, layer in enumerate(base.layers)
+            _read_layer(config, family, base.layers[i], seen[i - first], _rope_of(config, base, i))
+            for i in range(first, first + len(seen))
         )
+        final_norm = _norm(_first(base, "norm", "final_layer_norm"), family)
         return DecoderParts(
             hidden=int(config.hidden_size),
             n_heads=int(config.num_attention_heads),
             n_kv_heads=seen[0].n_kv_heads,
             head_dim=seen[0].head_dim,
             layers=layers,
-            embedding=embedding.weight,
-            embedding_scale=_embedding_scale(config, embedding),
-            final_norm=_required(_norm(_first(base, "norm", "final_layer_norm"), family)),
-            head=_linear([head]),
-            tied=head.weight.data_ptr() == embedding.weight.data_ptr(),
+            dtype=model.dtype if weights is None else weights.dtype,
+            n_vocab=int(embedding.num_embeddings),
+            embedding=weights,
+            embeds=stage.is_first,
+            embedding_scale=_embedding_scale(config, embedding) if stage.is_first else 1.0,
+            final_norm=None if head is None else final_norm,
+            head=None if head is None else _linear([head]),
+            tied=head is not None
+            and weights is not None
+            and head.weight.data_ptr() == weights.data_ptr(),
             parallel=family.parallel or bool(getattr(config, "use_parallel_residual", False)),
             interleaved=family.interleaved,
             residual_multiplier=float(getattr(config, "residual_multiplier", 1.0)),
@@ -214,11 +224,6 @@ def _norm(module: Any, family: _Family) -> NormPart:
     if not kind.endswith("RMSNorm"):
         raise NotNative(f"its norms are {kind}")
     return NormPart("rms", weight + family.norm_offset, None, float(epsilon))
-
-
-def _required(norm: NormPart | None) -> NormPart:
-    assert norm is not None
-    return norm
 
 
 def _floats(tensor: torch.Tensor) -> torch.Tensor:

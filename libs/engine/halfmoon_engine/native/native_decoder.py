@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from halfmoon_engine.attention.kv_pool import DTYPE_NAMES
-from halfmoon_engine.interface import LayerHook
+from halfmoon_engine.interface import LayerHook, StageActivations
 from halfmoon_engine.native.decoder_parts import DecoderParts, LayerParts, LinearPart, NormPart
 
 #: Positions whose angles are computed at first; doubled whenever a run exceeds them.
@@ -15,7 +15,7 @@ _FIRST_POSITIONS = 4096
 
 
 class NativeDecoder:
-    """All layers of a model, packed; one forward at a time."""
+    """Layers of a model, or of its stage, packed; one forward at a time."""
 
     def __init__(self, native: Any, parts: DecoderParts, max_context: int) -> None:
         """Pack the parts; the model's own weights are freed, each as soon as it is packed.
@@ -28,25 +28,32 @@ class NativeDecoder:
         self._max_context = max_context
         self._native = native
         # Copied, so that nothing keeps the checkpoint's mapped files in memory.
-        embedding = parts.embedding.detach().clone()
+        embedding = None
+        if parts.embedding is not None and (parts.embeds or parts.tied):
+            embedding = parts.embedding.detach().clone()
         self._angles = parts.angles
         self._logit_scale, self._logit_softcap = parts.logit_scale, parts.logit_softcap
         self._rotates = any(layer.rope is not None for layer in parts.layers)
         n_pairs = parts.angles[0](2)[0].shape[-1]
-        tied = _memory(embedding) if parts.tied else None
-        head = self._pack(parts.head) if tied is None else tied
+        if parts.head is None:
+            head = None
+        elif parts.tied and embedding is not None:
+            head = _memory(embedding)
+        else:
+            head = self._pack(parts.head)
+        n_logits = parts.n_vocab if parts.head is None else parts.head.n_out
         self._decoder = native.Decoder(
             hidden=parts.hidden,
             n_heads=parts.n_heads,
             n_kv_heads=parts.n_kv_heads,
             head_dim=parts.head_dim,
             n_pairs=n_pairs,
-            embedding=_memory(embedding),
-            n_vocab=embedding.shape[0],
-            embedding_dtype=DTYPE_NAMES[embedding.dtype],
+            embedding=_memory(embedding) if parts.embeds and embedding is not None else None,
+            n_vocab=parts.n_vocab,
+            embedding_dtype=DTYPE_NAMES[parts.dtype],
             head=head,
-            n_logits=parts.head.n_out,
-            head_dtype=DTYPE_NAMES[embedding.dtype],
+            n_logits=n_logits,
+            head_dtype=DTYPE_NAMES[parts.dtype],
             final_norm=_norm(parts.final_norm),
             interleaved=parts.interleaved,
             parallel=parts.parallel,
@@ -56,7 +63,7 @@ class NativeDecoder:
         for layer in parts.layers:
             self._add_layer(layer)
         self._n_positions = 0
-        self._n_logits = parts.head.n_out
+        self._n_logits = n_logits
 
     def logits(
         self,
@@ -66,6 +73,7 @@ class NativeDecoder:
         rows: NDArray[np.int64],
         before_layer: LayerHook | None,
         after_layer: LayerHook | None,
+        activations: StageActivations | None = None,
     ) -> torch.Tensor:
         """Run a batch and return the logits of some rows: float32, [n_rows, n_logits].
 
@@ -76,11 +84,17 @@ class NativeDecoder:
             rows: rising.
             before_layer: see `Engine.forward`.
             after_layer: see `Engine.forward`.
+            activations: of a stage; float32, [n_tokens, hidden].
         """
         if end > self._n_positions and self._rotates:
             self._compute_angles(end)
         logits = np.empty((len(rows), self._n_logits), dtype=np.float32)
-        self._decoder.forward(batch, tokens, rows, len(rows), logits, before_layer, after_layer)
+        options: dict[str, Any] = {}
+        if activations is not None:
+            options = {"incoming": activations.incoming, "outgoing": activations.outgoing}
+        self._decoder.forward(
+            batch, tokens, rows, len(rows), logits, before_layer, after_layer, **options
+        )
         result = torch.from_numpy(logits)
         if self._logit_scale != 1.0:
             result *= self._logit_scale

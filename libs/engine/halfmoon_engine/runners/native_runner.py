@@ -21,7 +21,7 @@ _FIRST_CHUNK = 7
 
 
 class NativeRunner:
-    """A packed decoder over a pool of pages."""
+    """A packed decoder, or its stage, over a pool of pages."""
 
     def __init__(
         self, native: Any, parts: DecoderParts, layout: KvLayout, max_context: int
@@ -73,7 +73,9 @@ class NativeRunner:
         end = max(run.start + len(run.token_ids) for run in runs)
         rises = bool((rows[1:] > rows[:-1]).all())
         wanted, places = (rows, None) if rises else np.unique(rows, return_inverse=True)
-        logits = self._decoder.logits(batch, end, tokens, wanted, before_layer, after_layer)
+        logits = self._decoder.logits(
+            batch, end, tokens, wanted, before_layer, after_layer, activations
+        )
         return logits if places is None else logits[torch.from_numpy(places)]
 
     def check(self, probed: ProbedModel, dtype: torch.dtype) -> None:
@@ -95,8 +97,14 @@ class NativeRunner:
             Run(first[_FIRST_CHUNK:].tolist(), _FIRST_CHUNK, own[0], None),
             *(Run(prompt.tolist(), 0, own[i + 1], None) for i, prompt in enumerate(others)),
         ]
+        rows = None if probed.incoming is None else torch.cat(probed.incoming)
+        begins = None if rows is None else rows[:_FIRST_CHUNK]
+        goes_on = None if rows is None else rows[_FIRST_CHUNK:]
+        width = probed.logits.shape[1] if probed.leaves else 0
         try:
-            logits = torch.cat([self._all_logits(begun), self._all_logits(rest)])
+            logits = torch.cat(
+                [self._all_rows(begun, begins, width), self._all_rows(rest, goes_on, width)]
+            )
         finally:
             self.detach()
         error = logits_error(logits, probed)
@@ -106,6 +114,18 @@ class NativeRunner:
                 f"their spread, allowed is {allowed_error(dtype)}"
             )
 
-    def _all_logits(self, runs: Sequence[Run]) -> torch.Tensor:
+    def _all_rows(
+        self, runs: Sequence[Run], incoming: torch.Tensor | None, width: int
+    ) -> torch.Tensor:
+        """Return what the probe compares: logits, or activations of this width."""
         tokens = np.concatenate([np.asarray(run.token_ids, dtype=np.int64) for run in runs])
-        return self.logits(runs, tokens, np.arange(len(tokens)), None, None, None)
+        wanted = np.arange(0 if width else len(tokens))
+        outgoing = np.empty((len(tokens), width), dtype=np.float32) if width else None
+        activations = None
+        if incoming is not None or outgoing is not None:
+            activations = StageActivations(
+                None if incoming is None else incoming.contiguous().numpy().data,
+                None if outgoing is None else outgoing.data,
+            )
+        logits = self.logits(runs, tokens, wanted, None, None, activations)
+        return logits if outgoing is None else torch.from_numpy(outgoing)

@@ -52,11 +52,8 @@ def choose_runner(
     if native is None:
         return TransformersRunner(staged, layout)
     native.set_threads(torch.get_num_threads())
-    if not staged.stage.is_whole:
-        log.info("layers of a stage are computed by torch, attention natively")
-        return TransformersRunner(staged, layout, native=native)
     try:
-        parts = read_decoder(model, probed.seen)
+        parts = read_decoder(staged, probed.seen)
     except NotNative as reason:
         log.info("layers are computed by torch: %s", reason)
         return TransformersRunner(staged, layout, native=native)
