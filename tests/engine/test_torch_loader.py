@@ -123,3 +123,20 @@ def test_precision_that_needs_more_than_the_machines_memory_is_refused(
     folder = make_llama(tmp_path)
     monkeypatch.setattr(folder_module, "machine_memory_bytes", lambda: 10_000)
     assert "GiB of weights" in refusal(folder, UnsupportedModel)
+
+
+def test_a_stage_needs_memory_for_its_share_of_the_weights_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors = llama_tensors()
+    for name in [name for name in tensors if name.startswith("model.layers.0.")]:
+        tensors[name.replace("layers.0", "layers.1")] = tensors[name]
+    folder = with_tensors(tmp_path, tensors, num_hidden_layers=2)
+    n_bytes = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    monkeypatch.setattr(folder_module, "machine_memory_bytes", lambda: int(0.6 * n_bytes))
+    assert "GiB of weights" in refusal(folder, UnsupportedModel)
+    for index in range(2):
+        engine = open_engine(
+            str(folder), block_size=16, device="cpu", threads=1, stage_index=index, n_stages=2
+        )
+        assert engine.stage.first_layer == index

@@ -154,7 +154,7 @@ def load_engine(
 
     Its folder is inspected before torch is imported, so most refusals come at once.
     """
-    inspected = open_model_folder(path_or_hub_id, dtype=dtype)
+    inspected = open_model_folder(path_or_hub_id, dtype=dtype, n_stages=n_stages)
     limit_spin_waits()
     from halfmoon_engine.checkpoints.torch_loader import load_torch_engine
 

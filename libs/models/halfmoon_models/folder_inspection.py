@@ -32,7 +32,12 @@ class InspectedModel:
 
 
 def inspect_folder(
-    folder: Path, *, dtype: str = "auto", needs_tokenizer: bool = False, quantised: bool = False
+    folder: Path,
+    *,
+    dtype: str = "auto",
+    needs_tokenizer: bool = False,
+    quantised: bool = False,
+    n_stages: int = 1,
 ) -> InspectedModel:
     """Decide from a folder's small files and headers whether its model can be served.
 
@@ -41,6 +46,7 @@ def inspect_folder(
         dtype: precision of the loaded weights; "auto" is that of the files.
         needs_tokenizer: whether a folder without a tokenizer.json is refused.
         quantised: whether quantised weights pass, for an engine that can tell which it serves.
+        n_stages: parts of the weights, of which this machine loads one.
 
     Raises:
         ModelNotFound: no such folder, or it lacks files.
@@ -57,7 +63,13 @@ def inspect_folder(
     packed = is_quantised(config, names, weights.tensors)
     # Quantised weights are computed with as they are.
     n_elements = 0 if packed else weights.n_elements
-    check_fits_memory(folder, n_elements, weights.n_bytes, config, "" if packed else dtype)
+    check_fits_memory(
+        folder,
+        n_elements // n_stages,
+        weights.n_bytes // n_stages,
+        config,
+        "" if packed else dtype,
+    )
     check_text_files(folder, config, names, needs_tokenizer=needs_tokenizer)
     return InspectedModel(folder, config, weights)
 

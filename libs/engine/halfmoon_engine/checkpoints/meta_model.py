@@ -20,13 +20,16 @@ _MODULES_PER_TENSOR = 16
 _MODULES = 2_000
 
 
-def check_config_matches_files(model_class: Any, config: Any, inspected: InspectedModel) -> Any:
+def check_config_matches_files(
+    model_class: Any, config: Any, inspected: InspectedModel, n_stages: int = 1
+) -> Any:
     """Refuse a configuration that describes another model than its files hold.
 
     Args:
         model_class: transformers' auto class.
         config: of transformers.
         inspected: the folder.
+        n_stages: parts of the weights, of which this machine loads one.
 
     Returns:
         The model, without memory.
@@ -47,7 +50,8 @@ def check_config_matches_files(model_class: Any, config: Any, inspected: Inspect
             "fetch the model once more, all of its files"
         )
     buffers = sum(buffer.nbytes for buffer in model.buffers())
-    check_fits_memory(inspected.folder, 0, inspected.weights.n_bytes + buffers, {}, "auto")
+    n_bytes = inspected.weights.n_bytes // n_stages + buffers
+    check_fits_memory(inspected.folder, 0, n_bytes, {}, "auto")
     return model
 
 

@@ -35,7 +35,7 @@ def check_model(spec: str, *, quantised: bool = False) -> None:
 
 
 def open_model_folder(
-    path_or_hub_id: str, *, dtype: str = "auto", quantised: bool = False
+    path_or_hub_id: str, *, dtype: str = "auto", quantised: bool = False, n_stages: int = 1
 ) -> InspectedModel:
     """Find, or fetch, and inspect a model's folder.
 
@@ -46,7 +46,7 @@ def open_model_folder(
     if folder is None:
         inspect_config(_fetch(path_or_hub_id, _SMALL_FILES), quantised=quantised)
         folder = _fetch(path_or_hub_id, _SMALL_FILES + _WEIGHTS)
-    return inspect_folder(folder, dtype=dtype, quantised=quantised)
+    return inspect_folder(folder, dtype=dtype, quantised=quantised, n_stages=n_stages)
 
 
 def _fetch(hub_id: str, patterns: list[str]) -> Path:

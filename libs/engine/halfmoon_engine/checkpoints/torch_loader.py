@@ -70,7 +70,9 @@ def load_torch_engine(
         check_architecture(config)
         stage = stage_of(config, stage_index, n_stages)
     with _library_errors(f"{folder}: its config.json describes no model that can be made"):
-        empty = check_config_matches_files(transformers.AutoModelForCausalLM, config, inspected)
+        empty = check_config_matches_files(
+            transformers.AutoModelForCausalLM, config, inspected, n_stages
+        )
         cut_model(empty, stage)
     model_class = transformers.AutoModelForCausalLM
     if not stage.is_whole:
