@@ -83,6 +83,15 @@ def simulate(
     replication_bytes_per_s: Annotated[
         float, typer.Option(min=0, help="Copy hot prefixes ahead of requests; 0: never")
     ] = 0.0,
+    disk_bytes: Annotated[
+        float, typer.Option(min=0, help="Disk below each kvstore's memory; 0: none")
+    ] = 0.0,
+    disk_bytes_per_s: Annotated[
+        float, typer.Option(help="Bandwidth that the disk's reads and writes share")
+    ] = 6e9,
+    disk_latency_s: Annotated[
+        float, typer.Option(min=0, help="Seconds until a read or write of the disk begins")
+    ] = 1e-4,
     role_changes: Annotated[
         bool, typer.Option(help="Let workers change between prefill and decode")
     ] = False,
@@ -156,6 +165,9 @@ def simulate(
             group_size=group_size,
             local_prefill_tokens=local_prefill,
             queue_order=queue_order,
+            disk_bytes=disk_bytes,
+            disk_bytes_per_s=disk_bytes_per_s,
+            disk_latency_s=disk_latency_s,
         )
         label = f"{prefill}P+{decode}D {placement}"
         if group_size > 1:
@@ -164,6 +176,8 @@ def simulate(
             label += f", local up to {local_prefill}"
         if queue_order != "arrival":
             label += f", by {queue_order}"
+        if disk_bytes:
+            label += f", disks of {disk_bytes / 1e9:,.0f} GB"
         if admission != "none":
             label += f", {admission}"
         if coupled:

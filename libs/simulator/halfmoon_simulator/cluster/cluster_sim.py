@@ -119,6 +119,7 @@ class ClusterSim:
         self._lost_prefill_s = self._lost_decode_s = 0.0
         self._lost_computed = self._lost_cached = 0
         self._lost_copied_bytes = 0
+        self._lost_from_memory = self._lost_from_disk = 0
         self._hosts: dict[str, str] = {}
         self._generations: dict[WorkerId, int] = {}
         #: What each worker is, also while it is lost.
@@ -197,6 +198,10 @@ class ClusterSim:
             n_role_changes=self._n_role_changes,
             copied_bytes=self._lost_copied_bytes
             + sum(kvstore.copier.copied_bytes for kvstore in self.kvstores.values()),
+            n_from_memory=self._lost_from_memory
+            + sum(kvstore.n_from_memory for kvstore in self.kvstores.values()),
+            n_from_disk=self._lost_from_disk
+            + sum(kvstore.n_from_disk for kvstore in self.kvstores.values()),
         )
 
     # -- conductor ---------------------------------------------------------------------------
@@ -396,8 +401,10 @@ class ClusterSim:
             self._lost_computed += decode.local.computed_tokens
             self._lost_cached += decode.local.cached_tokens
         elif (kvstore := self.kvstores.pop(worker_id, None)) is not None:
-            kvstore.copier.crash()
+            kvstore.crash()
             self._lost_copied_bytes += kvstore.copier.copied_bytes
+            self._lost_from_memory += kvstore.n_from_memory
+            self._lost_from_disk += kvstore.n_from_disk
             for other in self.kvstores.values():
                 other.copier.source_lost(kvstore)
             for reader in self.prefills.values():

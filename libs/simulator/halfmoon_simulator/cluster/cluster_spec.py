@@ -1,5 +1,7 @@
 """Describe a simulated cluster: one frozen object, every field with its unit."""
 
+from math import inf
+
 import msgspec
 
 from halfmoon_protocol.messages import Stage
@@ -16,6 +18,15 @@ _AT_LEAST_1 = (
     "group_size",
     "group_chunk_tokens",
     "max_new_tokens",
+)
+
+_ABOVE_0 = (
+    "max_chunk_s",
+    "report_s",
+    "tick_s",
+    "sample_s",
+    "disk_bytes_per_s",
+    "promotion_wait_s",
 )
 
 
@@ -55,6 +66,14 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     #: Pages of a worker and slots of a kvstore; None: what the cost file's memory holds.
     n_pages: int | None = None
     n_slots: int | None = None
+    #: Bytes of the disk below a kvstore's memory, 0: none; bytes per second that its reads and
+    #: writes share, and seconds until one of them begins.
+    disk_bytes: float = 0.0
+    disk_bytes_per_s: float = 6e9
+    disk_latency_s: float = 1e-4
+    #: Seconds that a reader waits for blocks on the disk, and blocks read ahead of it.
+    promotion_wait_s: float = 1.0
+    read_ahead: int = 4
     eviction: str = "lru"
     high_watermark: float = 0.95
     low_watermark: float = 0.90
@@ -87,9 +106,12 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 f"n_kvstore is {self.n_kvstore}; kvstores stand on prefill hosts, of which there"
                 f" are {self.n_prefill}"
             )
-        for name in ("max_chunk_s", "report_s", "tick_s", "sample_s"):
-            if getattr(self, name) <= 0:
+        for name in _ABOVE_0:
+            if not 0 < getattr(self, name) < inf:
                 raise ValueError(f"{name} is {getattr(self, name)}, it must be more than 0")
+        for name in ("disk_bytes", "disk_latency_s", "read_ahead"):
+            if not 0 <= getattr(self, name) < inf:
+                raise ValueError(f"{name} is {getattr(self, name)}, it must be at least 0")
 
     def stage(self, index: int, costs: CostFile) -> Stage | None:
         """Return the stage of the prefill worker of this number; None: it is in no group."""

@@ -170,6 +170,8 @@ class PipelinePrompt:
         self._computing_since_s = -1.0
         self._computed_s = -1.0
         self._fetch_s = 0.0
+        #: Whether stage 0 waits for blocks from a kvstore's disk.
+        self._leasing = False
         self.answered = False
         #: Over: by the end, a failure or a cancellation.
         self.over = False
@@ -210,17 +212,25 @@ class PipelinePrompt:
         """Take note that a stage has pages; stage 0 then leases and reserves for all of them."""
         if part.share.is_first:
             self._lease()
-            self._make_room()
-            for each in self.parts:
-                each.position = each.arrived = self.n_cached
-                self._fetch(each)
-            part.arrived = self.n_tokens
 
     def _lease(self) -> None:
+        n_blocks = 0
         if self.start.cached is not None:
             size = self.layout.block_size
             n_blocks = min(self.start.cached.n_blocks, (self.n_tokens - 1) // size)
-            self.n_cached = self._holdings.lease(n_blocks) * size
+        self._leasing = True
+        self._holdings.lease(n_blocks, self._on_leased)
+
+    def _on_leased(self, n_found: int) -> None:
+        """Let all stages begin, with the prefix that was leased."""
+        self._leasing = False
+        self.n_cached = n_found * self.layout.block_size
+        self._make_room()
+        for each in self.parts:
+            each.position = each.arrived = self.n_cached
+            self._fetch(each)
+        self.parts[0].arrived = self.n_tokens
+        self._head.wake()
 
     def _make_room(self) -> None:
         start = self.start
@@ -340,6 +350,10 @@ class PipelinePrompt:
                     self._network.cancel(part.put)
                     part.put = None
             self._keep()
+        if self._holdings.source is kvstore and self._leasing:
+            self._holdings.source = None
+            self._on_leased(0)
+            return
         fetching = any(part.fetch is not None and not part.fetch.over for part in self.parts)
         if self._holdings.source is kvstore and fetching and not self.over:
             self._holdings.source = None

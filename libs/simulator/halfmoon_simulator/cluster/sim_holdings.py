@@ -4,11 +4,15 @@ from collections.abc import Callable
 
 from halfmoon_protocol.ids import Ticket, WorkerId
 from halfmoon_protocol.messages import StartPrefill
+from halfmoon_simulator.cluster.sim_disk import LeaseAnswer
 from halfmoon_simulator.cluster.sim_kvstore import SimKvstore
 
 
 class SimHoldings:
-    """Lease, reserve, commit and release for one prompt; kvstores answer at once."""
+    """Lease, reserve, commit and release for one prompt.
+
+    Kvstores answer at once, but for leases of blocks that are on a disk.
+    """
 
     def __init__(
         self,
@@ -26,23 +30,31 @@ class SimHoldings:
         self._worker_id = worker_id
         self._start = start
         self._kvstores = kvstores
-        #: Where the cached prefix comes from, as long as it is leased.
+        #: Where the cached prefix comes from, as long as it is leased, or is about to be.
         self.source: SimKvstore | None = None
         #: Where new blocks go, as long as room is reserved, and how many are to be written.
         self.home: SimKvstore | None = None
         self.n_put = 0
 
-    def lease(self, n_blocks: int) -> int:
-        """Pin the stored prefix of at most so many blocks; return its length."""
+    def lease(self, n_blocks: int, leased: LeaseAnswer) -> None:
+        """Pin the stored prefix of at most so many blocks; `leased` takes its length.
+
+        It is called once all of it is in memory, and not at all after a release.
+        """
         cached = self._start.cached
         kvstore = None if cached is None else self._kvstores(cached.kvstore.worker_id)
         hashes = self._start.block_hashes[:n_blocks]
         if kvstore is None or not hashes:
-            return 0
-        n_found = kvstore.lease(self._worker_id, self._ticket, hashes)
-        if n_found:
-            self.source = kvstore
-        return n_found
+            leased(0)
+            return
+
+        def answered(n_found: int) -> None:
+            if not n_found:
+                self.source = None
+            leased(n_found)
+
+        self.source = kvstore
+        kvstore.lease_tiers(self._worker_id, self._ticket, hashes, answered)
 
     def reserve(self, first_block: int) -> bool:
         """Reserve room at home for the blocks from the first on; return whether there is room."""

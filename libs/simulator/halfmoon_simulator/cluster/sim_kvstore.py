@@ -1,4 +1,7 @@
-"""A kvstore of the simulated world: the live one's `BlockCache`, with nothing in its slots."""
+"""A kvstore of the simulated world: the live one's `BlockCache`, with nothing in its slots.
+
+With a disk below its memory, `SimDisk` answers in its place.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import assert_never
@@ -28,6 +31,7 @@ from halfmoon_simulator.cluster.cluster_spec import ClusterSpec
 from halfmoon_simulator.cluster.event_queue import EventQueue
 from halfmoon_simulator.cluster.network_model import NetworkModel
 from halfmoon_simulator.cluster.sim_copier import SimCopier
+from halfmoon_simulator.cluster.sim_disk import LeaseAnswer, SimDisk
 
 
 class SimKvstore:
@@ -64,15 +68,24 @@ class SimKvstore:
             reservation_ttl_s=spec.reservation_ttl_s,
             lease_ttl_s=spec.lease_ttl_s,
         )
+        self.disk = (
+            SimDisk(self.cache, spec, block_bytes, event_queue, self._say)
+            if spec.disk_bytes
+            else None
+        )
+        #: Blocks of leases, without a disk.
+        self._n_leased = 0
 
     def receive(self, message: ToKvstore) -> None:
         """Take a conductor's message."""
         match message:
             case SnapshotBlocks():
-                hashes = tuple(self.cache.hashes())
+                hashes = tuple(self.hashes())
                 self._answer(self.worker_id, BlocksSnapshot(sequence=self._sequence, hashes=hashes))
             case ReplicateBlocks():
                 self.copier.begin(message)
+            case DropBlocks(hashes=hashes) if self.disk is not None:
+                self.disk.drop(hashes)
             case DropBlocks(hashes=hashes):
                 self._say_removed([block for block in hashes if self.cache.evict(block)])
             case (
@@ -91,23 +104,61 @@ class SimKvstore:
             case _:
                 assert_never(message)
 
+    def hashes(self) -> list[BlockHash]:
+        """Return all stored blocks, of memory and disk."""
+        return self.cache.hashes() if self.disk is None else self.disk.tiers.hashes()
+
+    @property
+    def n_from_memory(self) -> int:
+        """Leased blocks that were in memory."""
+        return self._n_leased + (0 if self.disk is None else self.disk.n_from_memory)
+
+    @property
+    def n_from_disk(self) -> int:
+        """Leased blocks that came from the disk first."""
+        return 0 if self.disk is None else self.disk.n_from_disk
+
+    def crash(self) -> None:
+        """Lose the process: what its disk was doing has no outcome."""
+        self.dead = True
+        self.copier.crash()
+        if self.disk is not None:
+            self.disk.dead = True
+
     def n_first(self, hashes: Sequence[BlockHash]) -> int:
         """Return how many of these are stored before the first that is not."""
-        missing = (i for i, block in enumerate(hashes) if block not in self.cache)
+        stored = self.cache if self.disk is None else self.disk.tiers
+        missing = (i for i, block in enumerate(hashes) if block not in stored)
         return next(missing, len(hashes))
 
     def lease(self, owner: str, ticket: Ticket, hashes: Sequence[BlockHash]) -> int:
-        """Pin the longest stored prefix; return how many blocks that is."""
+        """Pin the longest prefix in memory; return how many blocks that is."""
         return len(self.cache.lease(owner, ticket, hashes, self._event_queue.now))
+
+    def lease_tiers(
+        self, owner: str, ticket: Ticket, hashes: Sequence[BlockHash], answer: LeaseAnswer
+    ) -> None:
+        """Pin the longest stored prefix; `answer` takes its length, once all is in memory."""
+        if self.disk is not None:
+            self.disk.lease(owner, ticket, hashes, answer)
+            return
+        n_found = self.lease(owner, ticket, hashes)
+        self._n_leased += n_found
+        answer(n_found)
 
     def release(self, owner: str, ticket: Ticket) -> None:
         """End a lease."""
-        self.cache.release(owner, ticket)
+        if self.disk is not None:
+            self.disk.release(owner, ticket)
+        else:
+            self.cache.release(owner, ticket)
 
     def reserve(
         self, owner: str, ticket: Ticket, hashes: Sequence[BlockHash], parent: BlockHash | None
     ) -> int | None:
         """Reserve room for new blocks; return how many are to be written, None: no room."""
+        if self.disk is not None:
+            return self.disk.reserve(owner, ticket, hashes, parent)
         try:
             reserved = self.cache.reserve(owner, ticket, hashes, parent, self._event_queue.now)
         except CacheFull:
@@ -117,30 +168,42 @@ class SimKvstore:
 
     def commit(self, owner: str, ticket: Ticket, n_places: int) -> None:
         """Serve the written blocks, and make room ahead of demand."""
+        if self.disk is not None:
+            self._say_stored(self.disk.commit(owner, ticket, n_places))
+            self.disk.settle()
+            return
         now = self._event_queue.now
         try:
             stored = self.cache.commit(owner, ticket, [0] * n_places, now)
         except UnknownTicket:
             return
-        if stored:
-            event = BlockStored(
-                block_hashes=tuple(stored), parent_block_hash=None, token_ids=(), block_size=1
-            )
-            self._say(event)
+        self._say_stored(stored)
         self._say_removed(self.cache.evict_to_watermark(now))
 
     def revoke(self, owner: str, ticket: Ticket) -> None:
         """Give a reservation back."""
         self.cache.revoke(owner, ticket)
 
+    def _say_stored(self, blocks: Sequence[BlockHash]) -> None:
+        if blocks:
+            event = BlockStored(
+                block_hashes=tuple(blocks), parent_block_hash=None, token_ids=(), block_size=1
+            )
+            self._say(event)
+
     def _say_removed(self, blocks: Sequence[BlockHash]) -> None:
         if blocks:
             self._say(BlockRemoved(block_hashes=tuple(blocks)))
 
     def _say(self, event: KvEvent) -> None:
+        if self.dead:
+            return
         self._sequence += 1
         self._publish(self.worker_id, KvEventBatch(self._sequence, self._event_queue.now, (event,)))
 
     def check(self) -> None:
         """Audit the cache."""
-        self.cache.check()
+        if self.disk is not None:
+            self.disk.check()
+        else:
+            self.cache.check()

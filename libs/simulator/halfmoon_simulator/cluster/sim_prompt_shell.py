@@ -1,7 +1,8 @@
 """Perform the prefill machine's commands on modelled kvstores and a modelled network.
 
 The engine is another class's: a prefill worker's runs passes, a decode worker's has its steps.
-Kvstores answer at once, so an outcome is posted before the next command is performed.
+Kvstores answer at once, so an outcome is posted before the next command is performed. A lease of
+blocks that are on a kvstore's disk is answered later.
 """
 
 from collections.abc import Callable
@@ -55,6 +56,8 @@ class SimPrompt:
     landing: SimTransfer | None = None
     put: SimTransfer | None = None
     fetch_s: float = 0.0
+    #: Whether `FetchPrefix` waits for blocks from a kvstore's disk.
+    leasing: bool = False
     #: Whether its first pass has begun, and whether all its chunks are computed.
     begun: bool = False
     computed: bool = False
@@ -172,7 +175,10 @@ class SimPromptShell:
                     self._network.cancel(prompt.put)
                     prompt.put = None
             if holdings.source is kvstore:
-                if prompt.is_fetching:
+                if prompt.leasing:
+                    holdings.source = None
+                    self._on_leased(prompt, 0)
+                elif prompt.is_fetching:
                     self._fail(prompt, kvstore)
                 else:
                     holdings.source = None
@@ -233,7 +239,12 @@ class SimPromptShell:
                 assert_never(command)
 
     def _fetch(self, prompt: SimPrompt, n_blocks: int) -> None:
-        n_found = prompt.holdings.lease(n_blocks)
+        prompt.leasing = True
+        prompt.holdings.lease(n_blocks, lambda n_found: self._on_leased(prompt, n_found))
+
+    def _on_leased(self, prompt: SimPrompt, n_found: int) -> None:
+        """Start to read a leased prefix."""
+        prompt.leasing = False
         source = prompt.holdings.source
         if source is None:
             self.post(PrefixLeased(prompt.request_id))
@@ -295,5 +306,5 @@ class SimPromptShell:
         for transfer in (prompt.fetch, prompt.landing, prompt.put):
             if transfer is not None:
                 self._network.cancel(transfer)
-        prompt.settling = prompt.keeping = False
+        prompt.settling = prompt.keeping = prompt.leasing = False
         prompt.holdings.release()

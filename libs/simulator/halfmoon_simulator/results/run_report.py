@@ -67,6 +67,7 @@ def _figures(summary: RunSummary) -> list[tuple[str, str]]:
         ("TBT mean", format_seconds(summary.tbt_s.mean)),
         ("TBT tail p50 / p90 / p99", _quantiles(summary.tbt_tail_s)),
         ("prompt tokens reused", f"{summary.reused:.1%}"),
+        ("blocks read, memory / disk", f"{summary.n_from_memory:,} / {summary.n_from_disk:,}"),
         ("copied ahead of requests", f"{summary.copied_bytes / 1e9:,.1f} GB"),
         ("changes of roles", f"{summary.n_role_changes}"),
         ("output tokens/s", f"{summary.output_tokens_per_s:,.0f}"),

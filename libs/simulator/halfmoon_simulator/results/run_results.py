@@ -117,6 +117,9 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     copied_bytes: int = 0
     #: Workers that went over to the other side.
     n_role_changes: int = 0
+    #: Blocks that kvstores leased to readers: from memory, and from the disk first.
+    n_from_memory: int = 0
+    n_from_disk: int = 0
 
 
 @dataclass(eq=False)
@@ -134,6 +137,8 @@ class RunResult:
     n_events: int = 0
     copied_bytes: int = 0
     n_role_changes: int = 0
+    n_from_memory: int = 0
+    n_from_disk: int = 0
 
     def finished(self) -> list[SimRequestRecord]:
         """Requests that got all their tokens."""
@@ -179,6 +184,8 @@ class RunResult:
             decode_load_std=standard_deviation(steps),
             copied_bytes=self.copied_bytes,
             n_role_changes=self.n_role_changes,
+            n_from_memory=self.n_from_memory,
+            n_from_disk=self.n_from_disk,
         )
 
 
