@@ -29,7 +29,7 @@ from halfmoon_metadata import MemoryStore
 from halfmoon_prefix_cache.block_put import BlockPutter
 from halfmoon_prefix_cache.replica_selector import ReplicaSelector
 from halfmoon_protocol.ids import ConductorId, WorkerId
-from halfmoon_protocol.messages import Role, WorkerInfo
+from halfmoon_protocol.messages import PrefillCost, Role, WorkerInfo
 from halfmoon_protocol.sampling import Sampling, Stopping
 from halfmoon_runtime.channels.memory_network import MemoryNetwork
 from halfmoon_runtime.clock import Clock, SystemClock
@@ -42,6 +42,7 @@ from halfmoon_transfer.engine import TransferEngine
 from halfmoon_transfer.regions.region_table import PoolMemory
 from halfmoon_workers.decode.decode_settings import DecodeSettings
 from halfmoon_workers.decode.decode_worker import DecodeWorker
+from halfmoon_workers.decode.local_prefills import LocalPrefillParts
 from halfmoon_workers.prefill.forward_pass import PrefillForward
 from halfmoon_workers.prefill.prefill_settings import PrefillSettings
 from halfmoon_workers.prefill.prefill_worker import PrefillWorker
@@ -197,14 +198,17 @@ class LocalCluster:
         memory = self._place(name, engine, transfer)
         port = await self.network.bind(name)
         config = DecodeSettings(worker_id=name, model="m", **{**self.decode_settings, **settings})
-        putter = None
-        if config.keep_answers:
-            kvstores = KvstoreClients(self.network, config.kvstore_timeout_s)
-            self.stack.push_async_callback(kvstores.close)
-            replicas = ReplicaSelector(kvstores, engine.layout, self.clock)
-            putter = BlockPutter(replicas, transfer, memory, engine.layout)
+        kvstores = KvstoreClients(self.network, config.kvstore_timeout_s)
+        self.stack.push_async_callback(kvstores.close)
+        replicas = ReplicaSelector(kvstores, engine.layout, self.clock)
+        putter = BlockPutter(replicas, transfer, memory, engine.layout)
+        local = {
+            "local_prefill_tokens": config.local_prefill_tokens,
+            # Less than a prefill worker says, so that what may be prefilled at decode is.
+            "prefill_cost": PrefillCost(1e-3, 1e-5) if config.local_prefill_tokens else None,
+        }
         info = self._info(
-            name, "decode", generation, port, engine, keeps_answers=config.keep_answers
+            name, "decode", generation, port, engine, keeps_answers=config.keep_answers, **local
         )
         worker = DecodeWorker(
             port=port,
@@ -214,7 +218,8 @@ class LocalCluster:
             settings=config,
             clock=self.clock,
             pages=PageAllocator(self.n_pages),
-            putter=putter,
+            putter=putter if config.keep_answers else None,
+            prefill_parts=LocalPrefillParts(transfer, memory, replicas),
         )
         await self._run(name, worker, Membership(self.store, info), engine, transfer)
         return worker

@@ -31,6 +31,14 @@ def test_a_chunk_has_whole_steps() -> None:
     assert long_chunks(step_tokens=512).tokens_from(0) == 0
 
 
+def test_what_else_must_fit_into_the_limit_shortens_a_chunk() -> None:
+    chunks = long_chunks(PrefillCost(c0_s=0.1, c1_s=0.001), max_s=0.5)
+    chunks.reserved_s = 0.25  # of a step
+    assert chunks.tokens_from(0) == 150
+    chunks.reserved_s = 0.45
+    assert chunks.tokens_from(0) == 0
+
+
 def test_no_chunk_is_short_enough_when_a_pass_alone_takes_too_long() -> None:
     assert long_chunks(PrefillCost(c0_s=0.6, c1_s=0.001), max_s=0.5).tokens_from(0) == 0
 

@@ -6,8 +6,9 @@
                 expire,            preempted,
                 cancel             cancel
 
-Pages belong to a request from `reserve` until it leaves, by any arrow. Only numbers live here; the
-engine runs the forward passes. The worker calls this between steps, never during one, since a freed
+Pages belong to a request from `reserve` until it leaves, by any arrow. Another holder, such as a
+transfer that reads them, may share them and release them later. Only numbers live here; the engine
+runs the forward passes. The worker calls this between steps, never during one, since a freed
 page may be another request's a moment later. For the same reason the pages of a landing whose
 writer could not be stopped stay aside for as long as the caller says. They are free at the
 landing's deadline at the latest: from then on the writer may not write.
@@ -192,6 +193,11 @@ class DecodeBatch:
         """Return the tokens of a landing that waits for its start; None without one."""
         landing = self._landings.get(request_id)
         return None if landing is None else landing.n_landed
+
+    def landing_pages(self, request_id: RequestId) -> tuple[int, ...]:
+        """Return the pages of a landing that waits for its start; empty without one."""
+        landing = self._landings.get(request_id)
+        return () if landing is None else tuple(landing.pages)
 
     def reserve(
         self, request_id: RequestId, n_tokens: int, stopping: Stopping, now: float
@@ -392,7 +398,7 @@ class DecodeBatch:
         held = [*self._running.values(), *self._landings.values(), *self._aside]
         pages = self.held_pages
         assert len(set(pages)) == len(pages), "a page belongs to two requests"
-        assert all(self._pages.n_holders(page) >= 1 for page in pages)
+        assert all(self._pages.n_holders(page) >= 1 for page in pages), "a page here is free"
         assert len(pages) + self._pages.n_free <= self._pages.n_pages
         for one in held:
             assert self._pages_for(one.n_landed) <= len(one.pages) <= one.max_pages

@@ -55,6 +55,9 @@ class LongChunks:
         self._cost = cost
         self._observed_s: ExponentialMean | None = None
         self._predicted_s = ExponentialMean(0.0)
+        #: Seconds of the limit that belong to something else, such as a step of a decode batch
+        #: that waits for the pass.
+        self.reserved_s = 0.0
 
     @property
     def scale(self) -> float:
@@ -72,7 +75,7 @@ class LongChunks:
 
         The seconds left after c0 are c1·k + c2·k·(2·start + k), solved for k.
         """
-        left_s = self._limits.max_s / self.scale - self._cost.c0_s
+        left_s = (self._limits.max_s - self.reserved_s) / self.scale - self._cost.c0_s
         if left_s <= 0:
             return 0
         linear_s = self._cost.c1_s + 2 * self._cost.c2_s * start

@@ -26,8 +26,23 @@ class DecodeSettings(EngineSettings):
     keep_answers: bool = Field(
         True, description="Put the KV of answers into a kvstore, for the next turn to read"
     )
+    local_prefill_tokens: Annotated[int, Field(ge=0)] = Field(
+        0,
+        description="Tokens at the most of a prompt's uncached rest that this worker prefills by"
+        " itself, between steps of its batch; 0: none",
+    )
+    local_prefill_step_s: Annotated[float, Field(gt=0)] = Field(
+        0.2,
+        description="Predicted seconds at the most of a step and of the part of a prompt that is"
+        " computed before it; a part has a block at the least",
+    )
     kvstore_timeout_s: Annotated[float, Field(gt=0)] = Field(
         2.0, description="Seconds to wait for a kvstore's answer before doing without it"
+    )
+    kvstore_read_s: Annotated[float, Field(gt=0)] = Field(
+        5.0,
+        description="Seconds to wait for the next layer of cached blocks before they are read"
+        " from another kvstore, or computed",
     )
 
     @field_validator("transfer_backends")

@@ -1,14 +1,16 @@
-"""Check that the request of a `StartDecode` can run in a batch with others.
+"""Check that a request can run in a batch with others, or can be prefilled in its landing.
 
 The wire's own bounds hold already. This module compares a start with the worker's vocabulary and
 with the landing. So a start that would fail a forward pass, and with it other requests, never gets
 into one.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from halfmoon_protocol.messages import StartDecode
+from halfmoon_protocol.messages import StartDecode, StartPrefill
+from halfmoon_protocol.regions import Region
 from halfmoon_protocol.sampling import Sampling
+from halfmoon_scheduling.prefill.prefill_events import PrefillFailure
 
 
 def start_fault(start: StartDecode, *, n_landed: int, n_vocab: int, block_size: int) -> str:
@@ -48,3 +50,46 @@ def bias_fault(sampling: Sampling, n_vocab: int) -> str:
     if (worst := max(biased, default=0)) >= n_vocab:
         return f"logit_bias has token {worst}, the vocabulary has {n_vocab} tokens"
     return ""
+
+
+def local_prefill_fault(
+    start: StartPrefill,
+    *,
+    region: Region,
+    pages: Sequence[int],
+    n_landed: int,
+    block_size: int,
+    max_tokens: int,
+) -> PrefillFailure | None:
+    """Return why a prompt is not prefilled in its landing; None: it can be.
+
+    A prompt over the worker's limit may fit another worker, so another try may succeed. The other
+    faults are the conductor's and stay.
+
+    Args:
+        start: from the connection that reserved the landing; valid for any worker.
+        region: memory of this worker's pages.
+        pages: of the landing.
+        n_landed: tokens that the landing was reserved for.
+        block_size: tokens of a page.
+        max_tokens: limit of the uncached rest, from the settings.
+    """
+    n_tokens = len(start.token_ids)
+    if start.stages:
+        reason = f"stages names {len(start.stages)} workers: a decode worker is in no group"
+        return PrefillFailure(reason, retryable=False)
+    if start.landing.region != region or start.landing.pages != tuple(pages):
+        reason = "landing is not the one that was reserved here for this request"
+        return PrefillFailure(reason, retryable=False)
+    if n_tokens != n_landed:
+        reason = f"token_ids has {n_tokens} tokens, {n_landed} were reserved"
+        return PrefillFailure(reason, retryable=False)
+    n_blocks = 0 if start.cached is None else start.cached.n_blocks
+    rest = n_tokens - min(n_blocks, (n_tokens - 1) // block_size) * block_size
+    if rest > max_tokens:
+        reason = (
+            f"{rest} tokens are not cached, local_prefill_tokens is {max_tokens}: use a prefill"
+            " worker, or raise the setting"
+        )
+        return PrefillFailure(reason, retryable=True)
+    return None

@@ -1,5 +1,7 @@
 """Run a decode worker: reserve landings, step the continuous batch, send tokens.
 
+Between two steps, `LocalPrefills` may compute a part of a prompt that this worker prefills itself.
+
 `DecodeBatch` decides which requests are in the next step, and on which pages. This shell owns the
 engine, the port and the clock. While a forward pass runs in its thread, reservations and starts are
 handled at once, since they use free pages only. A request in that pass is freed after it: its pages
@@ -9,7 +11,7 @@ are written until then.
 import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import assert_never
 
@@ -23,6 +25,7 @@ from halfmoon_protocol.messages import (
     AnyMessage,
     Cancel,
     ChangeRole,
+    DecodeCost,
     DecodeFailed,
     DecodeLoad,
     DecodeRefused,
@@ -50,12 +53,14 @@ from halfmoon_runtime.worker.housekeeping import HousekeepingPace
 from halfmoon_runtime.worker.message_loop import drop_unexpected, serve_messages
 from halfmoon_scheduling.decode.decode_batch import BatchStep, DecodeBatch, ReservationRefused
 from halfmoon_scheduling.decode.page_allocator import PageAllocator
+from halfmoon_scheduling.prediction.cost_model import unscaled_step_s
 from halfmoon_workers.decode.answer_keeper import AnswerKeeper
 from halfmoon_workers.decode.decode_metrics import DecodeCounts, batch_metrics
 from halfmoon_workers.decode.decode_settings import DecodeSettings
 from halfmoon_workers.decode.decode_spans import DecodeSpans
 from halfmoon_workers.decode.decode_validation import start_fault
 from halfmoon_workers.decode.generation_states import GenerationStates
+from halfmoon_workers.decode.local_prefills import LocalPrefillParts, LocalPrefills
 
 log = structlog.get_logger()
 
@@ -83,6 +88,10 @@ class DecodeWorker:
     watch: ForwardWatchdog = field(default_factory=ForwardWatchdog)
     #: Puts blocks of answers into kvstores; None: no answer is kept.
     putter: BlockPutter | None = None
+    #: Used if the settings allow prefill here; None: they do not.
+    prefill_parts: LocalPrefillParts | None = None
+    #: None: this worker does not prefill.
+    local_prefills: LocalPrefills | None = field(default=None, init=False)
     batch: DecodeBatch = field(init=False)
     answers: AnswerKeeper = field(init=False)
     conductors: ConductorConnections = field(init=False)
@@ -116,6 +125,19 @@ class DecodeWorker:
         )
         self.conductors = ConductorConnections(self.port, self._on_owner_lost)
         self._idle.set()
+        if self.prefill_parts is not None and self.settings.local_prefill_tokens:
+            self.local_prefills = LocalPrefills(
+                self.prefill_parts,
+                self.engine,
+                self.batch,
+                self.pages,
+                self.conductors,
+                self.info,
+                self.settings,
+                self.clock,
+                self.watch,
+                self._wake.set,
+            )
 
     async def serve(self) -> None:
         """Answer commands and run steps until cancelled.
@@ -124,8 +146,13 @@ class DecodeWorker:
             RejectedByConductors: all conductors have refused this worker.
             EngineLost: the engine can't compute any more, in a group of exceptions.
         """
-        with ForwardThread() as forward:
+        with ExitStack() as stack:
+            forward = stack.enter_context(ForwardThread())
+            if self.local_prefills is not None:
+                stack.callback(self.local_prefills.close)
             async with asyncio.TaskGroup() as tasks:
+                if self.local_prefills is not None:
+                    self.local_prefills.open(tasks)
                 background = [
                     tasks.create_task(self._run_steps(forward)),
                     tasks.create_task(self._run_housekeeping()),
@@ -134,6 +161,8 @@ class DecodeWorker:
                 try:
                     await serve_messages(self.port, self._handle)
                 finally:
+                    if self.local_prefills is not None:
+                        self.local_prefills.stop()
                     for task in background:
                         task.cancel()
 
@@ -150,6 +179,8 @@ class DecodeWorker:
             async with asyncio.timeout(limit_s):
                 await self._idle.wait()
                 await self.answers.wait_until_idle()
+                if self.local_prefills is not None:
+                    await self.local_prefills.shell.idle.wait()
 
     # -- commands ----------------------------------------------------------------------------
 
@@ -171,8 +202,10 @@ class DecodeWorker:
                 await self.conductors.on_hello(conductor, peer, self.info)
             case Unwelcome(reason=reason):
                 self.conductors.on_unwelcome(peer, reason)
+            case StartPrefill() if self.local_prefills is not None:
+                await self.local_prefills.start(peer, message)
             case StartPrefill() | ChangeRole():
-                # This worker's record states neither `local_prefill_tokens` nor `roles`.
+                # This worker's record states no `local_prefill_tokens`, or no `roles`.
                 drop_unexpected(self.port, message)
             case _:
                 assert_never(message)
@@ -245,6 +278,8 @@ class DecodeWorker:
             n_vocab=self.engine.n_vocab,
             block_size=self.engine.layout.block_size,
         )
+        if self.local_prefills is not None and self.local_prefills.is_computing(request_id):
+            fault = "its prefill here is not done"
         if fault:
             await self._end_landing(request_id, fault, retryable=False)
             return
@@ -267,6 +302,7 @@ class DecodeWorker:
 
     async def _end_landing(self, request_id: RequestId, reason: str, *, retryable: bool) -> None:
         """Free a landing that can't be started, and answer its owner."""
+        self._cancel_prefill(request_id)
         self.batch.cancel(request_id)
         await self._send_all(self._ended(reason, request_id, retryable=retryable))
 
@@ -286,9 +322,14 @@ class DecodeWorker:
         if request_id in self._in_step:
             self._to_free.add(request_id)
             return
+        self._cancel_prefill(request_id)
         aside_until_s = self.clock.now() + self.settings.quarantine_s if in_doubt else None
         self.batch.cancel(request_id, aside_until_s=aside_until_s)
         self._forget(request_id)
+
+    def _cancel_prefill(self, request_id: RequestId) -> None:
+        if self.local_prefills is not None:
+            self.local_prefills.cancel(request_id)
 
     def _forget(self, request_id: RequestId, *, finish: str = "", error: str = "") -> None:
         self.spans.on_ended(request_id, self.clock.now(), finish=finish, error=error)
@@ -302,9 +343,12 @@ class DecodeWorker:
 
     async def _run_steps(self, forward: ForwardThread) -> None:
         while True:
+            prefilled = await self._prefill_part(forward)
             if not self.batch.n_running:
-                self._wake.clear()
-                await self._wake.wait()
+                if not prefilled:
+                    self._wake.clear()
+                    await self._wake.wait()
+                continue
             if not self.answers.is_idle and self.batch.lacks_pages:
                 self.answers.give_way()
             step = self.batch.next_step()
@@ -333,6 +377,17 @@ class DecodeWorker:
                 self._free(request_id, in_doubt=False)
             self._to_free.clear()
             await self._deliver([*(row.request_id for row in step.rows), *late], chosen)
+
+    async def _prefill_part(self, forward: ForwardThread) -> bool:
+        """Compute a part of a prompt before the next step; return whether there was one."""
+        if self.local_prefills is None:
+            return False
+        n_running, step_s = self.batch.n_running, 0.0
+        if n_running:
+            cost = self.info.decode_cost or DecodeCost()
+            expected_s = unscaled_step_s(cost, n_running, self.batch.context_tokens)
+            step_s = max(expected_s, self._step_s)
+        return await self.local_prefills.run_pass(forward, step_s)
 
     async def _compute(
         self, step: BatchStep, late: Mapping[RequestId, PendingToken], forward: ForwardThread
@@ -454,8 +509,9 @@ class DecodeWorker:
             self.engine.check_alive()
             now = self.clock.now()
             late = self.batch.expire(now)
-            for _ in late:
+            for request_id in late:
                 self._counts.on_give_up("not_landed")
+                self._cancel_prefill(request_id)
             await self._send_all(self._ended("its KV did not land before the deadline", *late))
             await self.conductors.probe_superseded(self.info, now)
             await self.port.publish(
@@ -472,20 +528,26 @@ class DecodeWorker:
 
     def metrics(self) -> MetricSnapshot:
         """Return the worker's metrics."""
+        local = {} if self.local_prefills is None else self.local_prefills.metrics()
         return {
             **self._counts.metrics(),
             **batch_metrics(self.batch, self.pages),
             **self.answers.metrics(),
+            **local,
         }
 
     def check(self) -> None:
         """Audit the batch; each running request has a state, each owned one is in the batch.
 
-        Requests and their answers' puts are all holders of pages.
+        Requests, their answers' puts and the prompts here are all holders of pages.
         """
+        local_pages: list[int] = []
+        if self.local_prefills is not None:
+            self.local_prefills.check()
+            local_pages = self.local_prefills.held_pages
         self.batch.check()
         self.answers.check()
-        n_holds = Counter([*self.batch.held_pages, *self.answers.held_pages])
+        n_holds = Counter([*self.batch.held_pages, *self.answers.held_pages, *local_pages])
         assert all(self.pages.n_holders(page) == n for page, n in n_holds.items())
         assert len(n_holds) + self.pages.n_free == self.pages.n_pages
         assert len(self._generations) == self.batch.n_running

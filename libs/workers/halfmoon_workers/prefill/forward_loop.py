@@ -75,18 +75,37 @@ class ForwardLoop:
         """
         with ForwardThread() as thread:
             while True:
-                due = self._machine.next_pass(self._clock.now())
-                if due is None:
+                if not await self.run_next(thread):
                     self._work.clear()
                     await self._work.wait()
-                else:
-                    self._post(await self._run_pass(due, thread))
 
-    async def _run_pass(self, due: PrefillPass, thread: ForwardThread) -> PrefillEvent:
+    async def run_next(
+        self, thread: ForwardThread, delayed_wait_s: float = _DELAYED_WAIT_S
+    ) -> bool:
+        """Run the pass that is due, if there is one; return whether there was.
+
+        Args:
+            thread: computes.
+            delayed_wait_s: seconds to wait for delayed tokens when there is nothing to compute.
+
+        Raises:
+            EngineLost: no pass can be computed any more.
+        """
+        due = self._machine.next_pass(self._clock.now())
+        if due is None:
+            return False
+        self._post(await self._run_pass(due, thread, delayed_wait_s))
+        return True
+
+    async def _run_pass(
+        self, due: PrefillPass, thread: ForwardThread, delayed_wait_s: float
+    ) -> PrefillEvent:
         batch = [(self._jobs[chunk.request_id], chunk) for chunk in due.chunks]
         pending = [self._pending.pop(request_id) for request_id in due.delayed]
         try:
-            result, finished = await thread.run(self._watch.run, self._compute, batch, pending)
+            result, finished = await thread.run(
+                self._watch.run, self._compute, batch, pending, delayed_wait_s
+            )
         except EngineLost:
             raise
         except Exception as error:
@@ -101,11 +120,14 @@ class ForwardLoop:
         return PassEnded(tokens, result.compute_s, result.layers_wait_s)
 
     def _compute(
-        self, batch: Sequence[tuple[PrefillJob, PrefillChunk]], pending: Sequence[PendingToken]
+        self,
+        batch: Sequence[tuple[PrefillJob, PrefillChunk]],
+        pending: Sequence[PendingToken],
+        delayed_wait_s: float,
     ) -> tuple[ForwardResult, list[TokenResult]]:
         """Run a batch, and choose what earlier passes left open; in the forward's thread."""
         result = self._forward(batch) if batch else ForwardResult()
-        wait_s = 0.0 if batch else _DELAYED_WAIT_S
+        wait_s = 0.0 if batch else delayed_wait_s
         return result, self._forward.engine.finish(pending, wait_s) if pending else []
 
     def _first_token(self, request_id: RequestId, chosen: TokenResult) -> FirstToken:

@@ -108,8 +108,8 @@ class PrefillForward:
             job.failure = TimeoutError("the landing's time ran out before its KV was computed")
             return
         job.landing_since_s = job.landing_since_s or now
-        landing = job.landing_pieces(self.pool, layout, layers, blocks)
-        job.landing_writes.append(self.submit("write", landing, deadline_s=left_s))
+        if landing := job.landing_pieces(self.pool, layout, layers, blocks):
+            job.landing_writes.append(self.submit("write", landing, deadline_s=left_s))
         if put := job.kvstore_pieces(self.pool, layout, layers, blocks):
             job.put_writes.append(self.submit("write", put, deadline_s=left_s))
 

@@ -1,4 +1,4 @@
-"""Hold one request of a prefill worker: its pages, what comes in and what goes out.
+"""Hold one prompt that a worker prefills: its pages, what comes in and what goes out.
 
     pages of the request in this worker's pool, one block each:
 
@@ -58,6 +58,8 @@ class PrefillJob:
     arrived_s: float
     write_until_s: float
     pages: list[int] = field(default_factory=list)
+    #: Whether its pages are those of its landing: a decode worker prefills for itself.
+    in_place: bool = False
     #: Takes its steps, one after another; the step to take next; whether it is between two.
     steps: "asyncio.Task[None] | None" = None
     next_step: "Callable[[PrefillJob], Awaitable[PrefillEvent]] | None" = None
@@ -130,7 +132,7 @@ class PrefillJob:
     def landing_pieces(
         self, pool: Region, layout: KvLayout, layers: range, blocks: Sequence[int]
     ) -> list[Piece]:
-        """List the writes of these blocks from this pool to decode's landing.
+        """List the writes of these blocks from this pool to decode's landing; none in place.
 
         Args:
             pool: has the blocks.
@@ -138,6 +140,8 @@ class PrefillJob:
             layers: the layers to write, which are contiguous in a block.
             blocks: by their number in the prompt.
         """
+        if self.in_place:
+            return []
         target, targets = self.start.landing.region, self.start.landing.pages
         pages, block_bytes = self.pages, layout.block_bytes
         shift, length = _part_of_block(layout, layers)

@@ -5,6 +5,7 @@ from halfmoon_protocol.messages import PrefillDone, PrefillTimes
 from halfmoon_runtime.observability.histogram import FastHistogram, time_buckets
 from halfmoon_runtime.observability.metrics import MetricSnapshot, by_label
 from halfmoon_scheduling.decode.page_allocator import PageAllocator
+from halfmoon_scheduling.prefill.prefill_queue import PrefillQueue
 
 _STAGES = ("queue", "fetch", "compute", "transfer")
 
@@ -50,6 +51,14 @@ class PrefillCounts:
                 by_label("stage", self._stages),
             ),
         }
+
+
+def queue_metrics(n_requests: int, queue: PrefillQueue) -> MetricSnapshot:
+    """Return the metrics of the prompts that are here."""
+    return {
+        "halfmoon_prefill_requests": ("Requests here.", n_requests),
+        "halfmoon_prefill_queued_tokens": ("Tokens still to compute.", queue.queued_tokens),
+    }
 
 
 def page_metrics(pages: PageAllocator) -> MetricSnapshot:

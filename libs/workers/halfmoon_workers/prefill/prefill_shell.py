@@ -16,11 +16,12 @@ import structlog
 from halfmoon_prefix_cache.prefix_fetch import cancel_and_wait
 from halfmoon_protocol.errors import MessageTooLarge
 from halfmoon_protocol.ids import RequestId
-from halfmoon_protocol.messages import PrefillDone
+from halfmoon_protocol.messages import Message, PrefillDone
+from halfmoon_runtime.channels.network import PeerId
 from halfmoon_runtime.clock import Clock
 from halfmoon_runtime.observability.logs import bind_request
 from halfmoon_runtime.observability.tracing import Tracer
-from halfmoon_runtime.worker.conductor_connections import ConductorConnections
+from halfmoon_runtime.worker.request_owners import RequestOwners
 from halfmoon_scheduling.prefill.prefill_commands import (
     EndRequest,
     FetchPrefix,
@@ -62,6 +63,8 @@ log = structlog.get_logger()
 
 #: Does one thing for a request, and returns what came of it.
 Step = Callable[[PrefillJob], Awaitable[PrefillEvent]]
+#: Sends a conductor a message.
+Answer = Callable[[PeerId, Message], Coroutine[Any, Any, None]]
 
 
 class PrefillShell:
@@ -71,31 +74,37 @@ class PrefillShell:
         self,
         machine: PrefillMachine,
         caching: PrefixCacheClient,
-        conductors: ConductorConnections,
+        owners: RequestOwners,
+        answer: Answer,
         clock: Clock,
         *,
         token_bytes: int,
         wake_engine: Callable[[], None],
         tracer: Tracer | None,
+        on_ended: Callable[[PrefillJob], None] = lambda _: None,
     ) -> None:
         """Create a shell without requests; it performs commands after `open`.
 
         Args:
             machine: decides; it gets its events from this shell alone.
             caching: deals with kvstores.
-            conductors: are answered.
+            owners: of exactly the requests here.
+            answer: sends a conductor a message.
             clock: of all times.
             token_bytes: bytes of KV per token.
             wake_engine: makes the forward loop look for a pass; must not wait.
             tracer: None: no traces.
+            on_ended: called for each request once nothing touches its pages; must not wait.
         """
         self._machine = machine
         self._caching = caching
-        self._conductors = conductors
+        self._owners = owners
+        self._answer = answer
         self._clock = clock
         self._token_bytes = token_bytes
         self._wake_engine = wake_engine
         self._tracer = tracer
+        self._on_ended = on_ended
         self.counts = PrefillCounts()
         #: Requests from their arrival until their ending is about to be answered.
         self.jobs: dict[RequestId, PrefillJob] = {}
@@ -122,7 +131,7 @@ class PrefillShell:
         """
         self.jobs[job.request_id] = job
         self.idle.clear()
-        self._conductors.owners.add(job.request_id, job.owner)
+        self._owners.add(job.request_id, job.owner)
         if failure is None:
             self.post(PrefillRequested(job.start))
         else:
@@ -146,7 +155,7 @@ class PrefillShell:
                 self._wake_engine()
             case FetchPrefix(request_id=request_id, pages=pages, n_blocks=n_blocks):
                 job = self.jobs[request_id]
-                job.pages = list(pages)
+                job.pages = job.pages if job.in_place else list(pages)
                 if n_blocks:
                     self._begin_step(job, lambda job: self._fetch(job, command))
                 else:
@@ -269,7 +278,7 @@ class PrefillShell:
             times=done.times,
         )
         self.counts.done(message, job.n_tokens)
-        await self._conductors.answer(job.owner, message)
+        await self._answer(job.owner, message)
         await self._caching.release_lease(job)
         return DoneReported(job.request_id)
 
@@ -298,14 +307,15 @@ class PrefillShell:
     def _end(self, job: PrefillJob, ending: PrefillEnding) -> None:
         """Forget a request, and answer an ending that is no success."""
         del self.jobs[job.request_id]
-        self._conductors.owners.remove(job.request_id)
+        self._owners.remove(job.request_id)
+        self._on_ended(job)
         if ending is not None:
             self.counts.ended("stopped" if isinstance(ending, PrefillStop) else "failed")
         if not self.jobs:
             self.idle.set()
         message = ending_message(job.request_id, ending)
         if message is not None:
-            answer = self._conductors.answer(job.owner, message)
+            answer = self._answer(job.owner, message)
             self._create_task(answer, f"ending of {job.request_id}")
         record_prefill_spans(job, message, self._tracer, self._clock.now())
 
@@ -313,6 +323,7 @@ class PrefillShell:
         """Audit: the machine's requests are jobs here, and each has its pages."""
         self._machine.check()
         for request_id, request in self._machine.requests.items():
-            assert self.jobs[request_id].pages == request.pages
+            job = self.jobs[request_id]
+            assert job.in_place or job.pages == request.pages
         assert self.jobs.keys() >= self._machine.requests.keys()
-        assert self.jobs.keys() >= self._conductors.owners.request_ids()
+        assert self.jobs.keys() >= self._owners.request_ids()

@@ -50,7 +50,7 @@ from halfmoon_transfer.regions.region_table import PoolMemory
 from halfmoon_workers.prefill.forward_loop import ForwardLoop
 from halfmoon_workers.prefill.forward_pass import PrefillForward
 from halfmoon_workers.prefill.prefill_job import PrefillJob
-from halfmoon_workers.prefill.prefill_metrics import page_metrics, replica_metrics
+from halfmoon_workers.prefill.prefill_metrics import page_metrics, queue_metrics, replica_metrics
 from halfmoon_workers.prefill.prefill_settings import PrefillSettings
 from halfmoon_workers.prefill.prefill_shell import PrefillShell
 from halfmoon_workers.prefill.prefill_validation import start_failure
@@ -107,7 +107,8 @@ class PrefillWorker:
         self.shell = PrefillShell(
             self.machine,
             self.caching,
-            self.conductors,
+            self.conductors.owners,
+            self.conductors.answer,
             self.clock,
             token_bytes=engine.layout.token_bytes,
             wake_engine=lambda: self.forward_loop.wake(),
@@ -229,11 +230,7 @@ class PrefillWorker:
     def metrics(self) -> MetricSnapshot:
         """Return what the metrics show."""
         return {
-            "halfmoon_prefill_requests": ("Requests here.", len(self.jobs)),
-            "halfmoon_prefill_queued_tokens": (
-                "Tokens still to compute.",
-                self.machine.queue.queued_tokens,
-            ),
+            **queue_metrics(len(self.jobs), self.machine.queue),
             **self.shell.counts.metrics(),
             **page_metrics(self.pages),
             **replica_metrics(self.replicas),

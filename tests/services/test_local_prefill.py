@@ -1,0 +1,482 @@
+"""Prompts that a decode worker prefills by itself, between two steps of its batch."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+
+from halfmoon_engine.fake_engine import FakeEngine, FakeModelSpec
+from halfmoon_engine.interface import Run, TokenResult
+from halfmoon_protocol.blocks import block_hashes
+from halfmoon_protocol.ids import RequestId, WorkerId
+from halfmoon_protocol.messages import (
+    CachedPrefix,
+    Cancel,
+    DecodeFailed,
+    DecodeReserved,
+    KvstoreAddress,
+    PrefillDone,
+    PrefillFailed,
+    ReserveDecode,
+    StageAddress,
+    StartDecode,
+    StartPrefill,
+    TokensProduced,
+)
+from halfmoon_protocol.regions import Landing, Region
+from halfmoon_protocol.sampling import Sampling, Stopping
+from halfmoon_testing.worker_caller import WorkerCaller
+from halfmoon_transfer.backends.fault_injection import FaultInjection, FaultPlan
+
+LocalCluster = Callable[..., Any]
+ORACLE = FakeEngine()
+GREEDY = Sampling(temperature=0.0)
+SEEDED = Sampling(seed=7, temperature=0.9, repetition_penalty=1.3)
+MINE = RequestId("mine")
+LOCAL = {"local_prefill_tokens": 256}
+
+
+def prompt_of(n: int, salt: int = 0) -> list[int]:
+    return [(i * 7 + salt * 13) % 990 for i in range(n)]
+
+
+class RecordingEngine(FakeEngine):
+    """Keeps the lengths of each pass's runs, and holds prompts up while its gate is shut."""
+
+    def __init__(self, model: FakeModelSpec | None = None) -> None:
+        super().__init__(model)
+        self.passes: list[list[int]] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.inside = threading.Event()
+        #: Passes of prompts that raise an error.
+        self.n_failing = 0
+
+    def forward(self, runs: Sequence[Run], **hooks: Any) -> list[TokenResult | None]:
+        self.passes.append([len(run.token_ids) for run in runs])
+        if hooks:
+            self.inside.set()
+            assert self.gate.wait(30)
+            if self.n_failing:
+                self.n_failing -= 1
+                raise RuntimeError("out of memory")
+        return super().forward(runs, **hooks)
+
+
+def n_prefilled(cluster: Any, worker: str) -> int:
+    """Prompts that a worker has prefilled."""
+    prefills = cluster.worker(worker)
+    shell = prefills.shell if worker.startswith("prefill") else prefills.local_prefills.shell
+    return int(shell.counts._ended["done"])
+
+
+# -- what it is for ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SEEDED])
+async def test_a_short_prompt_is_prefilled_where_it_is_decoded(
+    local_cluster: LocalCluster, sampling: Sampling
+) -> None:
+    async with local_cluster(decode_settings=LOCAL) as cluster:
+        prompt = prompt_of(200)
+        tokens = await cluster.generate(prompt, 20, sampling=sampling)
+        assert tokens == ORACLE.expected(prompt, 20, sampling=sampling)
+        assert (n_prefilled(cluster, "prefill-0"), n_prefilled(cluster, "decode-0")) == (0, 1)
+        await cluster.settled()
+
+
+async def test_a_prompt_of_one_new_token_needs_no_step(local_cluster: LocalCluster) -> None:
+    async with local_cluster(RecordingEngine, decode_settings=LOCAL) as cluster:
+        assert await cluster.generate(prompt_of(50), 1) == ORACLE.expected(prompt_of(50), 1)
+        assert [1] not in cluster.members["decode-0"].engine.passes
+        await cluster.settled()
+
+
+async def test_its_blocks_are_kept_and_a_cached_prefix_is_read_into_the_landing(
+    local_cluster: LocalCluster,
+) -> None:
+    async with local_cluster(decode_settings=LOCAL) as cluster:
+        long = prompt_of(1000)
+        assert await cluster.generate(long, 5) == ORACLE.expected(long, 5)
+        assert n_prefilled(cluster, "decode-0") == 0, "it is over local_prefill_tokens"
+        await cluster.settled()
+        longer = [*long, *prompt_of(100, salt=1)]
+        assert await cluster.generate(longer, 20) == ORACLE.expected(longer, 20)
+        assert n_prefilled(cluster, "decode-0") == 1, "992 of its 1,100 tokens are cached"
+        await cluster.settled()
+        # What the decode worker computed is in the pool as well: 68 whole blocks of 16.
+        assert await cluster.n_cached(longer) == 1088
+        await cluster.settled()
+
+
+async def test_scores_of_the_prompt_and_of_the_first_token_are_sent(
+    local_cluster: LocalCluster,
+) -> None:
+    scored = Sampling(temperature=0.0, logprobs=2, prompt_logprobs=1)
+    async with local_cluster(decode_settings=LOCAL) as cluster:
+        prompt = prompt_of(100)
+        events = [event async for event in cluster.events(prompt, 4, sampling=scored)]
+        assert n_prefilled(cluster, "decode-0") == 1
+        assert [event.token for event in events] == ORACLE.expected(prompt, 4)
+        assert all(event.score is not None for event in events)
+        assert len(events[0].prompt_scores) == 99
+        await cluster.settled()
+
+
+# -- beside the batch ----------------------------------------------------------------------------
+
+
+async def test_the_parts_of_a_prompt_leave_room_for_a_step_of_the_batch(
+    local_cluster: LocalCluster,
+) -> None:
+    # A step is predicted to take 11 ms and more, so 5 ms leave room for the least part: a block.
+    settings = {**LOCAL, "local_prefill_step_s": 0.005}
+    async with local_cluster(RecordingEngine, decode_settings=settings) as cluster:
+        engine = cluster.members["decode-0"].engine
+        stream = cluster.events(prompt_of(20), 2000)
+        first = [await anext(stream) for _ in range(3)]
+        engine.passes.clear()
+        prompt = prompt_of(200, salt=3)
+        assert await cluster.generate(prompt, 10) == ORACLE.expected(prompt, 10)
+        parts = [i for i, lengths in enumerate(engine.passes) if max(lengths) > 1]
+        assert [engine.passes[i] for i in parts] == [[16]] * 12 + [[8]]
+        steps = {i for i, lengths in enumerate(engine.passes) if max(lengths) == 1}
+        assert all(i + 1 in steps for i in parts), "a step follows each part"
+        expected = ORACLE.expected(prompt_of(20), 2000)
+        rest = [event.token async for event in stream]
+        assert [event.token for event in first] + rest == expected
+        await cluster.settled()
+
+
+async def test_without_a_batch_a_prompt_is_computed_in_larger_parts(
+    local_cluster: LocalCluster,
+) -> None:
+    async with local_cluster(RecordingEngine, decode_settings=LOCAL) as cluster:
+        await cluster.generate(prompt_of(200), 2)
+        assert cluster.members["decode-0"].engine.passes[0] == [200]
+
+
+async def test_sixteen_at_once_at_two_decode_workers(local_cluster: LocalCluster) -> None:
+    prompts = [prompt_of(1 + i * 37 % 250, salt=i % 4) for i in range(16)]
+    async with local_cluster(
+        n_prefill=2, n_decode=2, n_kvstore=2, decode_settings=LOCAL
+    ) as cluster:
+        answers = await asyncio.gather(*(cluster.generate(prompt, 30) for prompt in prompts))
+        assert answers == [ORACLE.expected(prompt, 30) for prompt in prompts]
+        assert n_prefilled(cluster, "decode-0") + n_prefilled(cluster, "decode-1") > 0
+        await cluster.settled()
+
+
+async def test_pages_stay_until_their_blocks_are_kept_even_if_the_request_is_over(
+    local_cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise another request's KV would be stored under this prompt's hashes."""
+    async with local_cluster(decode_settings=LOCAL) as cluster:
+        worker = cluster.worker("decode-0")
+        caching, gate = worker.local_prefills.shell._caching, asyncio.Event()
+        keep = caching.keep
+
+        async def late(job: Any) -> None:
+            await gate.wait()
+            await keep(job)
+
+        monkeypatch.setattr(caching, "keep", late)
+        prompt = prompt_of(100)
+        assert await cluster.generate(prompt, 3) == ORACLE.expected(prompt, 3)
+        await cluster.until(lambda: not worker.batch.request_ids())
+        assert worker.pages.n_pages - worker.pages.n_free == 7
+        # A request that gets other pages meanwhile changes nothing.
+        assert await cluster.generate(prompt_of(90, salt=5), 3)
+        worker.check()
+        gate.set()
+        await cluster.settled()
+        assert await cluster.n_cached(prompt) == 96
+        assert await cluster.generate(prompt, 9) == ORACLE.expected(prompt, 9)
+
+
+# -- what may go wrong ---------------------------------------------------------------------------
+
+
+async def test_a_client_that_leaves_in_the_middle_frees_everything(
+    local_cluster: LocalCluster,
+) -> None:
+    async with local_cluster(RecordingEngine, decode_settings=LOCAL) as cluster:
+        worker, engine = cluster.worker("decode-0"), cluster.members["decode-0"].engine
+        engine.gate.clear()
+        task = asyncio.create_task(cluster.generate(prompt_of(200), 20))
+        await cluster.until(engine.inside.is_set)
+        task.cancel()
+        await asyncio.wait([task])
+        await cluster.until(lambda: not worker.batch.request_ids())
+        assert worker.pages.n_free < worker.pages.n_pages, "a pass still writes to its pages"
+        engine.gate.set()
+        await cluster.settled()
+        assert await cluster.generate(prompt_of(200), 5) == ORACLE.expected(prompt_of(200), 5)
+
+
+async def test_a_pass_that_fails_is_tried_again_and_the_batch_goes_on(
+    local_cluster: LocalCluster,
+) -> None:
+    async with local_cluster(RecordingEngine, decode_settings=LOCAL) as cluster:
+        stream = cluster.events(prompt_of(20), 300)
+        first = [(await anext(stream)).token for _ in range(3)]
+        cluster.members["decode-0"].engine.n_failing = 1
+        prompt = prompt_of(200, salt=2)
+        assert await cluster.generate(prompt, 9) == ORACLE.expected(prompt, 9)
+        rest = [event.token async for event in stream]
+        assert [*first, *rest] == ORACLE.expected(prompt_of(20), 300)
+        assert cluster.members["decode-0"].engine.n_failing == 0
+        await cluster.settled()
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SEEDED])
+async def test_a_decode_worker_killed_in_the_middle_costs_no_token(
+    local_cluster: LocalCluster, sampling: Sampling
+) -> None:
+    async with local_cluster(RecordingEngine, n_decode=2, decode_settings=LOCAL) as cluster:
+        engines = {name: cluster.members[name].engine for name in ("decode-0", "decode-1")}
+        for engine in engines.values():
+            engine.gate.clear()
+        task = asyncio.create_task(cluster.generate(prompt_of(200), 30, sampling=sampling))
+        await cluster.until(lambda: any(engine.inside.is_set() for engine in engines.values()))
+        name = next(name for name, engine in engines.items() if engine.inside.is_set())
+        for engine in engines.values():
+            engine.gate.set()
+        await cluster.kill(name)
+        assert await task == ORACLE.expected(prompt_of(200), 30, sampling=sampling)
+        await cluster.settled(stores=False)
+
+
+async def test_a_kvstore_killed_in_mid_fetch_costs_its_cache_and_nothing_else(
+    local_cluster: LocalCluster,
+) -> None:
+    faults = FaultInjection("memory", FaultPlan())
+    settings = {**LOCAL, "kvstore_read_s": 0.5}
+    async with local_cluster(backends=(faults,), decode_settings=settings) as cluster:
+        long = prompt_of(1000)
+        await cluster.generate(long, 3)
+        await cluster.settled()
+        faults.plan = FaultPlan(partitioned=True)
+        worker = cluster.worker("decode-0")
+        longer = [*long, *prompt_of(100, salt=1)]
+        task = asyncio.create_task(cluster.generate(longer, 9))
+        await cluster.until(lambda: any(j.lease for j in worker.local_prefills.shell.jobs.values()))
+        await cluster.kill("kvstore-0")
+        faults.plan = FaultPlan()
+        assert await task == ORACLE.expected(longer, 9)
+        await cluster.settled(stores=False)
+
+
+async def test_a_drain_waits_for_a_prompt_in_its_landing(local_cluster: LocalCluster) -> None:
+    async with local_cluster(RecordingEngine, decode_settings=LOCAL) as cluster:
+        worker, engine = cluster.worker("decode-0"), cluster.members["decode-0"].engine
+        engine.gate.clear()
+        task = asyncio.create_task(cluster.generate(prompt_of(200), 9))
+        await cluster.until(engine.inside.is_set)
+        leaving = msgspec.structs.replace(worker.info, draining=True)
+        drain = asyncio.create_task(worker.drain(leaving, 30.0))
+        engine.gate.set()
+        assert await task == ORACLE.expected(prompt_of(200), 9)
+        await drain
+        assert not worker.local_prefills.shell.jobs and not worker.batch.request_ids()
+
+
+# -- what callers may say ------------------------------------------------------------------------
+
+
+class Scene:
+    """A cluster, and a caller that reserves and starts by itself."""
+
+    def __init__(self, cluster: Any, caller: WorkerCaller) -> None:
+        self.cluster, self.caller = cluster, caller
+        self.worker = cluster.worker("decode-0")
+        self.engine = cluster.members["decode-0"].engine
+
+    async def reserve(self, n_tokens: int, n: int = 1) -> DecodeReserved:
+        stopping = Stopping(max_new_tokens=8)
+        await self.caller.send(ReserveDecode(request_id=MINE, n_tokens=n_tokens, stopping=stopping))
+        landed = await self.caller.wait_for(DecodeReserved, n)
+        assert isinstance(landed[-1], DecodeReserved)
+        return landed[-1]
+
+    def start(self, landing: Landing, n_tokens: int = 40, **more: Any) -> StartPrefill:
+        tokens = tuple(prompt_of(n_tokens))
+        fields: dict[str, Any] = {
+            "token_ids": tokens,
+            "n_prompt": n_tokens,
+            "block_hashes": (),
+            "landing": landing,
+            "landing_expires_s": 60.0,
+            "sampling": GREEDY,
+            "stopping": Stopping(max_new_tokens=8),
+        }
+        return StartPrefill(request_id=MINE, **(fields | more))
+
+    def start_decode(self, first_token: int, n_prompt: int = 40) -> StartDecode:
+        return StartDecode(
+            request_id=MINE,
+            first_token=first_token,
+            sampling=GREEDY,
+            n_prompt=n_prompt,
+            stopping=Stopping(max_new_tokens=8),
+        )
+
+
+@pytest.fixture
+def scene(local_cluster: LocalCluster) -> Any:
+    @asynccontextmanager
+    async def open_scene(**settings: Any) -> Any:
+        async with local_cluster(RecordingEngine, decode_settings=LOCAL | settings) as cluster:
+            worker = cluster.worker("decode-0")
+            caller = await WorkerCaller.dial(cluster.network, worker.info.commands)
+            yield Scene(cluster, caller)
+            cluster.members["decode-0"].engine.gate.set()
+            await caller.send(Cancel(request_id=MINE))
+            await cluster.settled()
+            await caller.close()
+
+    return open_scene
+
+
+async def test_the_record_states_the_limit_and_the_cost(scene: Any) -> None:
+    async with scene() as at:
+        assert at.worker.info.local_prefill_tokens == 256
+        assert at.worker.info.prefill_cost is not None
+
+
+async def test_it_answers_as_a_prefill_worker_does_and_goes_on_after_its_start(scene: Any) -> None:
+    async with scene() as at:
+        landed = await at.reserve(40)
+        await at.caller.send(at.start(landed.landing), at.start(landed.landing))
+        (done,) = await at.caller.wait_for(PrefillDone)
+        first, *rest = ORACLE.expected(prompt_of(40), 8)
+        assert (done.first_token, done.finish, done.n_cached) == (first, "", 0)
+        await at.caller.send(at.start_decode(first))
+        tokens = await at.caller.wait_for(TokensProduced, 7)
+        assert [p.token for t in tokens for p in t.produced] == rest
+
+
+def wrong_starts() -> list[Any]:
+    store = KvstoreAddress(WorkerId("kvstore-0"), 1, "memory://kvstore-0/commands")
+    stage = StageAddress(WorkerId("prefill-1"), 1, "memory://prefill-1/commands")
+    return [
+        ({"token_ids": (1, 997), "n_prompt": 1}, "token 997, the vocabulary has 997", False),
+        ({"n_prompt": 401}, "n_prompt is 401, token_ids has 400", False),
+        ({"stages": (stage,)}, "stages names 1 workers", False),
+        ({"token_ids": (1,) * 390, "n_prompt": 1}, "390 tokens, 400 were reserved", False),
+        ({}, "400 tokens are not cached, local_prefill_tokens is 256", True),
+        ({"cached": CachedPrefix(store, 8)}, "272 tokens are not cached", True),
+    ]
+
+
+@pytest.mark.parametrize(("wrong", "named", "retryable"), wrong_starts())
+async def test_a_start_that_does_not_fit_is_refused_by_name(
+    scene: Any, wrong: dict[str, Any], named: str, retryable: bool
+) -> None:
+    async with scene() as at:
+        landed = await at.reserve(400)
+        await at.caller.send(at.start(landed.landing, 400, **wrong))
+        (failed,) = await at.caller.wait_for(PrefillFailed)
+        assert named in failed.reason and failed.retryable == retryable
+        assert at.worker.batch.request_ids() == [MINE], "its landing waits for the cancellation"
+
+
+async def test_a_start_without_a_landing_of_its_own_is_refused(scene: Any) -> None:
+    async with scene() as at:
+        region = at.worker.region
+        await at.caller.send(at.start(Landing(region, (0, 1, 2), ORACLE.layout)))
+        (failed,) = await at.caller.wait_for(PrefillFailed)
+        assert "no landing is held" in failed.reason and failed.retryable
+        landed = await at.reserve(40)
+        stranger = await WorkerCaller.dial(at.cluster.network, at.worker.info.commands)
+        await stranger.send(at.start(landed.landing))
+        (failed,) = await stranger.wait_for(PrefillFailed)
+        assert "no landing is held" in failed.reason
+        await stranger.close()
+
+
+@pytest.mark.parametrize("what", ["pages", "region"])
+async def test_a_start_that_names_another_landing_is_refused(scene: Any, what: str) -> None:
+    async with scene() as at:
+        landing = (await at.reserve(40)).landing
+        if what == "pages":
+            other = Landing(
+                landing.region, tuple(page + 1 for page in landing.pages), ORACLE.layout
+            )
+        else:
+            region = Region("prefill-0", 1, bytes(16), landing.region.length)
+            other = Landing(region, landing.pages, ORACLE.layout)
+        await at.caller.send(at.start(other))
+        (failed,) = await at.caller.wait_for(PrefillFailed)
+        assert "landing is not the one" in failed.reason and not failed.retryable
+
+
+async def test_a_request_is_not_decoded_before_it_is_prefilled(scene: Any) -> None:
+    async with scene() as at:
+        landed = await at.reserve(40)
+        at.engine.gate.clear()
+        await at.caller.send(at.start(landed.landing))
+        await at.cluster.until(at.engine.inside.is_set)
+        await at.caller.send(at.start_decode(5))
+        (failed,) = await at.caller.wait_for(DecodeFailed)
+        assert "prefill here is not done" in failed.reason and not failed.retryable
+
+
+async def test_an_id_that_is_used_again_at_once_never_meets_its_predecessors_pages(
+    scene: Any,
+) -> None:
+    async with scene() as at:
+        landed = await at.reserve(40)
+        at.engine.gate.clear()
+        await at.caller.send(at.start(landed.landing))
+        await at.cluster.until(at.engine.inside.is_set)
+        await at.caller.send(Cancel(request_id=MINE))
+        again = await at.reserve(40, 2)
+        assert not {*again.landing.pages} & {*landed.landing.pages}
+        await at.caller.send(at.start(again.landing))
+        (failed,) = await at.caller.wait_for(PrefillFailed)
+        assert "still ending" in failed.reason and failed.retryable
+
+
+async def test_a_landing_that_runs_out_in_mid_prefill_ends_it(scene: Any) -> None:
+    async with scene(landing_ttl_s=0.5) as at:
+        landed = await at.reserve(40)
+        at.engine.gate.clear()
+        await at.caller.send(at.start(landed.landing))
+        await at.cluster.until(at.engine.inside.is_set)
+        (failed,) = await at.caller.wait_for(DecodeFailed)
+        assert "before the deadline" in failed.reason
+        assert at.worker.pages.n_free < at.worker.pages.n_pages, "a pass still writes there"
+
+
+async def test_a_connection_that_is_lost_in_mid_prefill_ends_it(scene: Any) -> None:
+    async with scene() as at:
+        other = await WorkerCaller.dial(at.cluster.network, at.worker.info.commands)
+        at.caller, first = other, at.caller
+        landed = await at.reserve(40)
+        at.engine.gate.clear()
+        await other.send(at.start(landed.landing))
+        await at.cluster.until(at.engine.inside.is_set)
+        await other.close()
+        at.engine.gate.set()
+        await at.cluster.until(lambda: not at.worker.batch.request_ids())
+        at.caller = first
+
+
+async def test_blocks_under_wrong_hashes_are_never_read_for_a_prompt(scene: Any) -> None:
+    """A kvstore has none of the blocks that a start says are cached: all is computed."""
+    async with scene() as at:
+        landed = await at.reserve(40)
+        info = at.cluster.worker("kvstore-0").info
+        store = KvstoreAddress(info.worker_id, info.generation, info.commands)
+        hashes = tuple(
+            block_hashes(prompt_of(40), model=ORACLE.layout.model, salt="", block_size=16)
+        )
+        cached = CachedPrefix(store, 2)
+        await at.caller.send(at.start(landed.landing, block_hashes=hashes, cached=cached))
+        (done,) = await at.caller.wait_for(PrefillDone)
+        assert (done.n_cached, done.first_token) == (0, ORACLE.expected(prompt_of(40), 1)[0])
