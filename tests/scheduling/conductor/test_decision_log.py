@@ -87,7 +87,7 @@ def group_rows(n_workers: int, n_stages: int) -> list[Estimate]:
     return rows
 
 
-@pytest.mark.parametrize("kind", ["prefill", "local", "groups"])
+@pytest.mark.parametrize("kind", ["prefill", "local", "groups", "long groups"])
 @pytest.mark.parametrize("n_workers", [1, 100, 10_000])
 def test_the_estimated_bytes_are_no_less_than_what_a_decision_takes(
     kind: str, n_workers: int
@@ -102,6 +102,8 @@ def test_the_estimated_bytes_are_no_less_than_what_a_decision_takes(
         ]
         if kind == "groups":
             rows += group_rows(n_workers, min(n_workers, 4))
+        if kind == "long groups":
+            rows = rows[:8] + group_rows(n_workers, min(n_workers, 256))
         record(log, 0, a_placement(tuple(rows)), reason="r" * 100)
         del rows
         used = tracemalloc.get_traced_memory()[0] - before
@@ -113,7 +115,7 @@ def test_the_estimated_bytes_are_no_less_than_what_a_decision_takes(
 
 
 def test_the_conductor_keeps_as_many_decisions_as_its_setting_allows() -> None:
-    core = Conductor(SchedulingConfig(kept_decision_bytes=100_000, admission="none"))
+    core = Conductor(SchedulingConfig(kept_decision_bytes=20_000, admission="none"))
     for i in range(100):
         core.handle(WorkerJoined(a_worker(f"prefill-{i}")), 0.0)
     core.handle(WorkerJoined(a_worker("decode-0")), 0.0)

@@ -1,8 +1,8 @@
 """Keep recent placement decisions with the estimates that explain them.
 
-A decision may have a row for each worker: 2.7 MB with 10,000 of them. So the log is bounded in
-bytes too. Sizes are estimated from counts alone: at the same cost for any number of rows, and the
-same in each run.
+A decision has the rows of its best candidates. In a cluster of servers it may also name each one
+without room. So the log is bounded in bytes too. Sizes are estimated from counts alone, and are
+the same in each run.
 """
 
 from collections import deque
@@ -12,14 +12,15 @@ from typing import Literal
 from halfmoon_protocol.ids import RequestId
 from halfmoon_scheduling.admission.admission_policy import AdmissionVerdict
 from halfmoon_scheduling.placement.estimates import Placement
+from halfmoon_scheduling.placement.prefill_groups import GroupEstimate
 from halfmoon_scheduling.prediction.error_quantiles import ErrorBound
 from halfmoon_scheduling.requests.request_state import RequestState
 
 #: Bytes of a decision without rows, at the most.
 _DECISION_BYTES = 2048
-#: Bytes of a row, at the most. CPython 3.12 takes 200 for a prefill worker, besides 32 for its
-#: stage in the row of its group, and 272 for a decode worker that prefills.
-_ROW_BYTES = 320
+#: Bytes of a row, at the most, and of a stage in the row of a group. CPython 3.12 takes 200 for a
+#: prefill worker, and 272 for a decode worker that prefills.
+_ROW_BYTES, _STAGE_BYTES = 320, 40
 #: Bytes of a worker in `Placement.without_room`, and of a character of a reason.
 _ENTRY_BYTES, _CHARACTER_BYTES = 64, 4
 
@@ -104,6 +105,8 @@ def estimated_bytes(decision: Decision) -> int:
     return (
         _DECISION_BYTES
         + _ROW_BYTES * len(placement.estimates)
+        + _STAGE_BYTES
+        * sum(len(row.stage_s) for row in placement.estimates if isinstance(row, GroupEstimate))
         + _ENTRY_BYTES * len(placement.without_room)
         + _CHARACTER_BYTES * len(decision.reason)
     )
