@@ -40,6 +40,7 @@ from halfmoon_protocol.messages import (
 from halfmoon_scheduling.admission_modes import ADMISSION_MODES
 from halfmoon_scheduling.cluster import linear_order
 from halfmoon_scheduling.commands import AnyCommand, Fail, Reject, Resubmit, Send
+from halfmoon_scheduling.conductor import ordered_placement
 from halfmoon_scheduling.conductor.conductor_machine import Conductor
 from halfmoon_scheduling.config import SchedulingConfig
 from halfmoon_scheduling.events import (
@@ -82,7 +83,9 @@ class Pair:
         self.grouped, self.local, self.alike = (dice.random() < p for p in (0.2, 0.2, 0.5))
         self.names = [
             f"{role}-{i}"
-            for role, most in zip(ROLES, dice.choice(((3, 3, 2), (12, 12, 9))), strict=True)
+            for role, most in zip(
+                ROLES, dice.choice(((3, 3, 2), (12, 12, 9), (40, 9, 6))), strict=True
+            )
             for i in range(dice.randint(1, most))
         ]
 
@@ -229,7 +232,7 @@ class Pair:
                         compute_s=dice.choice((0.01, 0.3, 2.0)),
                         drain_s=0.0,
                         fetched_bytes=dice.choice((0, 1 << 20)) if n_cached else 0,
-                        fetch_s=dice.choice((0.001, 0.1)),
+                        fetch_s=dice.choice((0.001, 0.1, 1000.0)),
                     ),
                 )
                 if message.store_in is not None:
@@ -315,9 +318,18 @@ class Pair:
 
 
 @settings(max_examples=N_CLUSTERS, deadline=None)
-@given(seed=st.integers(0, 2**40), longest_block=st.sampled_from((4, 192)))
-def test_the_order_decides_as_the_comparison_of_all_workers(seed: int, longest_block: int) -> None:
-    with mock.patch.multiple(linear_order, _LONG=longest_block, _SHORT=longest_block // 4):
+@given(
+    seed=st.integers(0, 2**40),
+    longest_block=st.sampled_from((4, 192)),
+    n_rows=st.sampled_from((1, 2, 8)),
+)
+def test_the_order_decides_as_the_comparison_of_all_workers(
+    seed: int, longest_block: int, n_rows: int
+) -> None:
+    with (
+        mock.patch.multiple(linear_order, _LONG=longest_block, _SHORT=longest_block // 4),
+        mock.patch.object(ordered_placement, "KEPT_ROWS", n_rows),
+    ):
         pair = Pair(seed)
         for name in pair.names:
             pair.join(name)
