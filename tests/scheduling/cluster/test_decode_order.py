@@ -11,8 +11,8 @@ from halfmoon_scheduling.placement.estimates import DecodeCandidate, PlacementRe
 candidates = st.builds(
     DecodeCandidate,
     st.integers(0, 7).map(lambda i: WorkerId(f"decode-{i}")),
-    st.integers(0, 2),
-    st.integers(-1, 9),
+    st.integers(0, 1),
+    st.sampled_from((-1, 4, 8)),
     st.integers(1, 3).map(float),
     st.sampled_from((0.0, 1.0, 0.5)),
 )

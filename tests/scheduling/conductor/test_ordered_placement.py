@@ -229,10 +229,10 @@ class Pair:
                         finish="",
                         n_cached=n_cached,
                         queue_s=0.0,
-                        compute_s=dice.choice((0.01, 0.3, 2.0)),
+                        compute_s=dice.choice((0.01, 0.3, 2.0, 2000.0)),
                         drain_s=0.0,
                         fetched_bytes=dice.choice((0, 1 << 20)) if n_cached else 0,
-                        fetch_s=dice.choice((0.001, 0.1, 1000.0)),
+                        fetch_s=60.0 if worker_id[-1] in "02468" else 600.0,
                     ),
                 )
                 if message.store_in is not None:
