@@ -156,8 +156,8 @@ class KvEventListener:
 
         A block that moves between tiers is announced as removed from one, then as stored in the
         other. It is on the disk whichever way it moves. Both events are in one publication, unless
-        that is full. A put of a block that has left the disk is announced in a later publication,
-        since the answer to its reservation is sent in between.
+        that is full. A put of a block that has left the disk is announced in a later one, since
+        its reservation is answered in between.
         """
         from_disk: set[BlockHash] = set()
         for event in events:
