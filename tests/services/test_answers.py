@@ -114,7 +114,7 @@ async def test_answers_count_against_the_quota_of_their_tenant(local_cluster: Lo
             prompt = words(20, salt)
             assert await cluster.generate(prompt, 60, tenant="lab") == ORACLE.expected(prompt, 60)
             await cluster.settled()
-        assert store.tiers.tenants.n_blocks("lab") == 3
+        assert store.tiers.tenants.n_blocks("lab") == store.tiers.memory.n_stored == 3
 
 
 async def test_a_full_kvstore_costs_no_token_and_no_page(local_cluster: LocalCluster) -> None:
@@ -236,6 +236,14 @@ class Scene:
                 if isinstance(message, ReserveBlocks):
                     return peer, message
 
+    async def give_room(self, peer: Any, put: ReserveBlocks) -> None:
+        """Reserve what a put asks for, from the sixth place of the store on."""
+        places = tuple(Place(h, (5 + i) * LAYOUT.block_bytes) for i, h in enumerate(put.hashes))
+        reserved = BlocksReserved(
+            ticket=put.ticket, region=self.store.region, places=places, expires_s=60.0
+        )
+        await self.home.send(peer, reserved)
+
 
 @pytest.fixture
 def scene(local_cluster: LocalCluster) -> Any:
@@ -285,12 +293,31 @@ async def test_more_blocks_than_may_wait_are_dropped_and_counted(
     scene: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(answer_keeper, "MAX_WAITING_BLOCKS", 3)
-    async with scene(decode_settings={"kvstore_timeout_s": 0.5}) as at:
-        await at.decode("a", 40, 200)
-        await at.next_put()
+    async with scene(decode_settings={"kvstore_timeout_s": 60.0}) as at:
+        await at.decode("a", 40, 104)  # blocks 2 to 7
+        peer, put = await at.next_put()
         await at.ended("a")
+        assert n_blocks(at.cluster, "dropped") == 2
+        await at.home.send(peer, KvstoreRefused(ticket=put.ticket, reason="full"))
         await at.cluster.until(lambda: at.worker.answers.is_idle)
-        assert n_blocks(at.cluster, "dropped") and n_blocks(at.cluster, "kept") == 0
+        counts = {name: n_blocks(at.cluster, name) for name in ("kept", "dropped", "failed")}
+        assert counts == {"kept": 0, "dropped": 5, "failed": 1}
+
+
+async def test_blocks_that_wait_give_way_to_a_request_that_grows(
+    scene: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answer_keeper, "_PUT_LIMIT_S", 60.0)
+    async with scene(n_pages=8, decode_settings={"kvstore_timeout_s": 60.0}) as at:
+        await at.decode("a", 40, 80)  # 8 pages in the end
+        peer, put = await at.next_put()
+        await at.ended("a")
+        assert at.worker.pages.n_free == 3
+        await at.decode("b", 20, 50)  # 5 pages in the end
+        await at.ended("b")
+        assert n_blocks(at.cluster, "dropped") and not n_blocks(at.cluster, "failed")
+        for asker, asked in ((peer, put), await at.next_put()):
+            await at.home.send(asker, KvstoreRefused(ticket=asked.ticket, reason="full"))
 
 
 async def test_bytes_are_those_of_the_pages_and_what_gets_no_room_ends_the_answer(
@@ -302,13 +329,7 @@ async def test_bytes_are_those_of_the_pages_and_what_gets_no_room_ends_the_answe
         assert put.parent == block_hashes(words(40, 7), model=LAYOUT.model, block_size=SIZE)[-1]
         assert put.token_ids[:9] == (*words(40, 7)[32:], 1)
         page = at.worker.batch.page_of(RequestId("a"), 2)
-        places = (Place(put.hashes[0], 5 * LAYOUT.block_bytes),)
-        await at.home.send(
-            peer,
-            BlocksReserved(
-                ticket=put.ticket, region=at.store.region, places=places, expires_s=60.0
-            ),
-        )
+        await at.give_room(peer, put)
         async with asyncio.timeout(60):
             _, commit = await at.home.receive()
         assert isinstance(commit, CommitBlocks) and len(commit.checksums) == 1
@@ -322,7 +343,23 @@ async def test_bytes_are_those_of_the_pages_and_what_gets_no_room_ends_the_answe
         assert isinstance(revoke, RevokeBlocks)
         await at.ended("a")
         await at.cluster.until(lambda: at.worker.answers.is_idle)
-        assert n_blocks(at.cluster, "failed") and not n_blocks(at.cluster, "kept")
+        counts = {name: n_blocks(at.cluster, name) for name in ("kept", "dropped", "failed")}
+        assert counts == {"kept": 0, "dropped": 3, "failed": 1}
+
+
+async def test_a_put_that_takes_too_long_gives_its_pages_back_once_its_write_is_over(
+    scene: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answer_keeper, "_PUT_LIMIT_S", 0.05)
+    slow = FaultInjection("memory", FaultPlan(delay_s=0.5))
+    async with scene(backends=(slow,)) as at:
+        await at.decode("a", 40, 20)  # one block
+        peer, put = await at.next_put()
+        await at.give_room(peer, put)
+        transfer = at.cluster.members["decode-0"].transfer
+        await at.cluster.until(lambda: not at.worker.answers.held_pages)
+        assert transfer.stats().n_live == 0
+        assert n_blocks(at.cluster, "failed") == 1
 
 
 async def test_a_write_under_way_keeps_its_pages_after_a_cancellation(scene: Any) -> None:
@@ -330,13 +367,7 @@ async def test_a_write_under_way_keeps_its_pages_after_a_cancellation(scene: Any
     async with scene(backends=(slow,)) as at:
         await at.decode("a", 40, 1000)
         peer, put = await at.next_put()
-        places = tuple(Place(h, i * LAYOUT.block_bytes) for i, h in enumerate(put.hashes))
-        await at.home.send(
-            peer,
-            BlocksReserved(
-                ticket=put.ticket, region=at.store.region, places=places, expires_s=60.0
-            ),
-        )
+        await at.give_room(peer, put)
         transfer = at.cluster.members["decode-0"].transfer
         await at.cluster.until(lambda: transfer.stats().n_live > 0)
         await at.caller.send(Cancel(request_id=RequestId("a")))
