@@ -74,7 +74,7 @@ def _conversations(model: str, rounds: int, seed: int, *, keep_answers: bool) ->
     """Have the conversations on a cluster of their own; the timings of each turn."""
     dice = random.Random(seed)
     turns: list[list[Timing]] = [[] for _ in range(N_TURNS)]
-    extra = {"decode": ["--keep-answers", str(keep_answers)]}
+    extra = {"decode": ["--keep-answers" if keep_answers else "--no-keep-answers"]}
     with running(model, extra=extra) as url, httpx.Client() as client:
         timed(client, url, dice.choices(VOCABULARY, k=64), 4)  # warm
         for _ in range(rounds):
