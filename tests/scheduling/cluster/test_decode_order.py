@@ -40,3 +40,10 @@ def test_the_choice_is_that_of_comparing_all_workers(
     job = PlacementRequest(RequestId("cmpl-1"), n_tokens, n_pages, block_size=1, block_bytes=1)
     expected = choose_decode(job, [c for w, c in present.items() if w not in left_out])
     assert order.choose(n_pages, n_tokens, lambda w: w not in left_out) == expected
+
+
+def test_of_equal_times_the_lower_name_is_chosen_though_it_is_visited_later() -> None:
+    order = DecodeOrder()
+    order.put(DecodeCandidate(WorkerId("decode-1"), 0, 8, 1.0, 1.0))
+    order.put(DecodeCandidate(WorkerId("decode-0"), 0, 8, 2.0, 0.0))
+    assert order.choose(1, 1, lambda worker: True) == (WorkerId("decode-0"), 2.0)

@@ -353,3 +353,23 @@ def test_the_order_decides_alike_in_a_cluster_of_hundreds(placement: str) -> Non
     for conductor in pair.conductors:
         conductor.check()
     assert pair.n_placed > 100
+
+
+def test_a_reader_with_a_faster_path_than_others_is_found_among_equal_workers() -> None:
+    core = Conductor(SchedulingConfig(prior_bandwidth=1e4))
+    for i in range(12):
+        worker = a_worker(f"prefill-{i:02}", home_kvstore="kvstore-1")
+        core.handle(WorkerJoined(worker), 0.0)
+    for name in ("decode-0", "kvstore-0", "kvstore-1"):
+        core.handle(WorkerJoined(a_worker(name)), 0.0)
+    source, fast = WorkerId("kvstore-0"), WorkerId("prefill-11")
+    core.costs.observe_transfer(source, fast, 1 << 20, 1.0, 0)
+    for _ in range(40):
+        core.costs.observe_transfer(source, WorkerId("prefill-03"), 1 << 20, 1e6, 0)
+    request = a_request(n_tokens=100)
+    snapshot = BlocksSnapshot(sequence=0, hashes=request.block_hashes)
+    core.handle(MessageReceived(source, snapshot), 0.0)
+    core.handle(RequestArrived(request), 0.0)
+    placement = core.decisions[-1].placement
+    assert (placement.prefill, placement.chosen.source) == (fast, source)
+    assert placement.n_candidates == 12 and placement.n_more > 0
