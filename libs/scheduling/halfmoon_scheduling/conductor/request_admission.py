@@ -220,7 +220,7 @@ class RequestAdmission:
         if placement.decode is None:
             asked_all = not state.refused_by
             commands = self._wait(state)
-            if asked_all:
+            if asked_all and self._table.waiting.first == state.rank:
                 takers = self._placer.takers(request, state.unresponsive, apart_from=apart_from)
                 self._table.waiting.set_shortage(PageShortage(state.rank, job.n_pages, takers))
             return commands

@@ -84,7 +84,9 @@ class PrefixIndex:
         length = 0
         while left:
             length += 1
-            following = self._holders.get(hashes[length], 0) & left if length < len(hashes) else 0
+            held = self._holders.get(hashes[length], 0) if length < len(hashes) else 0
+            # Equal sets are one object, and a prompt's blocks often have the same holders.
+            following = left if held is left else held & left
             if following != left:
                 for worker in self._members(left & ~following):
                     lengths[worker] = length
