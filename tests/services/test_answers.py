@@ -79,6 +79,16 @@ async def test_each_turn_reads_all_whole_blocks_of_the_prompts_and_answers_befor
             assert n_cached == whole(max(0, n_before - 1))  # the last token was never run
 
 
+async def test_turns_that_are_prefilled_at_decode_read_the_answers_before_them(
+    local_cluster: LocalCluster,
+) -> None:
+    async with local_cluster(decode_settings={"local_prefill_tokens": 128}) as cluster:
+        for n_cached, n_before in await turns(cluster, 6):
+            assert n_cached == whole(max(0, n_before - 1))
+        pool = cluster.worker("prefill-0").metrics()["halfmoon_prefill_requests_ended_total"][1]
+        assert pool.values["done",] < 6, "no turn was prefilled at decode"
+
+
 async def test_a_worker_that_keeps_no_answers_leaves_the_prompts_alone(
     local_cluster: LocalCluster,
 ) -> None:
