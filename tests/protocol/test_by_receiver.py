@@ -7,6 +7,8 @@ from halfmoon_protocol.messages import (
     Message,
     ToConductor,
     ToDecode,
+    ToFirstStage,
+    ToFurtherStage,
     ToKvstore,
     ToKvstoreClient,
     ToPrefill,
@@ -15,6 +17,8 @@ from halfmoon_protocol.messages import (
 RECEIVERS = {
     "conductor": ToConductor,
     "prefill": ToPrefill,
+    "further stage": ToFurtherStage,
+    "first stage": ToFirstStage,
     "decode": ToDecode,
     "kvstore": ToKvstore,
     "kvstore client": ToKvstoreClient,

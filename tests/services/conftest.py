@@ -46,6 +46,8 @@ from halfmoon_workers.decode.local_prefills import LocalPrefillParts
 from halfmoon_workers.prefill.forward_pass import PrefillForward
 from halfmoon_workers.prefill.prefill_settings import PrefillSettings
 from halfmoon_workers.prefill.prefill_worker import PrefillWorker
+from halfmoon_workers.prefill.stage_engine import host_view
+from halfmoon_workers.prefill.stage_links import StageLinks
 
 GREEDY = Sampling(temperature=0.0)
 EngineMaker = Callable[[], Engine]
@@ -76,6 +78,9 @@ class LocalCluster:
     kvstore_disks: Path | None = None
     tenant_quotas_mib: str = ""
     backends: Sequence[Any] = ("memory",)
+    #: Prefill workers of each group; 0: there are no groups. Their engines are fakes.
+    group_size: int = 0
+    group_chunk_tokens: int = 64
     prefill_settings: dict[str, Any] = field(default_factory=dict)
     decode_settings: dict[str, Any] = field(default_factory=dict)
     kvstore_settings: dict[str, Any] = field(default_factory=dict)
@@ -168,8 +173,20 @@ class LocalCluster:
         kvstores = KvstoreClients(self.network, timeout_s=2.0)
         self.stack.push_async_callback(kvstores.close)
         chunks = {"chunk_tokens": self.chunk_tokens, "max_chunk_tokens": self.chunk_tokens}
-        settings = chunks | self.prefill_settings | settings
+        settings = chunks | self._stage_settings(name) | self.prefill_settings | settings
         config = PrefillSettings(worker_id=name, model="m", **settings)
+        stage, stage_engine, stages = config.stage_record, None, None
+        if stage is not None:
+            assert isinstance(engine, FakeEngine)
+            stage_engine = FakeEngine(
+                engine.model,
+                block_size=engine.layout.block_size,
+                stage_index=stage.index,
+                n_stages=stage.n_stages,
+            )
+            stage_engine.attach(host_view(memory))
+            stages = StageLinks(self.network)
+            self.stack.push_async_callback(stages.close)
         info = self._info(
             name,
             "prefill",
@@ -177,10 +194,13 @@ class LocalCluster:
             port,
             engine,
             home_kvstore=WorkerId(config.home_kvstore) if config.home_kvstore else None,
+            stage=stage,
         )
         worker = PrefillWorker(
             port=port,
-            forward=PrefillForward(engine, transfer.submit, memory.region, self.clock),
+            forward=PrefillForward(
+                engine, transfer.submit, memory.region, self.clock, stage_engine
+            ),
             transfer=transfer,
             memory=memory,
             kvstores=kvstores,
@@ -188,9 +208,20 @@ class LocalCluster:
             settings=config,
             clock=self.clock,
             pages=PageAllocator(self.n_pages),
+            stages=stages,
         )
         await self._run(name, worker, Membership(self.store, info), engine, transfer)
         return worker
+
+    def _stage_settings(self, name: str) -> dict[str, Any]:
+        if not self.group_size:
+            return {}
+        group, stage = divmod(int(name.rpartition("-")[2]), self.group_size)
+        return {
+            "group": f"group-{group}",
+            "stage": f"{stage}/{self.group_size}",
+            "group_chunk_tokens": self.group_chunk_tokens,
+        }
 
     async def start_decode(self, name: str, **settings: Any) -> DecodeWorker:
         generation, transfer = await self._begin(name)
@@ -229,6 +260,8 @@ class LocalCluster:
         member = self.members.pop(name)
         self.network.kill(name)
         await _cancel(member.task)
+        if (stages := getattr(member.worker, "stages", None)) is not None:
+            await stages.close()
         member.transfer.close()
         self.store.delete(f"halfmoon/members/{name}")
 

@@ -6,7 +6,9 @@ from halfmoon_protocol.ids import BlockHash, ConductorId, RequestId, Ticket, Wor
 from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_protocol.logprobs import TokenScore
 from halfmoon_protocol.messages import (
+    ActivationSlots,
     AnswerChain,
+    BlockPlaces,
     BlocksCommitted,
     BlocksLeased,
     BlocksReplicated,
@@ -15,6 +17,7 @@ from halfmoon_protocol.messages import (
     CachedPrefix,
     Cancel,
     ChangeRole,
+    ChunkSent,
     CommitBlocks,
     DecodeCost,
     DecodeFailed,
@@ -42,11 +45,19 @@ from halfmoon_protocol.messages import (
     ReserveBlocks,
     ReserveDecode,
     RevokeBlocks,
+    ShareDone,
+    ShareEnded,
+    ShareKept,
+    ShareProgress,
+    ShareReady,
+    SlotFreed,
     SnapshotBlocks,
     Stage,
     StageAddress,
     StartDecode,
     StartPrefill,
+    StartShare,
+    StopShare,
     TokensProduced,
     Unwelcome,
     VerifyBlocks,
@@ -90,6 +101,7 @@ WORKER = WorkerInfo(
     roles=("prefill", "decode"),
     stage=Stage("group-0", 0, 2, chunk_tokens=512, hop_s=0.002),
 )
+SLOTS = ActivationSlots(Region("prefill-2", 1, bytes(range(16)), 1 << 20), (0, 65536), 65536, 128)
 
 EXAMPLES: tuple[Message, ...] = (
     Hello(conductor_id=ConductorId("conductor-0"), session=1),
@@ -150,8 +162,39 @@ EXAMPLES: tuple[Message, ...] = (
         retryable=True,
         culprit=WorkerId("decode-0"),
     ),
-    PrefillStopped(request_id=REQUEST),
+    PrefillStopped(request_id=REQUEST, landing_in_doubt=True),
     PrefillLoad(n_queued=2, queued_tokens=3000, free_pages=100, n_pages=256),
+    StartShare(
+        request_id=REQUEST,
+        stage=Stage("group-0", 1, 3, chunk_tokens=512),
+        layout=LAYOUT,
+        token_ids=(1, 5, 300),
+        n_prompt=3,
+        landing=LANDING,
+        landing_expires_s=115.0,
+        sampling=SAMPLING,
+        cached=BlockPlaces(REGION, (0,), (4096,)),
+        room=BlockPlaces(REGION, (1,), (8192,)),
+        next_slots=SLOTS,
+        priority=2,
+        deadline_s=4.0,
+        trace=TRACE,
+    ),
+    StopShare(request_id=REQUEST),
+    ChunkSent(request_id=REQUEST, stage=1, start=512, stop=1024, slot=1),
+    SlotFreed(request_id=REQUEST, stage=1, slot=1),
+    ShareReady(request_id=REQUEST, slots=SLOTS),
+    ShareProgress(request_id=REQUEST, n_tokens=1024),
+    ShareDone(
+        request_id=REQUEST, first_token=301, score=SCORE, prompt_scores=(SCORE,), compute_s=0.2
+    ),
+    ShareKept(request_id=REQUEST, is_written=True),
+    ShareEnded(
+        request_id=REQUEST,
+        reason="KV did not reach decode-0: no path works",
+        retryable=True,
+        culprit=WorkerId("decode-0"),
+    ),
     ReserveBlocks(
         ticket=TICKET,
         layout=LAYOUT,

@@ -20,6 +20,8 @@ from halfmoon_workers.prefill.forward_pass import PrefillForward
 from halfmoon_workers.prefill.peer_endpoint_cache import PeerEndpointCache
 from halfmoon_workers.prefill.prefill_settings import PrefillSettings
 from halfmoon_workers.prefill.prefill_worker import PrefillWorker
+from halfmoon_workers.prefill.stage_engine import host_view, load_stage
+from halfmoon_workers.prefill.stage_links import StageLinks
 
 
 async def run(settings: PrefillSettings, service: Service) -> None:
@@ -27,6 +29,8 @@ async def run(settings: PrefillSettings, service: Service) -> None:
     async with AsyncExitStack() as stack:
         tracer = await stack.enter_async_context(opened_tracer(settings, "halfmoon-prefill"))
         engine = await load_model(settings, service, open_engine, ModelError)
+        stage = settings.stage_record
+        stage_engine = None if stage is None else await load_stage(settings, service, engine, stage)
         opened = await stack.enter_async_context(
             open_worker(settings, service, "prefill", open_transfer_engine)
         )
@@ -39,17 +43,26 @@ async def run(settings: PrefillSettings, service: Service) -> None:
                 opened.transfer.register_device,
             )
         )
+        stages = None
+        if stage_engine is not None:
+            stage_engine.attach(host_view(placed.memory))
+            stack.callback(stage_engine.detach)
+            stages = StageLinks(opened.network)
+            stack.push_async_callback(stages.close)
         kvstores = KvstoreClients(opened.network, settings.kvstore_timeout_s)
         stack.push_async_callback(kvstores.close)
         info = msgspec.structs.replace(
             model_info(opened.info, settings, engine, placed.n_pages),
             prefill_cost=placed.prefill_cost,
             home_kvstore=WorkerId(settings.home_kvstore) if settings.home_kvstore else None,
+            stage=stage,
         )
         clock = SystemClock()
         worker = PrefillWorker(
             port=opened.port,
-            forward=PrefillForward(engine, opened.transfer.submit, placed.memory.region, clock),
+            forward=PrefillForward(
+                engine, opened.transfer.submit, placed.memory.region, clock, stage_engine
+            ),
             transfer=opened.transfer,
             memory=placed.memory,
             kvstores=kvstores,
@@ -57,6 +70,7 @@ async def run(settings: PrefillSettings, service: Service) -> None:
             settings=settings,
             clock=clock,
             pages=PageAllocator(placed.n_pages),
+            stages=stages,
             tracer=tracer,
             watch=placed.watch,
         )

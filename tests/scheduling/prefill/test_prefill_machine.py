@@ -58,7 +58,8 @@ from halfmoon_scheduling.prefill.prefill_events import (
 )
 from halfmoon_scheduling.prefill.prefill_machine import PrefillMachine, PrefillRules
 from halfmoon_scheduling.prefill.prefill_queue import PrefillQueue
-from halfmoon_scheduling.prefill.prefill_request import WHOLE_PROMPT, PrefillPhase, PromptShare
+from halfmoon_scheduling.prefill.prefill_request import PrefillPhase
+from halfmoon_scheduling.prefill.prompt_share import WHOLE_PROMPT, PromptShare
 
 BLOCK = 16
 HOME = KvstoreAddress(worker_id=WorkerId("kvstore-0"), generation=1, commands="a")
@@ -687,6 +688,7 @@ def test_phases_are_all_reached_by_some_test_of_a_way(driven: Driven) -> None:
         seen.add(driven.machine.requests[A].phase)
     assert seen == set(PrefillPhase) - {
         PrefillPhase.WAITING,
+        PrefillPhase.STARTING,
         PrefillPhase.FETCHING,
         PrefillPhase.STOPPING,
     }

@@ -31,6 +31,8 @@ class ClusterPlan:
     model: str
     http_port: int
     n_prefill: int = 1
+    #: Prefill workers of a group that compute long prompts together; 0: there are no groups.
+    group_size: int = 0
     n_decode: int = 1
     n_kvstore: int = 1
     host: str = "127.0.0.1"
@@ -104,10 +106,20 @@ def plan_processes(plan: ClusterPlan) -> list[ProcessSpec]:
 
     for i in range(plan.n_prefill):
         home = ["--home-kvstore", f"kvstore-{i % plan.n_kvstore}"] if plan.n_kvstore else []
-        add("prefill", i, "--metadata", metadata, *model, *engine, *home, *threads("prefill"))
+        stage = _stage_flags(i, plan.group_size)
+        flags = [*home, *stage, *threads("prefill")]
+        add("prefill", i, "--metadata", metadata, *model, *engine, *flags)
     for i in range(plan.n_decode):
         add("decode", i, "--metadata", metadata, *model, *engine, *threads("decode"))
     return specs
+
+
+def _stage_flags(index: int, group_size: int) -> list[str]:
+    """Return the flags by which a prefill worker is a stage of its group."""
+    if not group_size:
+        return []
+    group, stage = divmod(index, group_size)
+    return ["--group", f"group-{group}", "--stage", f"{stage}/{group_size}"]
 
 
 class ServiceProcess:

@@ -45,6 +45,15 @@ def up(
         ),
     ] = "torch",
     prefill: Annotated[int, typer.Option(envvar="PREFILL", min=1, help="Prefill workers")] = 1,
+    group: Annotated[
+        int,
+        typer.Option(
+            envvar="GROUP",
+            min=0,
+            help="Prefill workers that compute a long prompt together, each a part of the layers; "
+            "0: none. --prefill is a multiple of it",
+        ),
+    ] = 0,
     decode: Annotated[int, typer.Option(envvar="DECODE", min=1, help="Decode workers")] = 1,
     kvstore: Annotated[int, typer.Option(envvar="KVSTORE", min=0, help="KV stores")] = 1,
     port: Annotated[
@@ -81,6 +90,11 @@ def up(
     """Start a cluster on this machine and keep it in the foreground until Ctrl-C."""
     if port and not is_free(port):
         _give_up(f"port {port} is in use: stop what listens there, or choose another with PORT=")
+    if group == 1 or (group and prefill % group):
+        _give_up(
+            f"--group is {group} and --prefill {prefill}: a group has two workers or more, and "
+            "--prefill is a multiple of it"
+        )
     chosen = port or (DEFAULT_PORT if is_free(DEFAULT_PORT) else free_port())
     if not model:
         try:
@@ -100,6 +114,7 @@ def up(
         engine=engine,
         http_port=chosen,
         n_prefill=prefill,
+        group_size=group,
         n_decode=decode,
         n_kvstore=kvstore,
         served_model_name=name,

@@ -7,6 +7,8 @@ from halfmoon_protocol.messages.base import Message
 from halfmoon_protocol.messages.by_receiver import (
     ToConductor,
     ToDecode,
+    ToFirstStage,
+    ToFurtherStage,
     ToKvstore,
     ToKvstoreClient,
     ToPrefill,
@@ -66,11 +68,26 @@ from halfmoon_protocol.messages.prefill import (
     StageAddress,
     StartPrefill,
 )
+from halfmoon_protocol.messages.stages import (
+    ActivationSlots,
+    BlockPlaces,
+    ChunkSent,
+    ShareDone,
+    ShareEnded,
+    ShareKept,
+    ShareProgress,
+    ShareReady,
+    SlotFreed,
+    StartShare,
+    StopShare,
+)
 
 __all__ = [
     "ALL_MESSAGES",
+    "ActivationSlots",
     "AnswerChain",
     "AnyMessage",
+    "BlockPlaces",
     "BlocksCommitted",
     "BlocksLeased",
     "BlocksReplicated",
@@ -79,6 +96,7 @@ __all__ = [
     "CachedPrefix",
     "Cancel",
     "ChangeRole",
+    "ChunkSent",
     "CommitBlocks",
     "DecodeCost",
     "DecodeFailed",
@@ -107,13 +125,23 @@ __all__ = [
     "ReserveDecode",
     "RevokeBlocks",
     "Role",
+    "ShareDone",
+    "ShareEnded",
+    "ShareKept",
+    "ShareProgress",
+    "ShareReady",
+    "SlotFreed",
     "SnapshotBlocks",
     "Stage",
     "StageAddress",
     "StartDecode",
     "StartPrefill",
+    "StartShare",
+    "StopShare",
     "ToConductor",
     "ToDecode",
+    "ToFirstStage",
+    "ToFurtherStage",
     "ToKvstore",
     "ToKvstoreClient",
     "ToPrefill",
@@ -144,6 +172,15 @@ AnyMessage = (
     | PrefillFailed
     | PrefillStopped
     | PrefillLoad
+    | StartShare
+    | StopShare
+    | ChunkSent
+    | SlotFreed
+    | ShareReady
+    | ShareProgress
+    | ShareDone
+    | ShareKept
+    | ShareEnded
     | ReserveBlocks
     | CommitBlocks
     | RevokeBlocks

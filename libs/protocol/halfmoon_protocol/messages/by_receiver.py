@@ -41,6 +41,17 @@ from halfmoon_protocol.messages.prefill import (
     PrefillStopped,
     StartPrefill,
 )
+from halfmoon_protocol.messages.stages import (
+    ChunkSent,
+    ShareDone,
+    ShareEnded,
+    ShareKept,
+    ShareProgress,
+    ShareReady,
+    SlotFreed,
+    StartShare,
+    StopShare,
+)
 
 #: Answers and load reports of all workers.
 ToConductor = (
@@ -62,6 +73,14 @@ ToConductor = (
 
 ToPrefill = StartPrefill | Cancel | Hello | Unwelcome | ChangeRole
 
+#: Commands of stage 0 of a group to a prefill worker that computes a further stage.
+ToFurtherStage = StartShare | StopShare | ChunkSent | SlotFreed
+
+#: Answers of a further stage to stage 0.
+ToFirstStage = (
+    ShareReady | ChunkSent | SlotFreed | ShareProgress | ShareDone | ShareKept | ShareEnded
+)
+
 #: `StartPrefill` is only for a decode worker whose record states `local_prefill_tokens`.
 ToDecode = ReserveDecode | StartDecode | StartPrefill | Cancel | Hello | Unwelcome | ChangeRole
 
@@ -82,7 +101,7 @@ ToKvstore = (
     | Unwelcome
 )
 
-ToWorker = ToPrefill | ToDecode | ToKvstore
+ToWorker = ToPrefill | ToFurtherStage | ToDecode | ToKvstore
 
 #: Answers to a prefill worker, another kvstore or a tool. Each has the ticket of its question.
 ToKvstoreClient = (

@@ -155,6 +155,8 @@ class PrefillFailed(Message, frozen=True, tag="prefill_failed"):
     #: True when the request itself is at fault, such as by a grammar that takes too long. Then no
     #: worker should try it again, the client gets this as its error, and `retryable` is false.
     invalid: bool = False
+    #: True when a further stage of the group could not be asked to stop: it may still write.
+    landing_in_doubt: bool = False
 
 
 class PrefillStopped(Message, frozen=True, tag="prefill_stopped"):
@@ -162,6 +164,8 @@ class PrefillStopped(Message, frozen=True, tag="prefill_stopped"):
     its pages may be given to others."""
 
     request_id: RequestName
+    #: True when a further stage of the group could not be asked to stop: it may still write.
+    landing_in_doubt: bool = False
 
 
 class PrefillLoad(Message, frozen=True, tag="prefill_load"):

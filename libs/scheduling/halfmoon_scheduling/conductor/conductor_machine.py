@@ -250,7 +250,7 @@ class Conductor:
             case PrefillFailed():
                 return self._on_prefill_failed(worker_id, message, now)
             case PrefillStopped():
-                return self._on_prefill_stopped(worker_id, message.request_id)
+                return self._on_prefill_stopped(worker_id, message)
             case DecodeFailed():
                 return self._on_decode_failed(worker_id, message, now)
             case DecodeLoad():
@@ -360,7 +360,7 @@ class Conductor:
         self._note_answer(worker_id, now)
         state = self._prefilling_at(worker_id, message.request_id)
         if state is None:
-            return self._on_prefill_stopped(worker_id, message.request_id)
+            return self._on_prefill_stopped(worker_id, message)
         return self._handover.on_prefill_done(state, message, now)
 
     def _on_prefill_failed(
@@ -369,9 +369,10 @@ class Conductor:
         self._note_answer(worker_id, now)
         state = self._prefilling_at(worker_id, message.request_id)
         if state is None:
-            return self._on_prefill_stopped(worker_id, message.request_id)
+            return self._on_prefill_stopped(worker_id, message)
         assert state.decode is not None
-        cancel = Cancel(request_id=message.request_id)
+        in_doubt = message.landing_in_doubt
+        cancel = Cancel(request_id=message.request_id, landing_in_doubt=in_doubt)
         commands = send_if_live(self.cluster, state.decode, cancel)
         if not message.invalid:
             self._placer.avoid(message.request_id, message.culprit or worker_id)
@@ -388,12 +389,15 @@ class Conductor:
         if worker_id in self.cluster.prefills:
             self.cluster.prefills.on_answer(worker_id, now)
 
-    def _on_prefill_stopped(self, worker_id: WorkerId, request_id: RequestId) -> list[AnyCommand]:
-        """Free the landing of a request that was given up: prefill writes no more."""
-        orphaned = self._table.orphaned.get(request_id)
+    def _on_prefill_stopped(
+        self, worker_id: WorkerId, message: PrefillStopped | PrefillFailed | PrefillDone
+    ) -> list[AnyCommand]:
+        """Free the landing of a request that was given up: its prefill has ended."""
+        orphaned = self._table.orphaned.get(message.request_id)
         if orphaned is None or orphaned.prefill != worker_id:
             return []
-        return self._table.orphaned.free(request_id, in_doubt=False)
+        in_doubt = not isinstance(message, PrefillDone) and message.landing_in_doubt
+        return self._table.orphaned.free(message.request_id, in_doubt=in_doubt)
 
     def _prefilling_at(self, worker_id: WorkerId, request_id: RequestId) -> RequestState | None:
         state = self._table.get(request_id)

@@ -11,6 +11,7 @@ from halfmoon_protocol.messages import PrefillFailed, PrefillStopped, PrefillTim
 from halfmoon_protocol.sampling import Finish
 from halfmoon_scheduling.prefill.prefill_events import PrefillFailure
 from halfmoon_scheduling.prefill.prefill_queue import PrefillChunk
+from halfmoon_scheduling.prefill.prompt_share import PromptShare
 
 
 class FetchPrefix(msgspec.Struct, frozen=True):
@@ -42,8 +43,46 @@ class ReserveRoom(msgspec.Struct, frozen=True):
     first_block: int
 
 
+class StartStages(msgspec.Struct, frozen=True):
+    """Start the shares of a prompt at the further stages of the group.
+
+    Outcome: `StagesStarted`.
+    """
+
+    request_id: RequestId
+
+
+class SendChunk(msgspec.Struct, frozen=True):
+    """Write a chunk's activations into a slot of the next stage, and say so. Has no outcome.
+
+    Chunks of a request are announced in the order of these commands.
+    """
+
+    request_id: RequestId
+    start: int
+    stop: int
+    slot: int
+
+
+class FreeSlot(msgspec.Struct, frozen=True):
+    """Tell the stage before that it may write to a slot of this one again. Has no outcome."""
+
+    request_id: RequestId
+    slot: int
+
+
 class WakeEngine(msgspec.Struct, frozen=True):
     """Ask for `PrefillMachine.next_pass` if no forward pass is under way. Has no outcome."""
+
+
+class StagePass(msgspec.Struct, frozen=True):
+    """The layers that a pass runs, and the slots of its chunk's activations."""
+
+    share: PromptShare
+    #: Slot of this stage that has the activations; None at stage 0.
+    incoming: int | None
+    #: Slot of the next stage that they are for; None at the last stage.
+    outgoing: int | None
 
 
 class PrefillPass(msgspec.Struct, frozen=True):
@@ -55,6 +94,8 @@ class PrefillPass(msgspec.Struct, frozen=True):
     chunks: tuple[PrefillChunk, ...]
     #: Requests whose first tokens earlier passes have left to be chosen.
     delayed: tuple[RequestId, ...] = ()
+    #: Of the one chunk, if its request is computed in stages.
+    stage: StagePass | None = None
 
 
 class SettleTransfers(msgspec.Struct, frozen=True):
@@ -67,10 +108,11 @@ class SettleTransfers(msgspec.Struct, frozen=True):
 
 
 class ReportDone(msgspec.Struct, frozen=True):
-    """Send the conductor `PrefillDone`. Outcome: `DoneReported`."""
+    """Send the conductor `PrefillDone`, or stage 0 `ShareDone`. Outcome: `DoneReported`."""
 
     request_id: RequestId
-    first_token: int
+    #: None at a further stage that is not the last one.
+    first_token: int | None
     finish: Finish
     n_cached: int
     #: Seconds from the request's arrival to its first pass.
@@ -115,6 +157,9 @@ class EndRequest(msgspec.Struct, frozen=True):
 PrefillCommand = (
     FetchPrefix
     | ReserveRoom
+    | StartStages
+    | SendChunk
+    | FreeSlot
     | WakeEngine
     | SettleTransfers
     | ReportDone
@@ -125,17 +170,18 @@ PrefillCommand = (
 
 
 def ending_message(
-    request_id: RequestId, ending: PrefillEnding
+    request_id: RequestId, ending: PrefillEnding, *, landing_in_doubt: bool = False
 ) -> PrefillFailed | PrefillStopped | None:
     """Return what a conductor is told of an ending; None where `PrefillDone` has said it."""
     if ending is None:
         return None
     if isinstance(ending, PrefillStop):
-        return PrefillStopped(request_id=request_id)
+        return PrefillStopped(request_id=request_id, landing_in_doubt=landing_in_doubt)
     return PrefillFailed(
         request_id=request_id,
         reason=ending.reason,
         retryable=ending.retryable,
         culprit=ending.culprit,
         invalid=ending.invalid,
+        landing_in_doubt=landing_in_doubt,
     )

@@ -11,6 +11,7 @@ import msgspec
 
 from halfmoon_protocol.ids import RequestId, WorkerId
 from halfmoon_protocol.messages import KvstoreAddress, StartPrefill
+from halfmoon_scheduling.prefill.prompt_share import WHOLE_PROMPT, PromptShare
 
 
 class PrefillFailure(msgspec.Struct, frozen=True):
@@ -37,6 +38,16 @@ class PrefillRequested(msgspec.Struct, frozen=True):
     """A valid start of a request arrived whose id is not in use here."""
 
     start: StartPrefill
+    #: The layers to compute.
+    share: PromptShare = WHOLE_PROMPT
+    #: Of a share: tokens of a chunk at the most.
+    chunk_tokens: int = 1
+    #: At a further stage: blocks of the cached prefix, which stage 0 has leased.
+    n_leased: int = 0
+    #: At a further stage: slots of the next stage, all free.
+    n_next_slots: int = 0
+    #: At a further stage: whether stage 0 has reserved room for its layers of the new blocks.
+    has_room: bool = False
 
 
 class PrefillCancelled(msgspec.Struct, frozen=True):
@@ -61,6 +72,32 @@ class PrefixFetched(msgspec.Struct, frozen=True):
     """Every layer of the leased blocks is in the request's pages."""
 
     request_id: RequestId
+
+
+class StagesStarted(msgspec.Struct, frozen=True):
+    """All further stages hold what they need for the request."""
+
+    request_id: RequestId
+    #: Slots for activations at the next stage, all free.
+    n_slots: int
+    #: Tokens of a chunk that fits into the slots of every stage.
+    chunk_tokens: int
+
+
+class ChunkArrived(msgspec.Struct, frozen=True):
+    """The activations of a chunk are in a slot of this stage."""
+
+    request_id: RequestId
+    start: int
+    stop: int
+    slot: int
+
+
+class NextSlotFreed(msgspec.Struct, frozen=True):
+    """A slot of the next stage may be written to again."""
+
+    request_id: RequestId
+    slot: int
 
 
 class RoomReserved(msgspec.Struct, frozen=True):
@@ -93,9 +130,14 @@ class PassFailed(msgspec.Struct, frozen=True):
 
 
 class TransfersSettled(msgspec.Struct, frozen=True):
-    """The landing has acknowledged all KV, and the fetched blocks are verified and released."""
+    """The landing has acknowledged all KV, and the fetched blocks are verified and released.
+
+    At stage 0 of a group: the KV of all stages.
+    """
 
     request_id: RequestId
+    #: At stage 0 of a group: the token that the last stage has chosen.
+    first_token: int | None = None
 
 
 class DoneReported(msgspec.Struct, frozen=True):
@@ -130,6 +172,9 @@ class PagesFreed(msgspec.Struct, frozen=True):
 PrefillEvent = (
     PrefillRequested
     | PrefillCancelled
+    | StagesStarted
+    | ChunkArrived
+    | NextSlotFreed
     | PrefixLeased
     | PrefixFetched
     | RoomReserved

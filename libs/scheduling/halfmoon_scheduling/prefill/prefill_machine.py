@@ -31,12 +31,16 @@ shells exist: `services/prefill`, and the simulator's workers.
 What differs from worker to worker is in `PrefillRules`. A worker with a pool of its own begins a
 pass while cached blocks are still on their way, layer by layer. A decode worker computes in the
 landing itself (no pages), with the whole prefix there, one prompt a step. What differs from
-request to request is in its `PromptShare`. Requests of this machine are whole prompts so far. A
-stage of a group will wait for activations in `COMPUTING`, and leave all after it to the first
-stage.
+request to request is in its `PromptShare`: all layers, or those of one stage of a group.
+
+A prompt of a group is a request at each stage. At stage 0 it takes the way above, with
+`STARTING` before `COMPUTING`: `StartStages` begins the shares at the other stages. A further stage
+neither leases nor reserves: stage 0 has done so for all. Each chunk is computed in a pass of its
+own. `ChunkFlow` has the chunks that arrived and the slots for the next stage. At stage 0
+`SettleTransfers` ends when the KV of all stages is in the landing.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -44,9 +48,11 @@ from halfmoon_protocol.ids import RequestId
 from halfmoon_protocol.messages import KvstoreAddress, StartPrefill
 from halfmoon_scheduling.decode.decode_batch import finish_reason
 from halfmoon_scheduling.decode.page_allocator import PageAllocator
+from halfmoon_scheduling.prefill.chunk_flow import ArrivedChunk, BadChunk, ChunkFlow
 from halfmoon_scheduling.prefill.prefill_commands import (
     EndRequest,
     FetchPrefix,
+    FreeSlot,
     KeepBlocks,
     PrefillCommand,
     PrefillEnding,
@@ -55,14 +61,19 @@ from halfmoon_scheduling.prefill.prefill_commands import (
     ReleaseHoldings,
     ReportDone,
     ReserveRoom,
+    SendChunk,
     SettleTransfers,
+    StagePass,
+    StartStages,
     WakeEngine,
 )
 from halfmoon_scheduling.prefill.prefill_events import (
     BlocksKept,
+    ChunkArrived,
     DoneReported,
     FirstToken,
     HoldingsReleased,
+    NextSlotFreed,
     PagesFreed,
     PassEnded,
     PassFailed,
@@ -74,11 +85,12 @@ from halfmoon_scheduling.prefill.prefill_events import (
     PrefixLeased,
     RoomRefused,
     RoomReserved,
+    StagesStarted,
     StepFailed,
     TokenDelayed,
     TransfersSettled,
 )
-from halfmoon_scheduling.prefill.prefill_queue import PrefillQueue, QueueFull
+from halfmoon_scheduling.prefill.prefill_queue import PrefillChunk, PrefillQueue, QueueFull
 from halfmoon_scheduling.prefill.prefill_request import (
     QUEUED_PHASES,
     PrefillPhase,
@@ -95,6 +107,8 @@ class PrefillRules:
     overlaps_fetch: bool = True
     #: Prompts of one pass at the most; None: as many as the queue packs into it.
     max_pass_prompts: int | None = None
+    #: Prompts of the worker's group that hold pages and slots here at a time.
+    max_shares: int = 2
 
 
 class PrefillMachine:
@@ -131,8 +145,8 @@ class PrefillMachine:
             now: seconds on a clock that never goes back.
         """
         match event:
-            case PrefillRequested(start=start):
-                return self._on_requested(start, now)
+            case PrefillRequested():
+                return self._on_requested(event, now)
             case PrefillCancelled(request_id=request_id):
                 return self._end(self.requests.get(request_id), PrefillStop())
             case PrefixLeased():
@@ -143,12 +157,18 @@ class PrefillMachine:
                 return self._on_room(request_id, now, has_room=True)
             case RoomRefused(request_id=request_id):
                 return self._on_room(request_id, now, has_room=False)
+            case StagesStarted():
+                return self._on_stages_started(event, now)
+            case ChunkArrived():
+                return self._on_chunk_arrived(event)
+            case NextSlotFreed():
+                return self._on_next_slot_freed(event)
             case PassEnded():
                 return self._on_pass_ended(event, now)
             case PassFailed(reason=reason):
                 return self._on_pass_failed(reason)
-            case TransfersSettled(request_id=request_id):
-                return self._on_settled(request_id, now)
+            case TransfersSettled():
+                return self._on_settled(event, now)
             case DoneReported(request_id=request_id):
                 return self._on_reported(request_id)
             case BlocksKept(request_id=request_id):
@@ -173,15 +193,27 @@ class PrefillMachine:
             request = self.requests[chunk.request_id]
             if request.computing_since_s is None:
                 request.computing_since_s = now
-        self._pass = PrefillPass(chunks, tuple(self._choosing))
+        self._pass = PrefillPass(chunks, tuple(self._choosing), self._stage_pass(chunks))
         self._in_pass = frozenset(chunk.request_id for chunk in chunks)
         return self._pass
 
+    def _stage_pass(self, chunks: Sequence[PrefillChunk]) -> StagePass | None:
+        """Begin the chunk of a share, which is alone in its pass; None: whole prompts."""
+        if not chunks or (request := self.requests[chunks[0].request_id]).share.is_whole:
+            return None
+        return StagePass(request.share, *request.flow.take())
+
     # -- the way in --------------------------------------------------------------------------
 
-    def _on_requested(self, start: StartPrefill, now: float) -> list[PrefillCommand]:
+    def _on_requested(self, event: PrefillRequested, now: float) -> list[PrefillCommand]:
+        start, share = event.start, event.share
         assert start.request_id not in self.requests, f"{start.request_id!r} is here already"
-        request = PrefillRequest(start, len(start.token_ids), now)
+        request = PrefillRequest(start, len(start.token_ids), now, share, event.n_leased)
+        if not share.is_whole:
+            request.has_room = event.has_room
+            request.flow = ChunkFlow(share, request.n_tokens, event.chunk_tokens)
+            request.flow.begin(event.n_leased * self._rules.block_size)
+            request.flow.open_next(event.n_next_slots, event.chunk_tokens)
         needed = self._pages_for(request)
         if self.pages is not None and needed > self.pages.n_pages:
             reason = (
@@ -200,6 +232,7 @@ class PrefillMachine:
                 may_be_long=start.sampling.prompt_logprobs is None,
                 arrived_s=now,
                 deadline_s=None if start.deadline_s is None else now + start.deadline_s,
+                is_share=not share.is_whole,
             )
         except QueueFull as error:
             return [EndRequest(start.request_id, PrefillFailure(str(error), retryable=True))]
@@ -213,6 +246,8 @@ class PrefillMachine:
         while self._waiting:
             first = next(one for one in self.queue.in_order() if one in self._waiting)
             request = self.requests[first]
+            if not request.share.is_whole and self._n_shares() >= self._rules.max_shares:
+                break
             if self.pages is not None:
                 needed = self._pages_for(request)
                 if needed > self.pages.n_free:
@@ -226,8 +261,14 @@ class PrefillMachine:
             commands.append(FetchPrefix(first, pages, n_blocks, request.reserved_from))
         return commands
 
+    def _n_shares(self) -> int:
+        """Count the requests that hold memory for activations."""
+        return sum(
+            not request.share.is_whole and bool(request.pages) for request in self.requests.values()
+        )
+
     def _pages_for(self, request: PrefillRequest) -> int:
-        return request.share.n_pages(-(-request.n_tokens // self._rules.block_size))
+        return -(-request.n_tokens // self._rules.block_size)
 
     def _on_leased(self, event: PrefixLeased, now: float) -> list[PrefillCommand]:
         request = self._in(event.request_id, PrefillPhase.LEASING)
@@ -236,6 +277,10 @@ class PrefillMachine:
         request.n_cached = event.n_blocks * self._rules.block_size
         request.prefix_fetched = event.n_blocks == 0
         self.queue.rebase(event.request_id, request.n_cached)
+        if not request.share.is_whole:
+            request.flow.begin(request.n_cached)
+        if not request.share.is_first:
+            return self._prepared(request, now)
         first = _first_new_block(request.start, event.source, event.n_blocks)
         if event.has_room is not None and request.reserved_from is not None:
             request.has_room = event.has_room
@@ -258,6 +303,20 @@ class PrefillMachine:
     def _prepared(self, request: PrefillRequest, now: float) -> list[PrefillCommand]:
         """Let a request be computed, unless its prefix must be here before."""
         request.asking_s = now - request.paged_s
+        if request.share.is_first and not request.share.is_whole:
+            request.phase = PrefillPhase.STARTING
+            return [StartStages(request.request_id)]
+        return self._compute_with_prefix(request)
+
+    def _on_stages_started(self, event: StagesStarted, now: float) -> list[PrefillCommand]:
+        request = self._in(event.request_id, PrefillPhase.STARTING)
+        if request is None:
+            return []
+        request.asking_s = now - request.paged_s
+        request.flow.open_next(event.n_slots, event.chunk_tokens)
+        return self._compute_with_prefix(request)
+
+    def _compute_with_prefix(self, request: PrefillRequest) -> list[PrefillCommand]:
         if not request.prefix_fetched and not self._rules.overlaps_fetch:
             request.phase = PrefillPhase.FETCHING
             return []
@@ -275,12 +334,49 @@ class PrefillMachine:
     def _compute(self, request: PrefillRequest) -> list[PrefillCommand]:
         request.phase = PrefillPhase.COMPUTING
         self.queue.ready(request.request_id)
+        self._allow(request)
         return [WakeEngine()]
+
+    def _allow(self, request: PrefillRequest) -> None:
+        """Let the queue compute the next chunk of a share, if it is here and has where to go."""
+        if not request.share.is_whole:
+            self.queue.allow(request.request_id, request.flow.allowed)
+
+    def _on_chunk_arrived(self, event: ChunkArrived) -> list[PrefillCommand]:
+        request = self._flowing(event.request_id)
+        if request is None:
+            return []
+        try:
+            request.flow.on_arrived(ArrivedChunk(event.start, event.stop, event.slot))
+        except BadChunk as error:
+            return self._end(request, PrefillFailure(str(error), retryable=True))
+        self._allow(request)
+        return [WakeEngine()]
+
+    def _on_next_slot_freed(self, event: NextSlotFreed) -> list[PrefillCommand]:
+        request = self._flowing(event.request_id)
+        if request is None:
+            return []
+        try:
+            request.flow.on_next_freed(event.slot)
+        except BadChunk as error:
+            return self._end(request, PrefillFailure(str(error), retryable=True))
+        self._allow(request)
+        return [WakeEngine()]
+
+    def _flowing(self, request_id: RequestId) -> PrefillRequest | None:
+        """Return a share that has not begun to end; None if there is none."""
+        request = self.requests.get(request_id)
+        if request is None or request.share.is_whole:
+            return None
+        ending = request.phase in (PrefillPhase.STOPPING, PrefillPhase.RELEASING)
+        return None if ending else request
 
     def _on_pass_ended(self, event: PassEnded, now: float) -> list[PrefillCommand]:
         ended = self._end_pass()
         self.queue.advance(ended.chunks)
-        self.queue.observe_pass(ended.chunks, event.compute_s - event.layers_wait_s)
+        if ended.stage is None:
+            self.queue.observe_pass(ended.chunks, event.compute_s - event.layers_wait_s)
         commands: list[PrefillCommand] = []
         for chunk in ended.chunks:
             request = self.requests[chunk.request_id]
@@ -288,14 +384,32 @@ class PrefillMachine:
             request.layers_wait_s += event.layers_wait_s
             if request.phase is PrefillPhase.STOPPING:
                 commands += self._release(request)
-            elif chunk.last:
+                continue
+            if not request.share.is_whole:
+                commands += self._on_chunk_computed(request, chunk)
+            if chunk.last and request.share.is_last:
                 commands += self._on_token(request, event.tokens[chunk.request_id], now)
+            elif chunk.last:
+                commands += self._settle(request, None, now)
         for request_id in ended.delayed:
             if request_id in self._choosing:  # not cancelled meanwhile
                 del self._choosing[request_id]
                 token = event.tokens[request_id]
                 commands += self._on_token(self.requests[request_id], token, now)
         commands.append(WakeEngine())
+        return commands
+
+    def _on_chunk_computed(
+        self, request: PrefillRequest, chunk: PrefillChunk
+    ) -> list[PrefillCommand]:
+        """Hand a chunk's activations on, and give its slot here back."""
+        incoming, outgoing = request.flow.end(chunk.stop)
+        commands: list[PrefillCommand] = []
+        if outgoing is not None:
+            commands.append(SendChunk(request.request_id, chunk.start, chunk.stop, outgoing))
+        if incoming is not None:
+            commands.append(FreeSlot(request.request_id, incoming))
+        self._allow(request)
         return commands
 
     def _on_token(
@@ -310,11 +424,16 @@ class PrefillMachine:
             case PrefillFailure():
                 return self._end(request, token)
             case int():
-                request.phase = PrefillPhase.SETTLING
-                request.first_token, request.computed_s = token, now
-                return [SettleTransfers(request.request_id)]
+                return self._settle(request, token, now)
             case _:
                 assert_never(token)
+
+    def _settle(
+        self, request: PrefillRequest, token: int | None, now: float
+    ) -> list[PrefillCommand]:
+        request.phase = PrefillPhase.SETTLING
+        request.first_token, request.computed_s = token, now
+        return [SettleTransfers(request.request_id)]
 
     def _on_pass_failed(self, reason: str) -> list[PrefillCommand]:
         failed = self._end_pass()
@@ -337,19 +456,23 @@ class PrefillMachine:
 
     # -- the way out -------------------------------------------------------------------------
 
-    def _on_settled(self, request_id: RequestId, now: float) -> list[PrefillCommand]:
+    def _on_settled(self, event: TransfersSettled, now: float) -> list[PrefillCommand]:
+        request_id = event.request_id
         request = self._in(request_id, PrefillPhase.SETTLING)
         if request is None:
             return []
         token, since_s = request.first_token, request.computing_since_s
-        assert token is not None and since_s is not None, "settled before it was computed"
+        if token is None:
+            token = event.first_token
+        assert since_s is not None, "settled before it was computed"
+        assert token is not None or not request.share.is_first, "settled without a first token"
         request.phase, request.settled_s = PrefillPhase.REPORTING, now
-        n_new = 1  # tokens of this try; `stopping` counts from here
+        stopping, n_new = request.start.stopping, 1  # tokens of this try
         return [
             ReportDone(
                 request_id,
                 first_token=token,
-                finish=finish_reason(request.start.stopping, n_new, token),
+                finish="" if token is None else finish_reason(stopping, n_new, token),
                 n_cached=request.n_cached,
                 queue_s=since_s - request.arrived_s,
                 compute_s=request.compute_s,
@@ -429,6 +552,10 @@ class PrefillMachine:
             may_have = request.phase in (PrefillPhase.STOPPING, PrefillPhase.RELEASING)
             n_pages = self._pages_for(request) if has_pages else 0
             assert len(request.pages) == n_pages or (may_have and not request.pages)
+            request.flow.check()
+            in_pass = request.request_id in self._in_pass and not request.share.is_whole
+            assert in_pass == ((request.flow.computing or request.flow.sending) is not None)
+        assert self._n_shares() <= self._rules.max_shares
         if self.pages is not None:
             self.pages.check()
             assert len(held) + self.pages.n_free <= self.pages.n_pages

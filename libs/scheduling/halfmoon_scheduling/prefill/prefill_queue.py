@@ -5,7 +5,8 @@ for cached blocks is pushed with ``ready=False`` and keeps its place while other
 
 A pass has few tokens when several requests share it: each of them has its first token when the
 pass ends. A long prompt whose turn it is has a pass to itself, of more tokens. Its chunks stay
-short while a request that goes before it gets ready.
+short while a request that goes before it gets ready. A share of a prompt, one stage's layers, has a
+pass to itself for each chunk, and no further than its activations and slots allow.
 
 The largest priority goes first, then what the queue's order says (`queue_order`). A request that is
 partly computed pauses between two passes for one that goes before it. No request starves: once
@@ -62,6 +63,8 @@ class _Entry:
     rank: _Rank
     #: Whether its chunks may exceed `chunk_tokens`.
     may_be_long: bool = True
+    #: Tokens before this one may be computed now, by a pass of its own; None: all, with others.
+    allowed: int | None = None
     started: bool = False
     #: Tokens computed for later ones since it came, because their priority is larger.
     overtaken_tokens: int = 0
@@ -132,6 +135,7 @@ class PrefillQueue:
         may_be_long: bool = True,
         arrived_s: float = 0.0,
         deadline_s: float | None = None,
+        is_share: bool = False,
     ) -> None:
         """Queue a request at its place among those of its priority.
 
@@ -144,6 +148,7 @@ class PrefillQueue:
             may_be_long: whether its chunks may have more than `chunk_tokens` tokens.
             arrived_s: now, on a clock that never goes back.
             deadline_s: when its first token is due, on the same clock; None: at no time.
+            is_share: whether its passes have nothing else, and compute what `allow` allows.
 
         Raises:
             QueueFull: `max_requests` are here.
@@ -157,6 +162,7 @@ class PrefillQueue:
         self._n_pushed += 1
         rank = (float(-priority), 0.0, self._n_pushed)
         entry = _Entry(n_tokens, n_cached, ready, arrived_s, deadline_s, rank, may_be_long)
+        entry.allowed = 0 if is_share else None
         self._entries[request_id] = entry
         self._enter(request_id, entry, float(-priority))
         self._queued_tokens += n_tokens - n_cached
@@ -166,6 +172,14 @@ class PrefillQueue:
         if (entry := self._entries.get(request_id)) is None:
             return False
         entry.ready = True
+        return True
+
+    def allow(self, request_id: RequestId, stop: int) -> bool:
+        """Let a share be computed up to this token; return whether it is still here."""
+        if (entry := self._entries.get(request_id)) is None:
+            return False
+        assert entry.allowed is not None, f"{request_id!r} is no share"
+        entry.allowed = min(stop, entry.n_tokens)
         return True
 
     def rebase(self, request_id: RequestId, n_cached: int) -> bool:
@@ -207,6 +221,13 @@ class PrefillQueue:
             entry = self._entries[request_id]
             if not entry.ready:
                 continue
+            if entry.allowed is not None:
+                if entry.allowed <= entry.position:
+                    continue
+                if chunks:
+                    break
+                n_tokens, last = entry.allowed - entry.position, entry.allowed == entry.n_tokens
+                return [PrefillChunk(request_id, entry.position, n_tokens, last)]
             n_left = entry.n_tokens - entry.position
             n_tokens = min(n_left, room if place else self._most_alone(entry))
             chunks.append(PrefillChunk(request_id, entry.position, n_tokens, n_tokens == n_left))

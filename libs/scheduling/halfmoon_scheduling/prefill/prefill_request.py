@@ -5,7 +5,9 @@ from enum import Enum
 
 from halfmoon_protocol.ids import RequestId
 from halfmoon_protocol.messages import PrefillTimes, StartPrefill
+from halfmoon_scheduling.prefill.chunk_flow import ChunkFlow
 from halfmoon_scheduling.prefill.prefill_commands import PrefillEnding
+from halfmoon_scheduling.prefill.prompt_share import WHOLE_PROMPT, PromptShare
 
 
 class PrefillPhase(Enum):
@@ -17,6 +19,8 @@ class PrefillPhase(Enum):
     LEASING = "leasing"
     #: `ReserveRoom` is being performed.
     RESERVING = "reserving"
+    #: `StartStages` is being performed.
+    STARTING = "starting"
     #: Everything is asked for; it waits for the last byte of its prefix.
     FETCHING = "fetching"
     #: The queue has it among those to compute, perhaps in the pass under way.
@@ -41,40 +45,11 @@ QUEUED_PHASES = frozenset(
         PrefillPhase.WAITING,
         PrefillPhase.LEASING,
         PrefillPhase.RESERVING,
+        PrefillPhase.STARTING,
         PrefillPhase.FETCHING,
         PrefillPhase.COMPUTING,
     }
 )
-
-
-@dataclass(frozen=True, slots=True)
-class PromptShare:
-    """The layers of a prompt that one worker computes: all, or those of one pipeline stage.
-
-    A stage holds pages for its layers alone, in every block of the prompt. Stage 0 answers for
-    all of them.
-    """
-
-    stage: int = 0
-    n_stages: int = 1
-
-    @property
-    def is_first(self) -> bool:
-        """Return whether this worker begins the prompt, and answers its conductor."""
-        return self.stage == 0
-
-    @property
-    def is_last(self) -> bool:
-        """Return whether this worker chooses the first token."""
-        return self.stage + 1 == self.n_stages
-
-    def n_pages(self, n_blocks: int) -> int:
-        """Return how many pages of all layers hold this share of so many blocks."""
-        return -(-n_blocks // self.n_stages)
-
-
-#: The share of a worker that computes a prompt by itself.
-WHOLE_PROMPT = PromptShare()
 
 
 @dataclass(eq=False, slots=True)
@@ -85,6 +60,8 @@ class PrefillRequest:
     n_tokens: int
     arrived_s: float
     share: PromptShare = WHOLE_PROMPT
+    #: Blocks that stage 0 has leased for this further stage.
+    n_leased: int = 0
     phase: PrefillPhase = PrefillPhase.WAITING
     #: Pages of the pool from `LEASING` to the end; in no other request's.
     pages: list[int] = field(default_factory=list)
@@ -96,6 +73,8 @@ class PrefillRequest:
     has_room: bool = False
     #: Block from which room is reserved while the prefix is leased; None: it is not.
     reserved_from: int | None = None
+    #: Only of a prompt that is computed in stages.
+    flow: ChunkFlow = field(default_factory=ChunkFlow)
     first_token: int | None = None
     ending: PrefillEnding = None
     #: When it got pages; when its first pass began, its first token was chosen and its transfers
@@ -121,6 +100,8 @@ class PrefillRequest:
         At least one token is computed. A prompt's scores are made in its tokens' own forward
         passes, so where they are wanted no block may be cached.
         """
+        if not self.share.is_first:
+            return self.n_leased
         if self.start.cached is None or self.start.sampling.prompt_logprobs is not None:
             return 0
         whole = (self.n_tokens - 1) // block_size

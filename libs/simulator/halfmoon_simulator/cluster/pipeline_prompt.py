@@ -23,7 +23,7 @@ from halfmoon_protocol.messages import (
     ToConductor,
 )
 from halfmoon_scheduling.decode.page_allocator import PageAllocator
-from halfmoon_scheduling.prefill.prefill_request import PromptShare
+from halfmoon_scheduling.prefill.prompt_share import PromptShare
 from halfmoon_simulator.cluster.network_model import NetworkModel, SimTransfer
 from halfmoon_simulator.cluster.sim_holdings import SimHoldings
 from halfmoon_simulator.cluster.sim_kvstore import SimKvstore

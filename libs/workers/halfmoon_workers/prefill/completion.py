@@ -3,7 +3,8 @@
 from halfmoon_protocol.ids import WorkerId
 from halfmoon_scheduling.prefill.prefill_events import PrefillFailure
 from halfmoon_transfer.interface import TransferError
-from halfmoon_workers.prefill.prefill_job import PrefillJob, PrefillRefused
+from halfmoon_workers.prefill.prefill_job import PrefillJob
+from halfmoon_workers.prefill.prefill_refusal import PrefillRefused
 from halfmoon_workers.prefill.prefix_cache_client import CorruptBlock, PrefixCacheClient
 
 
@@ -35,4 +36,6 @@ def fetch_failure(job: PrefillJob, error: Exception) -> PrefillFailure:
     """Return the failure of a request whose cached blocks did not come, or came damaged."""
     # The lease of this moment: another replica may have taken over.
     source = job.lease.address.worker_id if job.lease else None
+    if job.order is not None and job.order.cached is not None:
+        source = WorkerId(job.order.cached.region.segment)  # stage 0 has leased them there
     return PrefillFailure(f"cached blocks are of no use: {error}", retryable=True, culprit=source)

@@ -11,7 +11,7 @@ from halfmoon_protocol.ids import RequestId
 from halfmoon_runtime.clock import Clock
 from halfmoon_runtime.worker.forward_thread import ForwardThread
 from halfmoon_runtime.worker.forward_watchdog import ForwardWatchdog
-from halfmoon_scheduling.prefill.prefill_commands import PrefillPass
+from halfmoon_scheduling.prefill.prefill_commands import PrefillPass, StagePass
 from halfmoon_scheduling.prefill.prefill_events import (
     FirstToken,
     PassEnded,
@@ -101,10 +101,12 @@ class ForwardLoop:
         self, due: PrefillPass, thread: ForwardThread, delayed_wait_s: float
     ) -> PrefillEvent:
         batch = [(self._jobs[chunk.request_id], chunk) for chunk in due.chunks]
-        pending = [self._pending.pop(request_id) for request_id in due.delayed]
+        pending = [
+            (self._jobs[request_id], self._pending.pop(request_id)) for request_id in due.delayed
+        ]
         try:
             result, finished = await thread.run(
-                self._watch.run, self._compute, batch, pending, delayed_wait_s
+                self._watch.run, self._compute, batch, pending, delayed_wait_s, due.stage
             )
         except EngineLost:
             raise
@@ -122,13 +124,14 @@ class ForwardLoop:
     def _compute(
         self,
         batch: Sequence[tuple[PrefillJob, PrefillChunk]],
-        pending: Sequence[PendingToken],
+        pending: Sequence[tuple[PrefillJob, PendingToken]],
         delayed_wait_s: float,
+        stage: StagePass | None,
     ) -> tuple[ForwardResult, list[TokenResult]]:
         """Run a batch, and choose what earlier passes left open; in the forward's thread."""
-        result = self._forward(batch) if batch else ForwardResult()
+        result = self._forward(batch, stage) if batch else ForwardResult()
         wait_s = 0.0 if batch else delayed_wait_s
-        return result, self._forward.engine.finish(pending, wait_s) if pending else []
+        return result, self._forward.finish(pending, wait_s)
 
     def _first_token(self, request_id: RequestId, chosen: TokenResult) -> FirstToken:
         """Say in the machine's terms what the engine chose for a request."""

@@ -5,17 +5,35 @@ blocks (the next layers load meanwhile). As soon as the KV of a group of layers 
 is handed to the transfer engine (Mooncake, arXiv 2407.00079, section 5.2). A request whose cached
 blocks fail to come is marked and runs on over what is in its pages: the others in the batch must
 not suffer, and its result is thrown away.
+
+A pass of one stage of a group has one chunk. The stage's engine runs its layers, between the
+activations of the stage before and those for the next one. Both engines use one pool. A block has
+its layers one after another, so stage s of n finds the bytes of its layers on page p·n + s, counted
+in pages of its layers alone:
+
+    page p of all layers │ layers of stage 0 │ layers of stage 1 │ …
+    pages of a stage     │      p·n + 0      │      p·n + 1      │ …
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from halfmoon_engine.interface import Draw, Engine, PromptScoring, Run, TokenResult
+from halfmoon_engine.interface import (
+    Draw,
+    Engine,
+    PendingToken,
+    PromptScoring,
+    Run,
+    StageActivations,
+    TokenResult,
+)
 from halfmoon_prefix_cache.layer_groups import layer_groups
 from halfmoon_protocol.regions import Region
 from halfmoon_runtime.clock import Clock
+from halfmoon_scheduling.prefill.prefill_commands import StagePass
 from halfmoon_scheduling.prefill.prefill_queue import PrefillChunk
+from halfmoon_scheduling.prefill.prompt_share import WHOLE_PROMPT
 from halfmoon_transfer.interface import Op, Piece, Transfer
 from halfmoon_workers.prefill.prefill_job import ForwardPassRecord, PrefillJob
 
@@ -47,9 +65,27 @@ class PrefillForward:
     submit: SubmitTransfer
     pool: Region
     clock: Clock
+    #: Computes one stage's layers over the same pool; None: the worker is in no group.
+    stage_engine: Engine | None = None
 
-    def __call__(self, batch: Sequence[tuple[PrefillJob, PrefillChunk]]) -> ForwardResult:
-        """Compute these chunks, and hand on the KV of complete blocks."""
+    @property
+    def activation_bytes(self) -> int:
+        """Bytes of one token's activations between two stages; 0: the worker is in no group."""
+        return 0 if self.stage_engine is None else self.stage_engine.stage.activation_bytes
+
+    def __call__(
+        self,
+        batch: Sequence[tuple[PrefillJob, PrefillChunk]],
+        stage: StagePass | None = None,
+    ) -> ForwardResult:
+        """Compute these chunks, and hand on the KV of complete blocks.
+
+        Args:
+            batch: the requests and their chunks; one, if there is a stage.
+            stage: the layers to compute, and the slots of their activations; None: all layers.
+        """
+        share = WHOLE_PROMPT if stage is None else stage.share
+        layers = share.layers(self.engine.layout.n_layers)
         blocks = [job.complete_blocks(chunk.stop, self.engine.layout) for job, chunk in batch]
         began = self.clock.now()
         waited = 0.0
@@ -62,7 +98,8 @@ class PrefillForward:
             for job, _ in batch:
                 if job.loads and job.failure is None:
                     try:
-                        job.loads[layer].result()
+                        # A further stage reads the layers of its own alone.
+                        job.loads[layer if job.order else layers[layer]].result()
                     except Exception as error:  # whatever it is, it is this job's alone
                         job.failure = error
             waited += self.clock.now() - since
@@ -71,8 +108,8 @@ class PrefillForward:
         #: Of each request: the groups of layers to hand on, by the last layer of each.
         groups = [
             {
-                group[-1]: group
-                for group in layer_groups(layout.n_layers, len(complete) * layout.layer_bytes)
+                group[-1]: layers[group.start : group.stop]
+                for group in layer_groups(len(layers), len(complete) * layout.layer_bytes)
             }
             for complete in blocks
         ]
@@ -85,10 +122,13 @@ class PrefillForward:
                     except Exception as error:
                         job.failure = error
 
-        tokens = self.engine.forward(
+        engine = self.engine if stage is None else self.stage_engine
+        assert engine is not None, "this worker is in no group"
+        tokens = engine.forward(
             [self._run(job, chunk) for job, chunk in batch],
             before_layer=before_layer,
             after_layer=after_layer,
+            activations=None if stage is None else _activations(*batch[0], stage),
         )
         ended = self.clock.now()
         for (job, chunk), complete in zip(batch, blocks, strict=True):
@@ -98,6 +138,19 @@ class PrefillForward:
                     ForwardPassRecord(began, ended, waited, chunk.start, chunk.stop, len(batch))
                 )
         return ForwardResult(tokens, ended - began, waited)
+
+    def finish(
+        self, late: Sequence[tuple[PrefillJob, PendingToken]], wait_s: float
+    ) -> list[TokenResult]:
+        """Choose tokens that were late, each by the engine that computed its request."""
+        chosen: dict[int, TokenResult] = {}
+        for engine, is_whole in ((self.engine, True), (self.stage_engine, False)):
+            own = [i for i, (job, _) in enumerate(late) if job.share.is_whole is is_whole]
+            if own:
+                assert engine is not None, "this worker is in no group"
+                tokens = engine.finish([late[i][1] for i in own], wait_s)
+                chosen.update(zip(own, tokens, strict=True))
+        return [chosen[i] for i in range(len(late))]
 
     def _hand_on(self, job: PrefillJob, layers: range, blocks: Sequence[int]) -> None:
         """Start the writes of these layers of these blocks."""
@@ -116,16 +169,32 @@ class PrefillForward:
     def _run(self, job: PrefillJob, chunk: PrefillChunk) -> Run:
         start = job.start
         draw = None
-        if chunk.last:
+        if chunk.last and job.share.is_last:
             history = start.token_ids if start.sampling.needs_history else ()
             draw = Draw(start.sampling, history, start.n_prompt, job.first_scores.extend)
         tokens = start.token_ids[chunk.start : chunk.stop]
-        return Run(tokens, chunk.start, job.pages, draw, scoring=_scoring(job, chunk))
+        n_stages, index = job.share.n_stages, job.share.stage
+        pages = job.pages if n_stages == 1 else [page * n_stages + index for page in job.pages]
+        return Run(tokens, chunk.start, pages, draw, scoring=_scoring(job, chunk))
+
+
+def _activations(job: PrefillJob, chunk: PrefillChunk, stage: StagePass) -> StageActivations:
+    """Return the slots of a chunk's activations, before and behind the stage's layers."""
+    incoming = outgoing = None
+    if stage.incoming is not None:
+        assert job.incoming is not None, "a chunk arrived without slots"
+        incoming = job.incoming.view(stage.incoming, chunk.n_tokens)
+    if stage.outgoing is not None:
+        assert job.outgoing is not None, "a chunk is to be sent without slots"
+        outgoing = job.outgoing.view(stage.outgoing, chunk.n_tokens)
+    return StageActivations(incoming, outgoing)
 
 
 def _scoring(job: PrefillJob, chunk: PrefillChunk) -> PromptScoring | None:
     """Score the client's prompt only: tokens of an earlier try were scored when they were new."""
     start = job.start
+    if not job.share.is_last:
+        return None
     n_top = start.sampling.prompt_logprobs
     targets = start.token_ids[chunk.start + 1 : min(chunk.stop + 1, start.n_prompt)]
     if n_top is None or not targets:

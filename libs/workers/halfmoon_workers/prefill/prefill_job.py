@@ -12,19 +12,23 @@ the prompt is over. It is never written again, so it may be read while later tok
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from halfmoon_prefix_cache.block_put import KvstoreReservation
 from halfmoon_prefix_cache.kvstore_lease import KvstoreLease
 from halfmoon_protocol.ids import RequestId, WorkerId
 from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_protocol.logprobs import TokenScore
-from halfmoon_protocol.messages import KvstoreAddress, StartPrefill
+from halfmoon_protocol.messages import ActivationSlots, KvstoreAddress, StartPrefill, StartShare
 from halfmoon_protocol.regions import Region
 from halfmoon_runtime.channels.network import PeerId
-from halfmoon_scheduling.prefill.prefill_events import PrefillEvent, PrefillFailure
+from halfmoon_scheduling.prefill.prefill_events import PrefillEvent
+from halfmoon_scheduling.prefill.prompt_share import WHOLE_PROMPT, PromptShare
 from halfmoon_transfer.interface import Piece, Transfer
+from halfmoon_workers.prefill.activation_buffers import ActivationBuffers
+from halfmoon_workers.prefill.group_prompt import GroupPrompt
 
 
 @dataclass(frozen=True)
@@ -40,14 +44,6 @@ class ForwardPassRecord:
     n_requests: int
 
 
-class PrefillRefused(Exception):
-    """A step of a request could not be done; carries what its conductor is told."""
-
-    def __init__(self, failure: PrefillFailure) -> None:
-        super().__init__(failure.reason)
-        self.failure = failure
-
-
 @dataclass
 class PrefillJob:
     """The state of one request; changed by the worker's event loop, read by the forward."""
@@ -57,9 +53,25 @@ class PrefillJob:
     #: When the command came, and until when the landing may be written.
     arrived_s: float
     write_until_s: float
+    #: The layers that are computed here; of a further stage, what stage 0 has ordered.
+    share: PromptShare = WHOLE_PROMPT
+    order: StartShare | None = None
+    #: At stage 0 of a group: the shares of the other stages.
+    group: GroupPrompt | None = None
     pages: list[int] = field(default_factory=list)
     #: Whether its pages are those of its landing: a decode worker prefills for itself.
     in_place: bool = False
+    #: Activations that arrive, those that are sent, and where to; None: none are.
+    incoming: ActivationBuffers | None = None
+    outgoing: ActivationBuffers | None = None
+    next_slots: ActivationSlots | None = None
+    activation_writes: list[Transfer] = field(default_factory=list)
+    #: Announces the chunk that was sent last, after those before it.
+    announcing: "asyncio.Task[None] | None" = None
+    #: Of a share: whether the room at the kvstore has its layers of the new blocks.
+    is_room_written: bool = False
+    #: Whether a further stage may still write to the landing though it was told to stop.
+    landing_in_doubt: bool = False
     #: Takes its steps, one after another; the step to take next; whether it is between two.
     steps: "asyncio.Task[None] | None" = None
     next_step: "Callable[[PrefillJob], Awaitable[PrefillEvent]] | None" = None
@@ -74,7 +86,8 @@ class PrefillJob:
     n_cached: int = 0
     #: Blocks whose layers have all been handed to the transfer engine.
     n_streamed: int = 0
-    #: The layers of cached blocks, as they arrive; empty when nothing is cached.
+    #: The layers of cached blocks, as they arrive; empty when nothing is cached. At a further
+    #: stage, those of its layers.
     loads: Sequence[Transfer] = ()
     #: Checksums of the cached blocks, computed as they arrive; None when nothing is cached.
     checksums: Awaitable[tuple[int, ...]] | None = None
@@ -116,12 +129,18 @@ class PrefillJob:
 
     def load_pieces(self, pool: Region, layout: KvLayout, layers: range) -> list[Piece]:
         """List the reads of these layers of the cached blocks, from the kvstore into this pool."""
-        assert self.lease is not None
-        source, block_bytes = self.lease.region, layout.block_bytes
+        if self.order is not None:
+            assert self.order.cached is not None, "nothing is cached of this share"
+            source, offsets = self.order.cached.region, self.order.cached.offsets
+        else:
+            assert self.lease is not None
+            source = self.lease.region
+            offsets = tuple(place.offset for place in self.lease.places)
+        block_bytes = layout.block_bytes
         shift, size = _part_of_block(layout, layers)
         return [
-            Piece(pool, page * block_bytes + shift, source, place.offset + shift, size)
-            for page, place in zip(self.pages, self.lease.places, strict=False)
+            Piece(pool, page * block_bytes + shift, source, offset + shift, size)
+            for page, offset in zip(self.pages, offsets, strict=False)
         ]
 
     def complete_blocks(self, stop: int, layout: KvLayout) -> range:
@@ -163,9 +182,9 @@ class PrefillJob:
 
         The arguments are those of `landing_pieces`.
         """
-        if self.put is None:
+        if self.room is None:
             return []
-        target, offsets = self.put.region, self.put.offsets
+        target, offsets = self.room
         pages, block_bytes = self.pages, layout.block_bytes
         shift, length = _part_of_block(layout, layers)
         return [
@@ -175,9 +194,29 @@ class PrefillJob:
         ]
 
     @property
+    def room(self) -> tuple[Region, Mapping[int, int]] | None:
+        """Where new blocks are kept: a region, and offsets by the block's number; None: nowhere."""
+        if self.put is not None:
+            return self.put.region, self.put.offsets
+        return self._ordered_room
+
+    @cached_property
+    def _ordered_room(self) -> tuple[Region, Mapping[int, int]] | None:
+        """The room that stage 0 has reserved for a share."""
+        room = None if self.order is None else self.order.room
+        if room is None:
+            return None
+        return room.region, dict(zip(room.blocks, room.offsets, strict=True))
+
+    @property
     def transfers(self) -> list[Transfer]:
         """All transfers, under way or over."""
-        return [*self.loads, *self.landing_writes, *self.put_writes]
+        return [
+            *self.loads,
+            *self.activation_writes,
+            *self.landing_writes,
+            *self.put_writes,
+        ]
 
 
 def _part_of_block(layout: KvLayout, layers: range) -> tuple[int, int]:

@@ -16,6 +16,8 @@ class PrefillCounts:
     def __init__(self) -> None:
         self._ended = {"done": 0, "failed": 0, "stopped": 0}
         self._tokens = {"computed": 0, "cached": 0}
+        #: Prompts of a group whose layers of one stage were computed here.
+        self.n_shares = 0
         self._stages = {stage: FastHistogram(time_buckets(0.0001, 100.0)) for stage in _STAGES}
 
     def done(self, done: PrefillDone, n_tokens: int) -> None:
@@ -44,6 +46,10 @@ class PrefillCounts:
             "halfmoon_prefill_tokens_total": (
                 "Tokens of prompts that were prefilled, by where their KV is from.",
                 by_label("source", self._tokens),
+            ),
+            "halfmoon_prefill_shares_total": (
+                "Prompts of a group of which this worker computed one stage's layers.",
+                self.n_shares,
             ),
             "halfmoon_prefill_stage_seconds": (
                 "What requests waited for at this worker; a request's stages add up to its time"

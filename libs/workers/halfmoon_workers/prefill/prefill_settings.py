@@ -1,9 +1,12 @@
 """Settings of a prefill worker."""
 
-from typing import Annotated
+import re
+from typing import Annotated, Self
 
-from pydantic import AfterValidator, Field, field_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
+from halfmoon_protocol.bounds import MAX_STAGES
+from halfmoon_protocol.messages import Stage
 from halfmoon_runtime.engine_settings import EngineSettings
 from halfmoon_scheduling.prefill.queue_order import QUEUE_ORDERS
 from halfmoon_transfer.backends.backend_choices import check_backend_choices
@@ -46,7 +49,63 @@ class PrefillSettings(EngineSettings):
         " from another kvstore, or computed",
     )
 
+    group: str = Field(
+        "",
+        max_length=128,
+        description="Group of prefill workers that compute long prompts together; empty: none",
+    )
+    stage: str = Field(
+        "",
+        description="This worker's run of layers in its group, as INDEX/N: 0/2 and 1/2 are the two"
+        " stages of a group of two",
+    )
+    group_chunk_tokens: Annotated[int, Field(ge=1)] = Field(
+        1024, description="Tokens at the most of a chunk of a prompt that the group computes"
+    )
+    max_shares: Annotated[int, Field(ge=1)] = Field(
+        2, description="Prompts of the group that hold pages and activations here at a time"
+    )
+
+    @property
+    def stage_record(self) -> Stage | None:
+        """The stage as the worker's record states it; None: the worker is in no group."""
+        if not self.group:
+            return None
+        index, n_stages = (int(part) for part in self.stage.split("/"))
+        return Stage(self.group, index, n_stages, chunk_tokens=self.group_chunk_tokens)
+
+    @model_validator(mode="after")
+    def _is_a_stage(self) -> Self:
+        if bool(self.group) != bool(self.stage):
+            given, missing = ("group", "stage") if self.group else ("stage", "group")
+            raise ValueError(
+                f"--{given} is {getattr(self, given)!r} without --{missing}: a member of a group"
+                " has both, such as --group long --stage 0/2"
+            )
+        if self.stage:
+            _check_stage(self.stage)
+        return self
+
     @field_validator("transfer_backends")
     @classmethod
     def _are_registered(cls, choices: str) -> str:
         return check_backend_choices(choices)
+
+
+def _check_stage(stage: str) -> None:
+    """Check that there is such a stage.
+
+    Raises:
+        ValueError: naming the value and what is allowed.
+    """
+    match = re.fullmatch(r"([0-9]{1,4})/([0-9]{1,4})", stage)
+    if match is None:
+        raise ValueError(f"--stage is {stage!r}: it is INDEX/N, such as 0/2")
+    index, n_stages = (int(part) for part in match.groups())
+    if not 2 <= n_stages <= MAX_STAGES:
+        raise ValueError(f"--stage is {stage!r}: a group has 2 to {MAX_STAGES} stages")
+    if index >= n_stages:
+        raise ValueError(
+            f"--stage is {stage!r}: the stages of {n_stages} are 0/{n_stages} to"
+            f" {n_stages - 1}/{n_stages}"
+        )

@@ -25,6 +25,7 @@ from halfmoon_runtime.worker.request_owners import RequestOwners
 from halfmoon_scheduling.prefill.prefill_commands import (
     EndRequest,
     FetchPrefix,
+    FreeSlot,
     KeepBlocks,
     PrefillCommand,
     PrefillEnding,
@@ -32,7 +33,9 @@ from halfmoon_scheduling.prefill.prefill_commands import (
     ReleaseHoldings,
     ReportDone,
     ReserveRoom,
+    SendChunk,
     SettleTransfers,
+    StartStages,
     WakeEngine,
     ending_message,
 )
@@ -54,8 +57,10 @@ from halfmoon_scheduling.prefill.prefill_events import (
 from halfmoon_scheduling.prefill.prefill_machine import PrefillMachine
 from halfmoon_transfer.interface import Transfer
 from halfmoon_workers.prefill.completion import await_completion, fetch_failure
-from halfmoon_workers.prefill.prefill_job import PrefillJob, PrefillRefused
+from halfmoon_workers.prefill.group_steps import GroupSteps, share_ending
+from halfmoon_workers.prefill.prefill_job import PrefillJob
 from halfmoon_workers.prefill.prefill_metrics import PrefillCounts
+from halfmoon_workers.prefill.prefill_refusal import PrefillRefused
 from halfmoon_workers.prefill.prefill_spans import record_prefill_spans
 from halfmoon_workers.prefill.prefix_cache_client import PrefixCacheClient
 
@@ -82,6 +87,7 @@ class PrefillShell:
         wake_engine: Callable[[], None],
         tracer: Tracer | None,
         on_ended: Callable[[PrefillJob], None] = lambda _: None,
+        groups: GroupSteps | None = None,
     ) -> None:
         """Create a shell without requests; it performs commands after `open`.
 
@@ -95,7 +101,9 @@ class PrefillShell:
             wake_engine: makes the forward loop look for a pass; must not wait.
             tracer: None: no traces.
             on_ended: called for each request once nothing touches its pages; must not wait.
+            groups: steps of prompts that a group computes; None: the worker is in no group.
         """
+        self._groups_or_none = groups
         self._machine = machine
         self._caching = caching
         self._owners = owners
@@ -122,18 +130,24 @@ class PrefillShell:
         """Perform no more commands: the group of tasks is about to be cancelled."""
         self._tasks = None
 
-    def begin(self, job: PrefillJob, failure: PrefillFailure | None) -> None:
+    def begin(
+        self,
+        job: PrefillJob,
+        failure: PrefillFailure | None,
+        requested: PrefillRequested | None = None,
+    ) -> None:
         """Take a request in.
 
         Args:
             job: its id is not in use here.
             failure: why it can't be prefilled here; None: the machine gets it.
+            requested: what the machine gets; None: a whole prompt.
         """
         self.jobs[job.request_id] = job
         self.idle.clear()
         self._owners.add(job.request_id, job.owner)
         if failure is None:
-            self.post(PrefillRequested(job.start))
+            self.post(requested or PrefillRequested(job.start))
         else:
             self._end(job, failure)
 
@@ -156,12 +170,22 @@ class PrefillShell:
             case FetchPrefix(request_id=request_id, pages=pages, n_blocks=n_blocks):
                 job = self.jobs[request_id]
                 job.pages = job.pages if job.in_place else list(pages)
-                if n_blocks:
+                if job.order is not None:
+                    self._begin_step(job, lambda job: self._open_share(job, n_blocks))
+                elif n_blocks:
                     self._begin_step(job, lambda job: self._fetch(job, command))
                 else:
                     self.post(PrefixLeased(request_id))
             case ReserveRoom(request_id=request_id, first_block=first):
                 self._begin_step(self.jobs[request_id], lambda job: self._reserve(job, first))
+            case StartStages(request_id=request_id):
+                self._begin_step(self.jobs[request_id], self._groups.start_stages)
+            case SendChunk(request_id=request_id):
+                self._send_chunk(self.jobs[request_id], command)
+            case FreeSlot(request_id=request_id, slot=slot):
+                job = self.jobs[request_id]
+                freed = self._answer(job.owner, self._groups.free_slot(job, slot))
+                self._create_task(freed, f"slot of {request_id}")
             case SettleTransfers(request_id=request_id):
                 self._begin_step(self.jobs[request_id], self._settle)
             case ReportDone(request_id=request_id):
@@ -224,6 +248,22 @@ class PrefillShell:
             self._hold(job)
         if job.lease is None:
             return PrefixLeased(job.request_id, has_room=has_room)
+        self._watch_fetch(job)
+        return PrefixLeased(job.request_id, job.lease.address, len(job.lease.places), has_room)
+
+    @property
+    def _groups(self) -> GroupSteps:
+        assert self._groups_or_none is not None, "this worker is in no group"
+        return self._groups_or_none
+
+    async def _open_share(self, job: PrefillJob, n_blocks: int) -> PrefillEvent:
+        leased = await self._groups.open_share(job, n_blocks)
+        if n_blocks:
+            self._watch_fetch(job)
+        return leased
+
+    def _watch_fetch(self, job: PrefillJob) -> None:
+        """Post how the reads of the cached prefix end."""
         # Soon, not now: the last layer may be here already, and the lease is posted first.
         loop = asyncio.get_running_loop()
 
@@ -232,7 +272,6 @@ class PrefillShell:
                 loop.call_soon_threadsafe(self._on_fetched, job, last)
 
         job.loads[-1].add_done_callback(on_last_layer)
-        return PrefixLeased(job.request_id, job.lease.address, len(job.lease.places), has_room)
 
     def _on_fetched(self, job: PrefillJob, last_layer: Transfer) -> None:
         """Post how the reads ended; called in the event loop's thread."""
@@ -255,13 +294,36 @@ class PrefillShell:
             name = f"renewal for {job.request_id}"
             job.renewal = self._create_task(self._caching.renew_until_cancelled(job), name)
 
+    def _send_chunk(self, job: PrefillJob, command: SendChunk) -> None:
+        """Write a chunk's activations to the next stage, beside the steps of its request."""
+        write, before = self._groups.begin_send(job, command), job.announcing
+
+        async def announce() -> None:
+            try:
+                await self._groups.announce_chunk(job, command, write, before)
+            except PrefillRefused as refused:
+                self.post(StepFailed(job.request_id, refused.failure))
+
+        job.announcing = self._create_task(announce(), f"chunk of {job.request_id}")
+
     async def _settle(self, job: PrefillJob) -> PrefillEvent:
         await await_completion(job, self._caching)
+        if job.announcing is not None:  # the next stage is told of the last chunk, too
+            await asyncio.wait([job.announcing])
+        token = None if job.group is None else await job.group.wait_done()
         job.settled_s = self._clock.now()
-        return TransfersSettled(job.request_id)
+        return TransfersSettled(job.request_id, token)
 
     async def _report(self, job: PrefillJob, done: ReportDone) -> PrefillEvent:
         job.done_s = self._clock.now()
+        if job.order is not None:
+            await self._groups.report_share(job, done)
+            return DoneReported(job.request_id)
+        if job.group is not None:  # the last stage has chosen and scored
+            last = job.group.dones[-1]
+            job.first_scores = [] if last.score is None else [last.score]
+            job.prompt_scores = list(last.prompt_scores)
+        assert done.first_token is not None, "a prompt is done without its first token"
         message = PrefillDone(
             request_id=job.request_id,
             first_token=done.first_token,
@@ -283,7 +345,10 @@ class PrefillShell:
         return DoneReported(job.request_id)
 
     async def _keep(self, job: PrefillJob) -> PrefillEvent:
-        await self._caching.keep(job)
+        if job.order is not None:
+            await self._groups.keep_share(job)
+        elif job.group is None or await self._groups.read_back(job):
+            await self._caching.keep(job)
         return BlocksKept(job.request_id)
 
     async def _stop(self, job: PrefillJob) -> None:
@@ -295,7 +360,15 @@ class PrefillShell:
 
     async def _release(self, job: PrefillJob) -> PrefillEvent:
         """Give back all that a request holds but its pages; no forward pass touches those."""
+        if job.group is not None:
+            limit_s = max(0.0, job.write_until_s - self._clock.now())
+            job.landing_in_doubt = await job.group.stop(limit_s)
         await cancel_and_wait(job.transfers)
+        if job.announcing is not None:
+            job.announcing.cancel()
+            await asyncio.wait([job.announcing])
+        if not job.share.is_whole:
+            await self._groups.close(job)
         try:
             await self._caching.give_back(job)
         except Exception:  # its pages are untouched all the same, and what it holds expires
@@ -309,13 +382,16 @@ class PrefillShell:
         del self.jobs[job.request_id]
         self._owners.remove(job.request_id)
         self._on_ended(job)
+        if ending is None and not job.share.is_whole:
+            self.counts.n_shares += 1
         if ending is not None:
             self.counts.ended("stopped" if isinstance(ending, PrefillStop) else "failed")
         if not self.jobs:
             self.idle.set()
-        message = ending_message(job.request_id, ending)
-        if message is not None:
-            answer = self._answer(job.owner, message)
+        message = ending_message(job.request_id, ending, landing_in_doubt=job.landing_in_doubt)
+        said = message if job.order is None else share_ending(job, ending)
+        if said is not None:
+            answer = self._answer(job.owner, said)
             self._create_task(answer, f"ending of {job.request_id}")
         record_prefill_spans(job, message, self._tracer, self._clock.now())
 

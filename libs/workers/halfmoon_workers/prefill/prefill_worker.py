@@ -20,12 +20,19 @@ from halfmoon_protocol.messages import (
     AnyMessage,
     Cancel,
     ChangeRole,
+    ChunkSent,
     Hello,
     PrefillCost,
     PrefillFailed,
     PrefillLoad,
     PrefillStopped,
+    ShareEnded,
+    ShareProgress,
+    SlotFreed,
     StartPrefill,
+    StartShare,
+    StopShare,
+    ToFurtherStage,
     ToPrefill,
     Unwelcome,
     WorkerInfo,
@@ -41,20 +48,35 @@ from halfmoon_runtime.worker.forward_watchdog import ForwardWatchdog
 from halfmoon_runtime.worker.housekeeping import HousekeepingPace
 from halfmoon_runtime.worker.message_loop import drop_unexpected, serve_messages
 from halfmoon_scheduling.decode.page_allocator import PageAllocator
+from halfmoon_scheduling.prefill.chunk_flow import SLOTS_PER_SHARE
 from halfmoon_scheduling.prefill.long_chunks import LongChunkLimits, LongChunks
+from halfmoon_scheduling.prefill.prefill_events import (
+    ChunkArrived,
+    NextSlotFreed,
+    PrefillFailure,
+    PrefillRequested,
+)
 from halfmoon_scheduling.prefill.prefill_machine import PrefillMachine, PrefillRules
 from halfmoon_scheduling.prefill.prefill_queue import PrefillQueue
+from halfmoon_scheduling.prefill.prompt_share import PromptShare
 from halfmoon_scheduling.prefill.queue_order import QUEUE_ORDERS
 from halfmoon_transfer.engine import TransferEngine
 from halfmoon_transfer.regions.region_table import PoolMemory
 from halfmoon_workers.prefill.forward_loop import ForwardLoop
 from halfmoon_workers.prefill.forward_pass import PrefillForward
+from halfmoon_workers.prefill.group_prompt import GroupPrompt
+from halfmoon_workers.prefill.group_steps import GroupSteps
 from halfmoon_workers.prefill.prefill_job import PrefillJob
 from halfmoon_workers.prefill.prefill_metrics import page_metrics, queue_metrics, replica_metrics
 from halfmoon_workers.prefill.prefill_settings import PrefillSettings
 from halfmoon_workers.prefill.prefill_shell import PrefillShell
 from halfmoon_workers.prefill.prefill_validation import start_failure
 from halfmoon_workers.prefill.prefix_cache_client import PrefixCacheClient
+from halfmoon_workers.prefill.share_validation import as_start, share_failure, stages_fault
+from halfmoon_workers.prefill.stage_links import StageLinks
+
+#: Seconds between two reports of a share to stage 0.
+_PROGRESS_S = 1.0
 
 
 @dataclass
@@ -70,6 +92,8 @@ class PrefillWorker:
     settings: PrefillSettings
     clock: Clock
     pages: PageAllocator
+    #: To the other stages of its group; None: it is in no group.
+    stages: StageLinks | None = None
     #: None: no traces.
     tracer: Tracer | None = None
     #: Of the forward passes.
@@ -81,6 +105,8 @@ class PrefillWorker:
     shell: PrefillShell = field(init=False)
     forward_loop: ForwardLoop = field(init=False)
     _pace: HousekeepingPace = field(default_factory=HousekeepingPace, init=False)
+    #: When stage 0 was last told of the shares here.
+    _reported_s: float = field(default=float("-inf"), init=False)
 
     def __post_init__(self) -> None:
         engine = self.forward.engine
@@ -92,7 +118,7 @@ class PrefillWorker:
             long_chunks=LongChunks(limits, self.info.prefill_cost or PrefillCost()),
             order=QUEUE_ORDERS[settings.queue_order],
         )
-        rules = PrefillRules(block_size)
+        rules = PrefillRules(block_size, max_shares=settings.max_shares)
         self.machine = PrefillMachine(rules, queue, self.pages)
         self.replicas = ReplicaSelector(self.kvstores, engine.layout, self.clock)
         self.caching = PrefixCacheClient(
@@ -104,6 +130,18 @@ class PrefillWorker:
             patience_s=settings.kvstore_read_s,
         )
         self.conductors = ConductorConnections(self.port, lambda lost: self.shell.cancel(lost))
+        groups = None
+        if self.info.stage is not None:
+            groups = GroupSteps(
+                self.transfer,
+                self.memory,
+                engine.layout,
+                self.conductors,
+                self.clock,
+                self.info.stage,
+                self.forward.activation_bytes,
+                settings.kvstore_read_s,
+            )
         self.shell = PrefillShell(
             self.machine,
             self.caching,
@@ -113,6 +151,7 @@ class PrefillWorker:
             token_bytes=engine.layout.token_bytes,
             wake_engine=lambda: self.forward_loop.wake(),
             tracer=self.tracer,
+            groups=groups,
         )
         self.forward_loop = ForwardLoop(
             self.machine, self.jobs, self.forward, self.watch, self.clock, self.shell.post
@@ -160,6 +199,8 @@ class PrefillWorker:
     async def _handle(self, peer: PeerId, message: AnyMessage) -> None:
         if isinstance(message, ToPrefill):
             await self._on_message(peer, message)
+        elif isinstance(message, ToFurtherStage):
+            await self._on_stage_message(peer, message)
         else:
             drop_unexpected(self.port, message)
 
@@ -208,7 +249,97 @@ class PrefillWorker:
         self._pace.wake()
         now = self.clock.now()
         job = PrefillJob(start, peer, now, now + start.landing_expires_s)
-        self.shell.begin(job, start_failure(start, self.forward.engine, self.info.worker_id))
+        failure = start_failure(start, self.forward.engine, self.info.worker_id)
+        if not start.stages or failure is not None:
+            self.shell.begin(job, failure)
+        elif fault := stages_fault(start.stages, self.info):
+            self.shell.begin(job, PrefillFailure(fault, retryable=True))
+        else:
+            self._begin_group(job)
+
+    def _begin_group(self, job: PrefillJob) -> None:
+        """Take in a prompt as stage 0 of the group."""
+        assert self.stages is not None and self.info.stage is not None, "it is in a group"
+        job.share = PromptShare(0, self.info.stage.n_stages)
+        job.group = GroupPrompt(job.request_id, job.start.stages, self.stages, self.shell.post)
+        chunk_tokens = self.info.stage.chunk_tokens
+        self.shell.begin(job, None, PrefillRequested(job.start, job.share, chunk_tokens))
+
+    # -- shares of a further stage -----------------------------------------------------------
+
+    async def _on_stage_message(self, peer: PeerId, message: ToFurtherStage) -> None:
+        job = self.jobs.get(message.request_id)
+        is_own = job is not None and job.owner == peer and job.order is not None
+        match message:
+            case StartShare() if is_own:
+                record_drop("duplicate", self.port.commands, f"StartShare of {message.request_id}")
+            case StartShare():
+                await self._on_start_share(peer, message)
+            case StopShare() if job is None:
+                await self.conductors.answer(peer, ShareEnded(request_id=message.request_id))
+            case ChunkSent() | SlotFreed() if job is None:
+                pass  # the share has just ended, and stage 0 is told so
+            case _ if not is_own:
+                said = f"{type(message).__name__} of {message.request_id} by {peer.hex()}"
+                record_drop("foreign", self.port.commands, said)
+            case StopShare(request_id=request_id):
+                self.shell.cancel(request_id)
+            case ChunkSent(request_id=request_id):
+                chunk = ChunkArrived(request_id, message.start, message.stop, message.slot)
+                self.shell.post(chunk)
+            case SlotFreed(request_id=request_id, slot=slot):
+                self.shell.post(NextSlotFreed(request_id, slot))
+            case _:
+                assert_never(message)
+
+    async def _on_start_share(self, peer: PeerId, order: StartShare) -> None:
+        failure = None
+        if order.request_id in self.jobs:
+            reason = f"another connection has a request {order.request_id!r} here"
+            failure = PrefillFailure(reason, retryable=True)
+        elif self.info.draining:
+            reason = f"{self.info.worker_id} is stopping: use another one"
+            failure = PrefillFailure(reason, retryable=True, culprit=self.info.worker_id)
+        else:
+            forward = self.forward
+            failure = share_failure(order, self.info, forward.engine, forward.activation_bytes)
+        if failure is not None:
+            refused = ShareEnded(
+                request_id=order.request_id,
+                reason=failure.reason,
+                retryable=failure.retryable,
+                culprit=failure.culprit,
+                invalid=failure.invalid,
+            )
+            await self.conductors.answer(peer, refused)
+            return
+        self._pace.wake()
+        now = self.clock.now()
+        job = PrefillJob(as_start(order), peer, now, now + order.landing_expires_s)
+        job.order, job.share = order, PromptShare(order.stage.index, order.stage.n_stages)
+        assert self.info.stage is not None, "a share was checked against the record"
+        n_next = 0 if order.next_slots is None else len(order.next_slots.offsets)
+        requested = PrefillRequested(
+            job.start,
+            job.share,
+            self.info.stage.chunk_tokens,
+            n_leased=0 if order.cached is None else len(order.cached.blocks),
+            n_next_slots=min(SLOTS_PER_SHARE, n_next),
+            has_room=order.room is not None,
+        )
+        self.shell.begin(job, None, requested)
+
+    async def _report_shares(self) -> None:
+        """Tell stage 0 about once a second of each share: a lost one is noticed by that."""
+        if self.clock.now() < self._reported_s + _PROGRESS_S:
+            return
+        self._reported_s = self.clock.now()
+        for request_id, job in list(self.jobs.items()):
+            request = self.machine.requests.get(request_id)
+            if job.order is not None and request is not None:
+                n_tokens = request.flow.position
+                progress = ShareProgress(request_id=request_id, n_tokens=n_tokens)
+                await self.conductors.answer(job.owner, progress)
 
     # -- housekeeping ------------------------------------------------------------------------
 
@@ -217,6 +348,7 @@ class PrefillWorker:
         while True:
             self.forward.engine.check_alive()
             await self.conductors.probe_superseded(self.info, self.clock.now())
+            await self._report_shares()
             await self.port.publish(
                 PrefillLoad(
                     n_queued=len(self.machine.queue),

@@ -1,0 +1,241 @@
+"""Groups of prefill workers: a long prompt in stages, its cache, its ends, and its refusals."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from halfmoon_engine.fake_engine import FakeEngine, FakeModelSpec
+from halfmoon_protocol.ids import RequestId, WorkerId
+from halfmoon_protocol.messages import (
+    Cancel,
+    PrefillDone,
+    PrefillFailed,
+    PrefillStopped,
+    ShareEnded,
+    Stage,
+    StageAddress,
+    StartPrefill,
+    StartShare,
+)
+from halfmoon_protocol.regions import Landing
+from halfmoon_protocol.sampling import Sampling, Stopping
+from halfmoon_scheduling.config import SchedulingConfig
+from halfmoon_testing.worker_caller import WorkerCaller
+from halfmoon_transfer.engine import TransferEngine
+
+LocalCluster = Callable[..., Any]
+MODEL = FakeModelSpec(layers=6)
+SLOW = FakeModelSpec(layers=6, step_s=0.03)
+ORACLE = FakeEngine(MODEL)
+PROMPT = [(i * 7) % 990 for i in range(600)]
+#: A group takes each prompt of more than one chunk.
+EAGER = SchedulingConfig(group_least_gain=1.0)
+
+
+def fake(model: FakeModelSpec = MODEL) -> Callable[[], FakeEngine]:
+    return lambda: FakeEngine(model)
+
+
+def n_shares_done(cluster: Any, name: str) -> int:
+    """Prompts of which a worker computed a stage."""
+    return int(cluster.worker(name).shell.counts.n_shares)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+async def test_a_long_prompt_is_computed_by_all_stages(
+    local_cluster: LocalCluster, size: int
+) -> None:
+    async with local_cluster(fake(), n_prefill=size, group_size=size, config=EAGER) as cluster:
+        assert await cluster.generate(PROMPT, 8) == ORACLE.expected(PROMPT, 8)
+        await cluster.settled()
+        assert [n_shares_done(cluster, f"prefill-{i}") for i in range(size)] == [1] * size
+
+
+async def test_a_short_prompt_is_computed_by_one_member(local_cluster: LocalCluster) -> None:
+    async with local_cluster(fake(), n_prefill=2, group_size=2, config=EAGER) as cluster:
+        assert await cluster.generate(PROMPT[:50], 8) == ORACLE.expected(PROMPT[:50], 8)
+        await cluster.settled()
+        assert n_shares_done(cluster, "prefill-0") == n_shares_done(cluster, "prefill-1") == 0
+
+
+@pytest.mark.parametrize("size", [2, 3])
+async def test_each_stage_reads_its_layers_of_a_cached_prefix(
+    local_cluster: LocalCluster, size: int
+) -> None:
+    longer = [*PROMPT, *(i % 900 for i in range(400))]
+    async with local_cluster(fake(), n_prefill=size, group_size=size, config=EAGER) as cluster:
+        await cluster.generate(PROMPT, 2)
+        await cluster.settled()
+        assert await cluster.n_cached(longer) == len(PROMPT) // 16 * 16
+        assert await cluster.generate(longer, 6) == ORACLE.expected(longer, 6)
+        await cluster.settled()
+        assert n_shares_done(cluster, "prefill-1") >= 2
+
+
+async def test_prompts_of_the_group_and_of_its_members_run_beside_each_other(
+    local_cluster: LocalCluster,
+) -> None:
+    prompts = [[(i * 7 + k) % 990 for i in range(n)] for k, n in enumerate([600, 40, 500, 30, 700])]
+    async with local_cluster(fake(), n_prefill=2, group_size=2, config=EAGER) as cluster:
+        answers = await asyncio.gather(*(cluster.generate(prompt, 5) for prompt in prompts))
+        assert answers == [ORACLE.expected(prompt, 5) for prompt in prompts]
+        await cluster.settled()
+
+
+@pytest.mark.parametrize("lost", ["prefill-1", "prefill-0"])
+async def test_a_member_killed_in_mid_prompt_costs_no_token(
+    local_cluster: LocalCluster, lost: str
+) -> None:
+    async with local_cluster(
+        fake(SLOW), n_prefill=3, group_size=3, config=EAGER, n_kvstore=0
+    ) as cluster:
+        asking = asyncio.create_task(cluster.generate(PROMPT, 4))
+        last = cluster.worker("prefill-2")
+        await cluster.until(lambda: any(r.flow.position for r in last.machine.requests.values()))
+        await cluster.kill(lost)
+        assert await asking == ORACLE.expected(PROMPT, 4)
+        await cluster.settled()
+
+
+async def test_a_cancelled_prompt_frees_the_pages_of_all_stages(
+    local_cluster: LocalCluster,
+) -> None:
+    async with local_cluster(fake(SLOW), n_prefill=2, group_size=2, config=EAGER) as cluster:
+        asking = asyncio.create_task(cluster.generate(PROMPT, 4))
+        last = cluster.worker("prefill-1")
+        await cluster.until(lambda: any(r.flow.position for r in last.machine.requests.values()))
+        asking.cancel()
+        await asyncio.wait([asking])
+        await cluster.settled()
+        assert await cluster.generate(PROMPT, 4) == ORACLE.expected(PROMPT, 4)
+
+
+# -- refusals --------------------------------------------------------------------------------
+
+
+class Stranger:
+    """Sends a member of a group what no conductor and no stage 0 would."""
+
+    def __init__(self, cluster: Any, transfer: TransferEngine) -> None:
+        self.cluster = cluster
+        self.layout = ORACLE.layout
+        self.region = transfer.allocate(16 * self.layout.block_bytes).region
+
+    def address(self, name: str) -> StageAddress:
+        info = self.cluster.worker(name).info
+        return StageAddress(info.worker_id, info.generation, info.commands)
+
+    def start(self, *stages: StageAddress) -> StartPrefill:
+        return StartPrefill(
+            request_id=RequestId("mine"),
+            token_ids=tuple(range(200)),
+            n_prompt=200,
+            block_hashes=(),
+            landing=Landing(self.region, tuple(range(16)), self.layout),
+            landing_expires_s=60.0,
+            sampling=Sampling(temperature=0.0),
+            stopping=Stopping(max_new_tokens=8),
+            stages=stages,
+        )
+
+    def order(self, **more: Any) -> StartShare:
+        start = self.start()
+        fields: dict[str, Any] = {
+            "stage": Stage("group-0", 1, 2, chunk_tokens=64),
+            "layout": self.layout,
+            "token_ids": start.token_ids,
+            "n_prompt": 200,
+            "landing": start.landing,
+            "landing_expires_s": 60.0,
+            "sampling": start.sampling,
+        }
+        return StartShare(request_id=RequestId("mine"), **(fields | more))
+
+    async def ask(self, worker: str, message: Any, answer: type[Any]) -> Any:
+        commands = self.cluster.worker(worker).info.commands
+        caller = await WorkerCaller.dial(self.cluster.network, commands)
+        await caller.send(message)
+        (answered,) = await caller.wait_for(answer)
+        await caller.send(Cancel(request_id=RequestId("mine")))
+        await caller.wait_for(PrefillStopped)
+        await caller.close()
+        return answered
+
+
+@pytest.fixture
+def group(local_cluster: LocalCluster) -> Any:
+    """A group of two that goes on serving, whatever a stranger says in the block."""
+    from contextlib import asynccontextmanager
+
+    @asynccontextmanager
+    async def opened() -> Any:
+        async with local_cluster(fake(), n_prefill=2, group_size=2, config=EAGER) as cluster:
+            with TransferEngine.open(
+                "stranger", metadata=cluster.store, backends=("memory",)
+            ) as transfer:
+                yield Stranger(cluster, transfer)
+                assert await cluster.generate(PROMPT, 4) == ORACLE.expected(PROMPT, 4)
+                await cluster.settled()
+
+    return opened
+
+
+async def test_a_group_named_rightly_answers_a_stranger(group: Any) -> None:
+    async with group() as at:
+        done = await at.ask("prefill-0", at.start(at.address("prefill-1")), PrefillDone)
+        assert done.first_token == ORACLE.expected(range(200), 1)[0]
+
+
+@pytest.mark.parametrize(
+    ("worker", "named", "said"),
+    [
+        ("prefill-0", ["prefill-0"], "prefill-0 can't be two stages of group 'group-0'"),
+        ("prefill-0", ["prefill-1", "prefill-1"], "has 2 stages, 3 were named"),
+        ("prefill-1", ["prefill-0"], "is stage 1 of group 'group-0', not stage 0"),
+        ("prefill-0", ["decode-0"], "stage 1, decode-0"),
+    ],
+)
+async def test_a_group_with_wrong_stages_is_refused_by_name(
+    group: Any, worker: str, named: list[str], said: str
+) -> None:
+    async with group() as at:
+        if named == ["decode-0"]:  # drops what it is told: no share begins
+            gone = msgspec.structs.replace(at.address("prefill-1"), commands="mem://nowhere/1")
+            start = at.start(msgspec.structs.replace(gone, worker_id=WorkerId("decode-0")))
+        else:
+            start = at.start(*map(at.address, named))
+        failed = await at.ask(worker, start, PrefillFailed)
+        assert said in failed.reason
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"stage": Stage("group-1", 1, 2)}, "has group 'group-0', stage 0 says 'group-1'"),
+        ({"stage": Stage("group-0", 0, 2)}, "has index 1, stage 0 says 0"),
+        ({"stage": Stage("group-0", 1, 3)}, "has n_stages 2, stage 0 says 3"),
+        ({"layout": FakeEngine(FakeModelSpec(layers=4)).layout}, "n_layers is 6 at prefill-1"),
+        ({"token_ids": (5000,)}, "token_ids has token 5000"),
+    ],
+)
+async def test_a_share_of_a_contradicting_stage_is_refused_by_name(
+    group: Any, changed: dict[str, Any], said: str
+) -> None:
+    async with group() as at:
+        ended = await at.ask("prefill-1", at.order(**changed), ShareEnded)
+        assert said in ended.reason
+
+
+async def test_a_worker_of_no_group_refuses_shares_and_groups(local_cluster: LocalCluster) -> None:
+    async with local_cluster(fake(), n_prefill=2) as cluster:
+        with TransferEngine.open(
+            "stranger", metadata=cluster.store, backends=("memory",)
+        ) as transfer:
+            at = Stranger(cluster, transfer)
+            ended = await at.ask("prefill-1", at.order(), ShareEnded)
+            assert "prefill-1 is in no group" in ended.reason
+            failed = await at.ask("prefill-0", at.start(at.address("prefill-1")), PrefillFailed)
+            assert "prefill-0 is in no group" in failed.reason
