@@ -16,6 +16,7 @@ from halfmoon_protocol.messages import (
     StartPrefill,
     ToConductor,
     ToDecode,
+    ToFurtherStage,
     ToKvstore,
     ToKvstoreClient,
     ToPrefill,
@@ -49,7 +50,7 @@ def others(union: Any) -> list[Message]:
 
 @pytest.mark.parametrize(
     ("worker", "union"),
-    [("prefill-0", ToPrefill), ("decode-0", ToDecode), ("kvstore-0", ToKvstore)],
+    [("prefill-0", ToPrefill | ToFurtherStage), ("decode-0", ToDecode), ("kvstore-0", ToKvstore)],
 )
 async def test_a_worker_drops_and_counts_messages_for_other_receivers(
     local_cluster: LocalCluster, worker: str, union: Any

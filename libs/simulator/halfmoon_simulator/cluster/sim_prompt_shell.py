@@ -15,12 +15,15 @@ from halfmoon_protocol.messages import PrefillDone, StartPrefill, ToConductor
 from halfmoon_scheduling.prefill.prefill_commands import (
     EndRequest,
     FetchPrefix,
+    FreeSlot,
     KeepBlocks,
     PrefillCommand,
     ReleaseHoldings,
     ReportDone,
     ReserveRoom,
+    SendChunk,
     SettleTransfers,
+    StartStages,
     WakeEngine,
     ending_message,
 )
@@ -235,6 +238,8 @@ class SimPromptShell:
             case EndRequest(request_id=request_id, ending=ending):
                 message = ending_message(request_id, ending)
                 self._engine.on_ended(self.prompts.pop(request_id), message)
+            case StartStages() | SendChunk() | FreeSlot():
+                raise AssertionError(f"{command} of a whole prompt")
             case _:
                 assert_never(command)
 
@@ -272,6 +277,7 @@ class SimPromptShell:
 
     def _report(self, prompt: SimPrompt, done: ReportDone) -> None:
         self._engine.on_done(prompt, done.n_cached)
+        assert done.first_token is not None, "a whole prompt is done without its first token"
         message = PrefillDone(
             request_id=done.request_id,
             first_token=done.first_token,

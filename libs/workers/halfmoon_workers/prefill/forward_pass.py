@@ -8,8 +8,8 @@ not suffer, and its result is thrown away.
 
 A pass of one stage of a group has one chunk. The stage's engine runs its layers, between the
 activations of the stage before and those for the next one. Both engines use one pool. A block has
-its layers one after another, so stage s of n finds the bytes of its layers on page p·n + s, counted
-in pages of its layers alone:
+its layers one after another. So stage s of n finds its layers on page p·n + s, counted in pages of
+its layers alone:
 
     page p of all layers │ layers of stage 0 │ layers of stage 1 │ …
     pages of a stage     │      p·n + 0      │      p·n + 1      │ …

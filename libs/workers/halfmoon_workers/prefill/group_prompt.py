@@ -90,7 +90,7 @@ class GroupPrompt:
 
     @property
     def dones(self) -> list[ShareDone]:
-        """What the stages said at their ends, in the order of the stages."""
+        """Return what the stages said at their ends, in the order of the stages."""
         return [share.done for share in self._shares if share.done is not None]
 
     async def start(self, make_order: MakeOrder, token_bytes: int) -> tuple[ActivationSlots, int]:

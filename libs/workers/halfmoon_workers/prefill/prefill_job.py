@@ -195,7 +195,7 @@ class PrefillJob:
 
     @property
     def room(self) -> tuple[Region, Mapping[int, int]] | None:
-        """Where new blocks are kept: a region, and offsets by the block's number; None: nowhere."""
+        """Return where new blocks are kept: a region, and offsets by block; None: nowhere."""
         if self.put is not None:
             return self.put.region, self.put.offsets
         return self._ordered_room
