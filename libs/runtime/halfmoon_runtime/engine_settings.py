@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from halfmoon_runtime.observability.tracer_setup import TracedSettings
 
@@ -52,6 +52,23 @@ class EngineSettings(TracedSettings):
     drain_s: Annotated[float, Field(ge=0)] = Field(
         30.0, description="Seconds to finish requests after the signal to stop"
     )
+
+    roles: str = Field(
+        "",
+        description="Roles that this worker takes on when a conductor says so, separated by commas:"
+        " prefill,decode; empty: only its service's own",
+    )
+    role_cooldown_s: Annotated[float, Field(ge=0)] = Field(
+        60.0, description="Seconds after a change of role in which this worker refuses another one"
+    )
+
+    @field_validator("roles")
+    @classmethod
+    def _are_roles(cls, text: str) -> str:
+        names = [name.strip() for name in text.split(",") if name.strip()]
+        if unknown := [name for name in names if name not in ("prefill", "decode")]:
+            raise ValueError(f"{unknown[0][:40]!r} is no role of a worker: prefill or decode")
+        return ",".join(dict.fromkeys(names))
 
     def pages_of(self, block_bytes: int) -> int:
         """Return how many pages the pool holds.

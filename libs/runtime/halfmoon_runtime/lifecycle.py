@@ -93,7 +93,7 @@ class Service:
         Args:
             tasks: the process's task group.
             http: HTTP server for operators.
-            on_ready: called once main has built everything.
+            on_ready: called once, when main has built everything.
             lost: see `run_service`.
         """
         self._lost = lost
@@ -117,7 +117,12 @@ class Service:
         """Mark the service as started: from now on a signal lets main finish, not cancels it."""
         if self._on_ready is not None:
             self._on_ready()
+            self._on_ready = None
         self._ready = True
+
+    def starting(self) -> None:
+        """Mark the service as starting again, until `ready`: a signal cancels main meanwhile."""
+        self._ready = False
 
     def report_stage(self, stage: str, **fields: object) -> None:
         """Report a stage as the function `report_stage` does, with the URL for operators."""

@@ -168,12 +168,16 @@ class ServiceSettings(BaseSettings):
         ]
 
     @classmethod
-    def from_args(cls, argv: Sequence[str]) -> Self:
+    def from_args(cls, argv: Sequence[str], program: str = "") -> Self:
         """Read the settings from flags and environment.
 
         Invalid settings are printed and end the process with status 2; help ends it with 0.
+
+        Args:
+            argv: flags.
+            program: name in messages; empty: the package that defines the settings.
         """
-        program = f"python -m {cls.__module__.partition('.')[0]}"
+        program = program or f"python -m {cls.__module__.partition('.')[0]}"
         try:
             _refuse_secrets(argv)
             return cls(_cli_parse_args=cls._plain(argv), _cli_prog_name=program)

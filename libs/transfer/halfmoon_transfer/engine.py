@@ -35,6 +35,7 @@ from halfmoon_transfer.metadata.segment_lease import Lease
 from halfmoon_transfer.planning.topology import Topology
 from halfmoon_transfer.regions.file_region import FileRegion
 from halfmoon_transfer.regions.region_table import Memory
+from halfmoon_transfer.regions.shared_memory import SharedMemory
 from halfmoon_transfer.settings import TransferSettings
 from halfmoon_transfer.transfers.fast_path import FastPath, FinishedTransfer
 from halfmoon_transfer.transfers.live_transfer import LiveTransfer
@@ -172,6 +173,17 @@ class TransferEngine:
         """
         self._require_open()
         return self._regions.allocate(n_bytes, location)
+
+    def register_shared(self, shared: SharedMemory, location: str = "cpu:0") -> Memory:
+        """Register memory that outlives this engine, as `allocate` does with memory of its own.
+
+        Its region has a new key: what an earlier engine's region allowed is allowed no more.
+
+        Raises:
+            OSError: the system has no more descriptors.
+        """
+        self._require_open()
+        return self._regions.register_shared(shared, location)
 
     def register(
         self, buffer: "Buffer | TensorLike | CudaArrayLike | DeviceSpan", location: str = "*"

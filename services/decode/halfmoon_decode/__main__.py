@@ -5,12 +5,12 @@ import sys
 from halfmoon_decode.app import run
 from halfmoon_engine.errors import EngineLost
 from halfmoon_runtime.lifecycle import run_service
-from halfmoon_workers.decode.decode_settings import DecodeSettings
+from halfmoon_workers.roles.role_settings import read_decode_settings
 
 
 def main() -> None:
     """Read the settings, and run until stopped."""
-    settings = DecodeSettings.from_args(sys.argv[1:])
+    settings = read_decode_settings(sys.argv[1:], "python -m halfmoon_decode")
     run_service("decode", settings, lambda service: run(settings, service), lost=EngineLost)
 
 

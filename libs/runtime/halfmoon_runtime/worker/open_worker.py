@@ -74,6 +74,7 @@ class OpenedWorker(Generic[EngineT]):
         membership: Membership,
         drain: Callable[[], Awaitable[None]],
         *metrics: Callable[[], MetricSnapshot],
+        until: Callable[[], Awaitable[None]] | None = None,
         **ready: object,
     ) -> None:
         """Register the worker and serve until the service is told to stop, then drain it.
@@ -83,6 +84,7 @@ class OpenedWorker(Generic[EngineT]):
             membership: its record in the metadata server.
             drain: finishes or moves what the worker holds; the worker still answers meanwhile.
             metrics: further metrics to expose, besides those of worker, record and transfers.
+            until: returns when the worker is to leave; None: when the service is told to stop.
             ready: fields to log when the worker is ready.
 
         Raises:
@@ -92,7 +94,7 @@ class OpenedWorker(Generic[EngineT]):
         transfers = transfer_engine_metrics(self.transfer.stats)
         async with registered_worker(worker, membership, self.service, transfers, *metrics):
             self.service.report_stage("ready", worker_id=worker_id, **ready)
-            await self.service.stopping.wait()
+            await (until or self.service.stopping.wait)()
             self.service.report_stage("draining", worker_id=worker_id)
             await drain()
 

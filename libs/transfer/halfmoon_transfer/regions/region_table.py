@@ -23,7 +23,7 @@ from halfmoon_transfer.regions.backed_regions import BackedRegions
 from halfmoon_transfer.regions.region_backing import RegionBacking
 from halfmoon_transfer.regions.region_index import RegionEntry, RegionIndex
 from halfmoon_transfer.regions.region_leases import RegionLeases
-from halfmoon_transfer.regions.shared_memory import allocate_shared
+from halfmoon_transfer.regions.shared_memory import SharedMemory, allocate_shared
 
 
 class SlicedBytes(Protocol):
@@ -88,6 +88,15 @@ class RegionTable:
         """
         fd, view = allocate_shared(n_bytes)
         return Memory(self._add(RegionEntry(self._name(n_bytes), view, location, fd=fd)), view)
+
+    def register_shared(self, shared: SharedMemory, location: str) -> Memory:
+        """Register memory that other processes of this host can map; it stays the caller's.
+
+        Raises:
+            OSError: the system has no more descriptors.
+        """
+        fd, view = os.dup(shared.fd), shared.view
+        return Memory(self._add(RegionEntry(self._name(len(view)), view, location, fd=fd)), view)
 
     def register(self, buffer: memoryview, location: str) -> Region:
         """Let peers reach this buffer; a read-only one can be read only.

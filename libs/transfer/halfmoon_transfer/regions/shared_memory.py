@@ -3,6 +3,30 @@
 import fcntl
 import mmap
 import os
+from dataclasses import dataclass
+from typing import Self
+
+
+@dataclass(frozen=True)
+class SharedMemory:
+    """Memory that several engines can register, one after another; it outlives each of them.
+
+    The bytes stay until `close`, the engines' regions and all views are gone.
+    """
+
+    #: The memfd, ours to close.
+    fd: int
+    #: Writable; of this process.
+    view: memoryview
+
+    @classmethod
+    def allocate(cls, n_bytes: int) -> Self:
+        """Allocate zeroed memory; raises like `allocate_shared`."""
+        return cls(*allocate_shared(n_bytes))
+
+    def close(self) -> None:
+        """Close the memfd; call once. Regions and views keep the bytes."""
+        os.close(self.fd)
 
 
 def allocate_shared(n_bytes: int) -> tuple[int, memoryview]:

@@ -49,3 +49,10 @@ class DecodeSettings(EngineSettings):
     @classmethod
     def _are_registered(cls, choices: str) -> str:
         return check_backend_choices(choices)
+
+    @field_validator("roles")
+    @classmethod
+    def _include_decode(cls, roles: str) -> str:
+        if roles and "decode" not in roles.split(","):
+            raise ValueError(f"this service starts as decode: write decode,{roles}")
+        return roles

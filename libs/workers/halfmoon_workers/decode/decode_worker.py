@@ -61,6 +61,7 @@ from halfmoon_workers.decode.decode_spans import DecodeSpans
 from halfmoon_workers.decode.decode_validation import start_fault
 from halfmoon_workers.decode.generation_states import GenerationStates
 from halfmoon_workers.decode.local_prefills import LocalPrefillParts, LocalPrefills
+from halfmoon_workers.start.role_switch import RoleSwitch
 
 log = structlog.get_logger()
 
@@ -83,6 +84,7 @@ class DecodeWorker:
     settings: DecodeSettings
     clock: Clock
     pages: PageAllocator
+    role_switch: RoleSwitch = field(default_factory=RoleSwitch)
     spans: DecodeSpans = field(default_factory=DecodeSpans)
     #: Ends the process when a forward pass hangs.
     watch: ForwardWatchdog = field(default_factory=ForwardWatchdog)
@@ -202,10 +204,13 @@ class DecodeWorker:
                 await self.conductors.on_hello(conductor, peer, self.info)
             case Unwelcome(reason=reason):
                 self.conductors.on_unwelcome(peer, reason)
+            case ChangeRole():
+                greeted = peer in self.conductors.owners.conductors
+                self.role_switch.on_change_role(message, self.port, greeted=greeted)
             case StartPrefill() if self.local_prefills is not None:
                 await self.local_prefills.start(peer, message)
-            case StartPrefill() | ChangeRole():
-                # This worker's record states no `local_prefill_tokens`, or no `roles`.
+            case StartPrefill():
+                # This worker's record states no `local_prefill_tokens`.
                 drop_unexpected(self.port, message)
             case _:
                 assert_never(message)

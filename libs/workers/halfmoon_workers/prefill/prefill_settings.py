@@ -84,12 +84,24 @@ class PrefillSettings(EngineSettings):
             )
         if self.stage:
             _check_stage(self.stage)
+        if self.stage and self.roles:
+            raise ValueError(
+                f"--roles is {self.roles!r} with --group {self.group!r}: a member of a group keeps"
+                " its role; leave one of them out"
+            )
         return self
 
     @field_validator("transfer_backends")
     @classmethod
     def _are_registered(cls, choices: str) -> str:
         return check_backend_choices(choices)
+
+    @field_validator("roles")
+    @classmethod
+    def _include_prefill(cls, roles: str) -> str:
+        if roles and "prefill" not in roles.split(","):
+            raise ValueError(f"this service starts as prefill: write prefill,{roles}")
+        return roles
 
 
 def _check_stage(stage: str) -> None:

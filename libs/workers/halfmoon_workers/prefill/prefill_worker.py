@@ -77,6 +77,7 @@ from halfmoon_workers.prefill.stage_links import StageLinks
 
 #: Seconds between two reports of a share to stage 0.
 _PROGRESS_S = 1.0
+from halfmoon_workers.start.role_switch import RoleSwitch
 
 
 @dataclass
@@ -94,6 +95,7 @@ class PrefillWorker:
     pages: PageAllocator
     #: To the other stages of its group; None: it is in no group.
     stages: StageLinks | None = None
+    role_switch: RoleSwitch = field(default_factory=RoleSwitch)
     #: None: no traces.
     tracer: Tracer | None = None
     #: Of the forward passes.
@@ -218,7 +220,8 @@ class PrefillWorker:
             case Unwelcome(reason=reason):
                 self.conductors.on_unwelcome(peer, reason)
             case ChangeRole():
-                drop_unexpected(self.port, message)  # this worker's record states no `roles`
+                greeted = peer in self.conductors.owners.conductors
+                self.role_switch.on_change_role(message, self.port, greeted=greeted)
             case _:
                 assert_never(message)
 

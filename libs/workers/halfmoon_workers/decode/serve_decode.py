@@ -1,0 +1,64 @@
+"""Build a decode worker from the parts of a start, and serve until it is to leave."""
+
+from contextlib import AsyncExitStack
+
+import msgspec
+
+from halfmoon_prefix_cache.block_put import BlockPutter
+from halfmoon_prefix_cache.replica_selector import ReplicaSelector
+from halfmoon_runtime.clock import SystemClock
+from halfmoon_runtime.kvstore_clients import KvstoreClients
+from halfmoon_scheduling.decode.page_allocator import PageAllocator
+from halfmoon_workers.decode.decode_settings import DecodeSettings
+from halfmoon_workers.decode.decode_spans import DecodeSpans
+from halfmoon_workers.decode.decode_worker import DecodeWorker
+from halfmoon_workers.decode.local_prefills import LocalPrefillParts
+from halfmoon_workers.prefill.peer_endpoint_cache import PeerEndpointCache
+from halfmoon_workers.start.worker_start import WorkerStart
+
+
+async def serve_decode(start: WorkerStart, settings: DecodeSettings) -> int:
+    """Run a decode worker until it is to leave, then finish its requests.
+
+    Returns:
+        How many landings were given up unfinished: their writers may not have stopped yet.
+    """
+    opened, placed, clock = start.opened, start.placed, SystemClock()
+    async with AsyncExitStack() as stack:
+        kvstores = KvstoreClients(opened.network, settings.kvstore_timeout_s)
+        stack.push_async_callback(kvstores.close)
+        replicas = ReplicaSelector(kvstores, start.engine.layout, clock)
+        putter = BlockPutter(replicas, opened.transfer, start.memory, start.engine.layout)
+        info = msgspec.structs.replace(
+            start.info(settings),
+            decode_cost=placed.decode_cost,
+            prefill_cost=placed.prefill_cost if settings.local_prefill_tokens else None,
+            local_prefill_tokens=settings.local_prefill_tokens,
+            keeps_answers=settings.keep_answers,
+        )
+        worker = DecodeWorker(
+            port=opened.port,
+            engine=start.engine,
+            region=start.memory.region,
+            info=info,
+            settings=settings,
+            clock=clock,
+            pages=PageAllocator(placed.n_pages),
+            role_switch=start.switch,
+            spans=DecodeSpans(start.tracer),
+            watch=placed.watch,
+            putter=putter if settings.keep_answers else None,
+            prefill_parts=LocalPrefillParts(opened.transfer, start.memory, replicas, start.tracer),
+        )
+        metrics = []
+        if settings.local_prefill_tokens:  # it reads from kvstores, and writes to them
+            endpoints = PeerEndpointCache(opened.store, opened.transfer, info.worker_id)
+            await stack.enter_async_context(opened.service.running(endpoints.keep()))
+            metrics.append(endpoints.metrics)
+        await start.serve(
+            worker,
+            info,
+            lambda leaving: worker.drain(leaving, settings.drain_s),
+            *metrics,
+        )
+        return worker.batch.n_reserved

@@ -1,0 +1,1 @@
+"""Hold what one start of a worker is made of, whatever its role."""
