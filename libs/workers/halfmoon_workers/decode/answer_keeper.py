@@ -161,7 +161,7 @@ class AnswerKeeper:
                 " their pages were wanted, or failed to be put.",
                 by_label("result", self._n_blocks),
             ),
-            "halfmoon_decode_answer_blocks": (
+            "halfmoon_decode_pending_answer_blocks": (
                 "Blocks completed by decode that wait for a kvstore, or are being put.",
                 by_label("state", {"waiting": self._n_waiting, "putting": n_putting}),
             ),
