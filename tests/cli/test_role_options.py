@@ -43,6 +43,7 @@ VALUES = {
     "queue_order": "slack",
     "engine_options": {"enforce_eager": "a=b c"},
     "transfer_backends": "tcp",
+    "roles": "prefill,decode",
 }
 EVERY = [(role, name) for role in START_ORDER for name in SETTINGS[role].model_fields]
 

@@ -19,6 +19,13 @@ RESERVED_FLAGS = {
     "targets": "use --worker, --prefill and --decode",
 }
 
+#: Options of `--flexible`, before those of the user.
+FLEXIBLE_OPTIONS = (
+    "prefill.roles=prefill,decode",
+    "decode.roles=prefill,decode",
+    "conductor.role-changes=true",
+)
+
 
 class BadRoleOption(Exception):
     """An option that can't be passed on; the text has the reason and the way out."""
