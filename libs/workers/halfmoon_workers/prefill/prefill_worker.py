@@ -74,10 +74,10 @@ from halfmoon_workers.prefill.prefill_validation import start_failure
 from halfmoon_workers.prefill.prefix_cache_client import PrefixCacheClient
 from halfmoon_workers.prefill.share_validation import as_start, share_failure, stages_fault
 from halfmoon_workers.prefill.stage_links import StageLinks
+from halfmoon_workers.start.role_switch import RoleSwitch
 
 #: Seconds between two reports of a share to stage 0.
 _PROGRESS_S = 1.0
-from halfmoon_workers.start.role_switch import RoleSwitch
 
 
 @dataclass
