@@ -138,7 +138,7 @@ class ConductorSettings(TracedSettings):
     kept_decision_mib: Annotated[int, Field(ge=0, le=2**20)] = Field(
         SchedulingConfig().kept_decision_bytes // 2**20,
         description="Memory for the decisions that /debug/decisions explains, in MiB; the oldest"
-        " go first. Each takes up to 320 bytes for each worker",
+        " go first",
     )
     journal_path: str = Field(
         "", description="File for a journal of all events and commands; empty: none is kept"

@@ -4,8 +4,8 @@
     LocalPrefills          start ─ chunks ─ PrefillDone ─ new blocks kept ─ pages released
 
 The steps of a prompt are those of `PrefillMachine`, performed by `PrefillShell` as at a prefill
-worker. Here are the differences: a prompt is computed in its landing's own pages, once its whole
-cached prefix is in them, and its passes leave room for a step of the batch. The pages have two
+worker. Here are the differences. A prompt is computed in its landing's own pages, once its whole
+cached prefix is in them. Its passes leave room for a step of the batch. The pages have two
 holders, the landing and the prompt. So a landing may be freed at any moment: no other request gets
 its pages while a pass or a transfer of the prompt touches them.
 """
@@ -55,7 +55,7 @@ from halfmoon_workers.prefill.prefix_cache_client import PrefixCacheClient
 
 @dataclass(frozen=True)
 class LocalPrefillParts:
-    """What a decode worker needs to prefill, besides what it decodes with."""
+    """Hold what a decode worker needs to prefill, besides what it decodes with."""
 
     transfer: TransferEngine
     memory: PoolMemory

@@ -74,7 +74,7 @@ async def run_worker(
 
 
 class _Process:
-    """What all starts of a process share."""
+    """Hold what all starts of a process share."""
 
     def __init__(
         self,
