@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, field_validator
 
 from halfmoon_runtime.observability.tracer_setup import TracedSettings
-from halfmoon_scheduling.cache.eviction_policies import EVICTION_POLICIES
+from halfmoon_scheduling.cache.eviction_policies import DEFAULT_EVICTION, EVICTION_POLICIES
 from halfmoon_transfer.backends.backend_choices import check_backend_choices
 
 
@@ -33,7 +33,7 @@ class KvstoreSettings(TracedSettings):
         4, description="Blocks fetched from the disk beyond the last one that was asked for"
     )
     eviction: Annotated[str, AfterValidator(EVICTION_POLICIES.check)] = Field(
-        "lru",
+        DEFAULT_EVICTION,
         description=f"Which blocks go first when room is needed: {EVICTION_POLICIES.names}",
     )
     high_watermark: Annotated[float, Field(gt=0, le=1)] = Field(

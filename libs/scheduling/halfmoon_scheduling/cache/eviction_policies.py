@@ -143,6 +143,8 @@ class LengthAwareLater(_Ranked):
         return uses, depth
 
 
+#: The policy of kvstores unless their settings name another one.
+DEFAULT_EVICTION = ReuseTimePolicy.name
 #: All eviction policies.
 EVICTION_POLICIES: Registry[type[EvictionPolicy]] = Registry("eviction policy")
 for _policy in (Lru, Lfu, Fifo, LengthAware, LengthAwareLater, ReuseTimePolicy):

@@ -5,6 +5,7 @@ from math import inf
 import msgspec
 
 from halfmoon_protocol.messages import Stage
+from halfmoon_scheduling.cache.eviction_policies import DEFAULT_EVICTION, EVICTION_POLICIES
 from halfmoon_scheduling.prefill.long_chunks import LongChunkLimits
 from halfmoon_scheduling.prefill.queue_order import QUEUE_ORDERS
 from halfmoon_simulator.costs.cost_file import CostFile
@@ -74,7 +75,8 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     #: Seconds that a reader waits for blocks on the disk, and blocks read ahead of it.
     promotion_wait_s: float = 1.0
     read_ahead: int = 4
-    eviction: str = "lru"
+    #: Which blocks of a kvstore go first: a name in `EVICTION_POLICIES`.
+    eviction: str = DEFAULT_EVICTION
     high_watermark: float = 0.95
     low_watermark: float = 0.90
     #: Seconds; leases are taken to be renewed, and no worker to be slow without being lost.
@@ -98,6 +100,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             ValueError: naming the field, the value and what is allowed.
         """
         QUEUE_ORDERS.check(self.queue_order)
+        EVICTION_POLICIES.check(self.eviction)
         for name in _AT_LEAST_1:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, it is at least 1")
