@@ -169,11 +169,13 @@ def test_a_route_answers_by_its_servers_and_stops_on_ctrl_c(tmp_path: Path) -> N
 
             # Once its events have come. A busy server may lose a request to the other one.
             until(lambda: n_cached() == 48)
-            cluster = httpx.get(f"{url}/debug/cluster", timeout=10).json()
-            names = {worker["worker_id"] for worker in cluster["workers"]}
-            assert names == {
-                f"server-{i}-{r}" for i in (0, 1) for r in ("prefill", "decode", "kvstore")
-            }
+            expected = {f"server-{i}-{r}" for i in (0, 1) for r in ("prefill", "decode", "kvstore")}
+
+            def names() -> set[str]:
+                cluster = httpx.get(f"{url}/debug/cluster", timeout=10).json()
+                return {worker["worker_id"] for worker in cluster["workers"]}
+
+            until(lambda: names() == expected)
         finally:
             process.send_signal(signal.SIGINT)
             assert process.wait(60) == 0

@@ -1,31 +1,110 @@
 """A group of prefill workers as real processes: activations over shared memory, ZeroMQ between."""
 
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+import torch
+from prometheus_client.parser import text_string_to_metric_families
+from transformers import AutoModelForCausalLM
 
-from halfmoon_engine.fake_engine import FakeEngine, parse_fake_spec
+from halfmoon_testing.models.tiny_models import make_tiny_model
 
-SPEC = "fake://tiny?layers=6"
-PROMPT = [(i * 7) % 990 for i in range(900)]
+pytestmark = pytest.mark.e2e
+
+Generate = Callable[[Sequence[int], int], list[int]]
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_a_long_prompt_is_computed_in_stages_by_processes(
-    start_cluster: Callable[..., Any], size: int
-) -> None:
-    options = {
-        "prefill": ["--group-chunk-tokens=64", "--no-measure"],
-    }
-    with start_cluster(SPEC, n_prefill=size, group_size=size, extra=options) as cluster:
-        cluster.until(lambda: len(cluster.live()) == size + 2)
-        asked = {"prompt": PROMPT, "max_tokens": 6, "temperature": 0, "return_token_ids": True}
-        oracle = FakeEngine(parse_fake_spec(SPEC), block_size=64)
-        for _ in range(2):  # the second time with a cached prefix
-            (choice,) = cluster.complete(**asked)["choices"]
-            assert choice["token_ids"] == oracle.expected(PROMPT, 6)
-        assert any(
-            f"prefill-{size - 1}" in str(decision.get("chosen")) or "group-0" in str(decision)
-            for decision in cluster.decisions()
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six layers, which two and three stages divide."""
+    folder = tmp_path_factory.mktemp("six-layers")
+    return make_tiny_model("qwen3", folder, fields={"num_hidden_layers": 6})
+
+
+@pytest.fixture(scope="module")
+def generate(model: Path) -> Generate:
+    """What transformers itself says."""
+    alone: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    alone.generation_config.eos_token_id = None
+
+    def tokens(prompt: Sequence[int], n_new: int) -> list[int]:
+        out = alone.generate(
+            torch.tensor([prompt]), do_sample=False, max_new_tokens=n_new, pad_token_id=0
         )
+        return [int(token) for token in out[0, len(prompt) :]]
+
+    return tokens
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def cluster(
+    request: pytest.FixtureRequest, start_cluster: Callable[..., Any], model: Path
+) -> Iterator[Any]:
+    size = request.param
+    both = ["--dtype", "float32", "--block-size", "16"]
+    extra = {"prefill": [*both, "--group-chunk-tokens=64", "--no-measure"], "decode": both}
+    with start_cluster(str(model), n_prefill=size, group_size=size, extra=extra) as live:
+        yield live
+
+
+def prompt_of(n: int, first: int) -> list[int]:
+    return [first, *(10 + (i * 37) % 300 for i in range(n - 1))]
+
+
+def n_shares(cluster: Any, name: str) -> int:
+    """How many shares of prompts a member has computed."""
+    page = httpx.get(f"{cluster.process(name).status['operators']}/metrics", timeout=10).text
+    families = text_string_to_metric_families(page)
+    samples = [each for family in families for each in family.samples]
+    return sum(int(s.value) for s in samples if s.name == "halfmoon_prefill_shares_total")
+
+
+def ask(cluster: Any, prompt: Sequence[int], n_new: int) -> list[int]:
+    body = {"prompt": prompt, "max_tokens": n_new, "temperature": 0, "ignore_eos": True}
+    (choice,) = cluster.complete(**body, return_token_ids=True)["choices"]
+    return list(choice["token_ids"])
+
+
+def test_long_prompts_are_computed_in_stages_cold_and_cached(
+    cluster: Any, generate: Generate
+) -> None:
+    last = f"prefill-{cluster.cluster.plan.n_prefill - 1}"
+    for n_tokens in (500, 1000):
+        prompt = prompt_of(n_tokens, 7)
+        before = n_shares(cluster, last)
+        assert ask(cluster, prompt, 12) == generate(prompt, 12)
+        assert n_shares(cluster, last) > before
+        assert ask(cluster, prompt, 12) == generate(prompt, 12)
+        longer = [*prompt, *prompt_of(400, 8)]  # its cached prefix is read by each stage
+        assert ask(cluster, longer, 12) == generate(longer, 12)
+
+
+def test_prompts_of_all_lengths_share_the_members(cluster: Any, generate: Generate) -> None:
+    prompts = [prompt_of(n, 20 + i) for i, n in enumerate((700, 5, 900, 40, 17, 600))]
+    with ThreadPoolExecutor(len(prompts)) as clients:
+        found = list(clients.map(lambda prompt: ask(cluster, prompt, 8), prompts))
+    assert found == [generate(prompt, 8) for prompt in prompts]
+
+
+@pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGKILL])
+def test_a_member_lost_in_mid_prompt_costs_no_token(
+    cluster: Any, generate: Generate, how: signal.Signals
+) -> None:
+    last = f"prefill-{cluster.cluster.plan.n_prefill - 1}"
+    prompt = prompt_of(3000, 40 + int(how))
+    n_before = len(cluster.decisions())
+    with ThreadPoolExecutor(1) as clients:
+        asked = clients.submit(ask, cluster, prompt, 8)
+        cluster.until(lambda: len(cluster.decisions()) > n_before)
+        cluster.process(last).signal(how)
+        try:
+            assert asked.result() == generate(prompt, 8)
+        finally:
+            cluster.process(last).signal(signal.SIGCONT)
+    if how is signal.SIGSTOP:
+        cluster.until(lambda: last in cluster.live())

@@ -125,7 +125,10 @@ def test_the_command_line_ends_with_one_line(
     [
         (["--engine", "vlm"], "engine 'vlm' is not installed: there are torch"),
         (
-            ["--engine", "vllm", "-o", 'prefill.engine-options={"tensor_parallel_size": "two"}'],
+            [
+                *("-o", "prefill.engine=vllm"),
+                *("-o", 'prefill.engine-options={"tensor_parallel_size": "two"}'),
+            ],
             "options of engine vllm: Expected `int`",
         ),
         (

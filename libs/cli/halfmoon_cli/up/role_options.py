@@ -16,6 +16,8 @@ RESERVED_FLAGS = {
     "model": "all processes serve one model: use --model",
     "served-model-name": "use --name",
     "http-port": "use --port",
+    "group": "halfmoon up names groups itself: use --group",
+    "stage": "halfmoon up gives each member its stage: use --group",
     "targets": "use --worker, --prefill and --decode",
 }
 
