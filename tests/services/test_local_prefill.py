@@ -260,7 +260,7 @@ async def test_a_kvstore_killed_in_mid_fetch_costs_its_cache_and_nothing_else(
         long = prompt_of(1000)
         await cluster.generate(long, 3)
         await cluster.settled()
-        faults.plan = FaultPlan(partitioned=True)
+        faults.plan = FaultPlan(delay_s=0.3)
         worker = cluster.worker("decode-0")
         longer = [*long, *prompt_of(100, salt=1)]
         task = asyncio.create_task(cluster.generate(longer, 9))
