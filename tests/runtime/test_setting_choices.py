@@ -78,3 +78,21 @@ def test_another_backend_is_refused_with_those_that_there_are(
     said = capsys.readouterr().err
     assert "no transfer backend 'pigeon?', there are: " in said
     assert all(name in said for name in BACKENDS)
+
+
+ROLES: list[tuple[type[ServiceSettings], str, str]] = [
+    (PrefillSettings, "prefill", "decode"),
+    (DecodeSettings, "decode", "prefill"),
+]
+
+
+@pytest.mark.parametrize(("settings", "role", "other"), ROLES)
+def test_the_roles_of_a_worker_include_the_one_in_which_it_starts(
+    settings: type[ServiceSettings], role: str, other: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert settings.from_args([MODEL, f"--roles={role}"]).model_dump()["roles"] == role
+    with pytest.raises(SystemExit):
+        settings.from_args([MODEL, f"--roles={other}"])
+    said = capsys.readouterr().err
+    assert f"--roles (HALFMOON_ROLES) is '{other}'" in said
+    assert f"this service starts as {role}: write {role},{other}" in said

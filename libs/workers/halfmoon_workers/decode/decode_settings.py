@@ -1,15 +1,17 @@
 """Define the settings of a decode worker."""
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
-from halfmoon_runtime.engine_settings import EngineSettings
-from halfmoon_transfer.backends.backend_choices import check_backend_choices
+from halfmoon_protocol.messages import Role
+from halfmoon_workers.start.worker_settings import WorkerSettings
 
 
-class DecodeSettings(EngineSettings):
+class DecodeSettings(WorkerSettings):
     """The settings of one decode worker: the size of its batch, and its waits for KV."""
+
+    starting_role: ClassVar[Role] = "decode"
 
     worker_id: str = Field("decode-0", description="Stable name of this worker in the cluster")
     max_running: Annotated[int, Field(ge=1)] = Field(
@@ -36,23 +38,3 @@ class DecodeSettings(EngineSettings):
         description="Predicted seconds at the most of a step and of the part of a prompt that is"
         " computed before it; a part has a block at the least",
     )
-    kvstore_timeout_s: Annotated[float, Field(gt=0)] = Field(
-        2.0, description="Seconds to wait for a kvstore's answer before doing without it"
-    )
-    kvstore_read_s: Annotated[float, Field(gt=0)] = Field(
-        5.0,
-        description="Seconds to wait for the next layer of cached blocks before they are read"
-        " from another kvstore, or computed",
-    )
-
-    @field_validator("transfer_backends")
-    @classmethod
-    def _are_registered(cls, choices: str) -> str:
-        return check_backend_choices(choices)
-
-    @field_validator("roles")
-    @classmethod
-    def _include_decode(cls, roles: str) -> str:
-        if roles and "decode" not in roles.split(","):
-            raise ValueError(f"this service starts as decode: write decode,{roles}")
-        return roles

@@ -1,19 +1,20 @@
 """Settings of a prefill worker."""
 
 import re
-from typing import Annotated, Self
+from typing import Annotated, ClassVar, Self
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from halfmoon_protocol.bounds import MAX_STAGES
-from halfmoon_protocol.messages import Stage
-from halfmoon_runtime.engine_settings import EngineSettings
+from halfmoon_protocol.messages import Role, Stage
 from halfmoon_scheduling.prefill.queue_order import QUEUE_ORDERS
-from halfmoon_transfer.backends.backend_choices import check_backend_choices
+from halfmoon_workers.start.worker_settings import WorkerSettings
 
 
-class PrefillSettings(EngineSettings):
+class PrefillSettings(WorkerSettings):
     """One prefill worker: how it cuts prompts, and which kvstore it would rather use."""
+
+    starting_role: ClassVar[Role] = "prefill"
 
     worker_id: str = Field("prefill-0", description="Stable name of this worker in the cluster")
     chunk_tokens: Annotated[int, Field(ge=1)] = Field(
@@ -39,14 +40,6 @@ class PrefillSettings(EngineSettings):
     )
     home_kvstore: str = Field(
         "", description="kvstore to keep blocks in; empty: the conductor picks one on this host"
-    )
-    kvstore_timeout_s: Annotated[float, Field(gt=0)] = Field(
-        2.0, description="Seconds to wait for a kvstore's answer before doing without it"
-    )
-    kvstore_read_s: Annotated[float, Field(gt=0)] = Field(
-        5.0,
-        description="Seconds to wait for the next layer of cached blocks before they are read"
-        " from another kvstore, or computed",
     )
 
     group: str = Field(
@@ -90,18 +83,6 @@ class PrefillSettings(EngineSettings):
                 " its role; leave one of them out"
             )
         return self
-
-    @field_validator("transfer_backends")
-    @classmethod
-    def _are_registered(cls, choices: str) -> str:
-        return check_backend_choices(choices)
-
-    @field_validator("roles")
-    @classmethod
-    def _include_prefill(cls, roles: str) -> str:
-        if roles and "prefill" not in roles.split(","):
-            raise ValueError(f"this service starts as prefill: write prefill,{roles}")
-        return roles
 
 
 def _check_stage(stage: str) -> None:
