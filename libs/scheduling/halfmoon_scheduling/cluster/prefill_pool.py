@@ -239,11 +239,6 @@ class PrefillPool:
             if worker.foreign_tokens != before:
                 self._changed.add(worker_id)
 
-    def on_cost_corrected(self, worker_id: WorkerId) -> None:
-        """Note that the predictions of a worker have changed."""
-        if worker_id in self._workers:
-            self._changed.add(worker_id)
-
     def check(self) -> None:
         """Check that queued time and transfers are those of the queues."""
         transfers: dict[WorkerId, int] = {}

@@ -309,7 +309,10 @@ class Placer:
         return None if home in self._avoided.get(original_request_id(request_id), ()) else home
 
     def learn(self, placement: Placement, request: Request, done: PrefillDone, now: float) -> None:
-        """Correct the predictions by a prefill's times; it is still in its worker's queue."""
+        """Correct the predictions by a prefill's times; it is still in its worker's queue.
+
+        The order of the prefill workers takes up the correction when the request leaves the queue.
+        """
         chosen = placement.chosen
         if not isinstance(chosen, LocalPrefillEstimate):
             self._mode.on_prefill_done(request.block_hashes, chosen.worker_id)
@@ -330,7 +333,6 @@ class Placer:
                     self._cluster.prefills.busy_s(chosen.worker_id, request.request_id, now),
                 ),
             )
-            self._cluster.prefills.on_cost_corrected(chosen.worker_id)
         if done.fetched_from not in (None, chosen.source):
             return  # another path, while something was wrong
         if chosen.source is not None and chosen.transfer_blocks and chosen.source in self._cluster:
