@@ -880,6 +880,24 @@ def test_a_prefill_that_does_not_say_that_it_stopped_leaves_the_landing_in_doubt
     assert core.handle(Tick(), 5.0) == in_doubt
 
 
+@pytest.mark.parametrize("in_doubt", [False, True])
+@pytest.mark.parametrize("answer", ["stopped", "failed while it was stopped", "failed"])
+def test_decode_is_told_whether_a_prefill_that_ended_leaves_the_landing_in_doubt(
+    answer: str, in_doubt: bool
+) -> None:
+    core = Core("prefill-0", "decode-0")
+    start_prefill(core)
+    if answer != "failed":
+        core.handle(RequestCancelled(R1))
+    stopped = PrefillStopped(request_id=R1, landing_in_doubt=in_doubt)
+    failed = PrefillFailed(
+        request_id=R1, reason="no route", retryable=True, landing_in_doubt=in_doubt
+    )
+    commands = core.hear("prefill-0", stopped if answer == "stopped" else failed)
+    cancels = [command for command in commands if isinstance(command, Send)]
+    assert cancels == [Send(D0, Cancel(request_id=R1, landing_in_doubt=in_doubt))]
+
+
 def test_a_prefill_lost_while_it_is_stopped_leaves_the_landing_in_doubt() -> None:
     core = Core("prefill-0", "decode-0")
     start_prefill(core)
