@@ -1,3 +1,8 @@
+from collections.abc import Iterator
+from itertools import combinations
+from math import inf
+from typing import NamedTuple
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -163,45 +168,79 @@ def test_what_is_late_anyway_goes_before_none_that_came_earlier() -> None:
     assert list(q.in_order()) == [A, B]
 
 
+#: Few values, so that two requests often compete; every sum of them is exact.
 ARRIVALS = st.lists(
     st.tuples(
-        st.floats(0.0, 50.0),  # seconds since the arrival before
-        st.integers(1, 40),  # tokens
-        st.none() | st.floats(0.0, 300.0),  # seconds until its deadline
+        st.sampled_from([0.0, 1.0, 20.0, MAX_SLACK_S + 1.0]),  # seconds since the arrival before
+        st.sampled_from([1, 5, 40]),  # tokens
+        st.sampled_from([None, 0.0, 10.0, 45.0, 60.0, 300.0]),  # seconds until its deadline
         st.integers(0, 1),  # priority
     ),
     min_size=1,
-    max_size=40,
+    max_size=20,
 )
 
 
-@given(ARRIVALS)
-def test_no_request_waits_for_those_that_arrive_once_its_slack_is_used_up(
+class Arrived(NamedTuple):
+    """A queued request, of which each token takes a second."""
+
+    arrived_s: float
+    n_tokens: int
+    deadline_s: float | None
+    priority: int
+
+    @property
+    def slack_s(self) -> float:
+        """How long it could wait when it arrived and still be in time; infinite, or negative."""
+        return inf if self.deadline_s is None else self.deadline_s - self.n_tokens - self.arrived_s
+
+
+def queued_by_slack(
     arrivals: list[tuple[float, int, float | None, int]],
-) -> None:
+) -> list[Arrived]:
+    """The requests, in the order of their turns."""
     q = by_slack()
+    arrived = []
     now = 0.0
-    arrived: list[tuple[float, float, int]] = []  # arrival, end of the slack, priority
     for i, (pause_s, n_tokens, left_s, priority) in enumerate(arrivals):
         now += pause_s
+        one = Arrived(now, n_tokens, None if left_s is None else now + left_s, priority)
         q.push(
             RequestId(str(i)),
             n_tokens=n_tokens,
             n_cached=0,
             priority=priority,
             arrived_s=now,
-            deadline_s=None if left_s is None else now + left_s,
+            deadline_s=one.deadline_s,
         )
-        slack_s = MAX_SLACK_S if left_s is None else min(MAX_SLACK_S, left_s - n_tokens)
-        arrived.append((now, now + max(0.0, slack_s), priority))
+        arrived.append(one)
     q.check()
-    turns = [int(request_id) for request_id in q.in_order()]
-    place = {i: turn for turn, i in enumerate(turns)}
-    for i, (_, used_up_s, priority) in enumerate(arrived):
-        for j, (later_s, _, its_priority) in enumerate(arrived):
-            if its_priority == priority and later_s > used_up_s + 1e-6:
-                assert place[i] < place[j]
-        assert all(place[i] < place[j] for j, one in enumerate(arrived) if one[2] < priority)
+    return [arrived[int(request_id)] for request_id in q.in_order()]
+
+
+def pairs_of_equal_priority(turns: list[Arrived]) -> Iterator[tuple[Arrived, Arrived]]:
+    """Each pair, with the one first whose turn is before the other's."""
+    return ((a, b) for a, b in combinations(turns, 2) if a.priority == b.priority)
+
+
+@given(ARRIVALS)
+def test_no_request_waits_for_those_that_arrive_once_its_slack_is_used_up(
+    arrivals: list[tuple[float, int, float | None, int]],
+) -> None:
+    turns = queued_by_slack(arrivals)
+    assert [one.priority for one in turns] == sorted((a[3] for a in arrivals), reverse=True)
+    for first, second in pairs_of_equal_priority(turns):
+        waits_s = min(MAX_SLACK_S, max(0.0, second.slack_s))
+        assert first.arrived_s <= second.arrived_s + waits_s
+
+
+@given(ARRIVALS)
+def test_of_two_that_can_be_in_time_the_one_with_less_slack_left_goes_first(
+    arrivals: list[tuple[float, int, float | None, int]],
+) -> None:
+    for first, second in pairs_of_equal_priority(queued_by_slack(arrivals)):
+        if all(0 <= one.slack_s <= MAX_SLACK_S for one in (first, second)):
+            assert first.slack_s + first.arrived_s <= second.slack_s + second.arrived_s
 
 
 @given(ARRIVALS)
