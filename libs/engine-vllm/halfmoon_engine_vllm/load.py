@@ -6,9 +6,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from halfmoon_engine.checkpoints.model_folder import open_model_folder
-from halfmoon_engine.errors import BadEngineStage
 from halfmoon_engine.interface import Device, Engine
 from halfmoon_engine.torch_threads import limit_spin_waits
+from halfmoon_engine_vllm.no_stages import no_stages
 from halfmoon_engine_vllm.vllm_environment import (
     check_device,
     import_quietly,
@@ -63,10 +63,7 @@ def load_vllm_engine(
         ProtocolError: a block size out of range.
     """
     if n_stages > 1:
-        raise BadEngineStage(
-            f"engine vllm computes all layers, stage {stage_index} of {n_stages} was asked for: "
-            "leave the stage out, or use engine torch"
-        )
+        raise no_stages(stage_index, n_stages)
     chosen = read_options(options)
     release = check_vllm("--engine vllm")
     check_block_size(block_size)

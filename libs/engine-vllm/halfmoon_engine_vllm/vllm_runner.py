@@ -1,7 +1,7 @@
 """Compute a model's logits with vLLM: in this process, or by ranks in processes of their own."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from halfmoon_engine.interface import LayerHook, Run, StageActivations
 from halfmoon_engine_vllm.batch import plan_batch
+from halfmoon_engine_vllm.no_stages import no_stages
 from halfmoon_engine_vllm.rank_steps import StepServer
 from halfmoon_engine_vllm.shared_span import find_shared_span
 from halfmoon_protocol.kv_layout import KvLayout
@@ -32,6 +33,10 @@ class VllmRunner:
     def checks_pages(self) -> bool:
         """Pages are checked by the engine."""
         return False
+
+    def open_stage(self, index: int, n_stages: int) -> NoReturn:
+        """Raise BadEngineStage: vLLM computes all layers."""
+        raise no_stages(index, n_stages)
 
     def attach(self, memory: memoryview) -> int:
         """Use this memory as the pool; vLLM's own cache mirrors it."""
@@ -93,6 +98,10 @@ class VllmRanksRunner:
     def checks_pages(self) -> bool:
         """Pages are checked by the engine."""
         return False
+
+    def open_stage(self, index: int, n_stages: int) -> NoReturn:
+        """Raise BadEngineStage: vLLM computes all layers."""
+        raise no_stages(index, n_stages)
 
     def attach(self, memory: memoryview) -> int:
         """Use this memory as the pool; each rank maps it and mirrors its heads.

@@ -43,7 +43,7 @@ from halfmoon_engine.interface import (
     StageActivations,
     TokenResult,
 )
-from halfmoon_engine.stages.stage_checks import check_activations, cut_layers
+from halfmoon_engine.stages.stage_checks import check_activations, check_can_lend, cut_layers
 from halfmoon_models.errors import BadEngineSpec
 from halfmoon_protocol.blocks import check_block_size
 from halfmoon_protocol.kv_layout import DType, KvLayout
@@ -217,6 +217,16 @@ class FakeEngine:
     def eos_token_ids(self) -> tuple[int, ...]:
         """The end token of the spec, if it has one."""
         return () if self.model.eos < 0 else (self.model.eos,)
+
+    def open_stage(self, index: int, n_stages: int) -> "FakeEngine":
+        """Return an engine of one stage; there are no weights to lend."""
+        check_can_lend(self._stage, index, n_stages)
+        return FakeEngine(
+            self.model,
+            block_size=self._layout.block_size,
+            stage_index=index,
+            n_stages=n_stages,
+        )
 
     def attach(self, pool: memoryview) -> None:
         """Use this memory as the pool.

@@ -185,6 +185,22 @@ class Engine(Protocol):
         """Tokens that end a generation, from the model's generation config."""
         ...
 
+    def open_stage(self, index: int, n_stages: int) -> "Engine":
+        """Return an engine of one stage that uses the weights of this one, not a copy of them.
+
+        It has a pool of its own, which is not attached yet. Calls of both engines come from one
+        thread at a time.
+
+        Args:
+            index: of the stage, from 0.
+            n_stages: runs of equal length that the layers are cut into; at least 2.
+
+        Raises:
+            BadEngineStage: this is a stage already, there is no such stage, or the model can't be
+                cut so.
+        """
+        ...
+
     def attach(self, pool: memoryview) -> None:
         """Use this memory as the pool: ``len(pool) // layout.block_bytes`` pages.
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -33,7 +34,7 @@ from halfmoon_engine.sampling.token_logprobs import (
     report_drawn_logprob,
     report_prompt_logprobs,
 )
-from halfmoon_engine.stages.stage_checks import check_activations
+from halfmoon_engine.stages.stage_checks import check_activations, check_can_lend
 from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_protocol.messages import DecodeCost, PrefillCost
 
@@ -129,6 +130,23 @@ class TorchEngine:
     def eos_token_ids(self) -> tuple[int, ...]:
         """Tokens that end a generation, from the model's generation config."""
         return self._eos_token_ids
+
+    def open_stage(self, index: int, n_stages: int) -> "TorchEngine":
+        """Return an engine of one stage over the same weights; see `Engine.open_stage`."""
+        check_can_lend(self._stage, index, n_stages)
+        stage, runner = self._runner.open_stage(index, n_stages)
+        return TorchEngine(
+            runner,
+            msgspec.structs.replace(self._layout, n_layers=stage.n_layers),
+            name=self._name,
+            n_vocab=self._n_vocab,
+            max_context=self._max_context,
+            eos_token_ids=self._eos_token_ids,
+            grammars=self._grammars if stage.is_last else None,
+            native=self._native,
+            stage=stage,
+            model_layout=self._layout,
+        )
 
     def attach(self, pool: memoryview) -> None:
         """Use this memory as the pool; a device gets a mirror of the same size.

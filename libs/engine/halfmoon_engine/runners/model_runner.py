@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from halfmoon_engine.interface import LayerHook, Run, StageActivations
+from halfmoon_engine.interface import EngineStage, LayerHook, Run, StageActivations
 
 
 class ModelRunner(Protocol):
@@ -21,6 +21,14 @@ class ModelRunner(Protocol):
     @property
     def checks_pages(self) -> bool:
         """Return whether `logits` raises ValueError for a page that is not in the pool."""
+        ...
+
+    def open_stage(self, index: int, n_stages: int) -> "tuple[EngineStage, ModelRunner]":
+        """Return a runner of one stage over the weights of this one, and what the stage is.
+
+        Raises:
+            BadEngineStage: the model can't be cut so.
+        """
         ...
 
     def attach(self, memory: memoryview) -> int:

@@ -3,17 +3,19 @@
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from halfmoon_engine.attention.attention_probe import ProbedModel, allowed_error, logits_error
 from halfmoon_engine.batch_checks import check_pool
-from halfmoon_engine.interface import LayerHook, Run, StageActivations
-from halfmoon_engine.native.decoder_parts import DecoderParts
+from halfmoon_engine.interface import EngineStage, LayerHook, Run, StageActivations
 from halfmoon_engine.native.decoder_reader import NotNative
 from halfmoon_engine.native.native_batch import native_batch, open_native_pool
 from halfmoon_engine.native.native_decoder import NativeDecoder
+from halfmoon_engine.native.packed_decoder import PackedDecoder
+from halfmoon_engine.stages.stage_checks import ACTIVATION_ITEM_BYTES, cut_layers
 from halfmoon_protocol.kv_layout import KvLayout
 
 #: Tokens of a probe's first prompt that run before the rest of it.
@@ -23,12 +25,11 @@ _FIRST_CHUNK = 7
 class NativeRunner:
     """A packed decoder, or its stage, over a pool of pages."""
 
-    def __init__(
-        self, native: Any, parts: DecoderParts, layout: KvLayout, max_context: int
-    ) -> None:
-        """Pack the parts; the model's own weights are freed meanwhile."""
+    def __init__(self, native: Any, packed: PackedDecoder, layout: KvLayout) -> None:
+        """Run packed layers over a pool of this layout."""
         self._native = native
-        self._decoder = NativeDecoder(native, parts, max_context)
+        self._packed = packed
+        self._decoder = NativeDecoder(native, packed)
         self._layout = layout
         self._pool: Any = None
 
@@ -41,6 +42,19 @@ class NativeRunner:
     def checks_pages(self) -> bool:
         """Always: thousands of pages are checked faster there."""
         return True
+
+    def open_stage(self, index: int, n_stages: int) -> "tuple[EngineStage, NativeRunner]":
+        """Return a runner of one stage over the packed weights of this one.
+
+        Native layers take nothing but activations and positions, so every model can be cut.
+
+        Raises:
+            BadEngineStage: the layers do not divide.
+        """
+        n_bytes = self._packed.hidden * ACTIVATION_ITEM_BYTES
+        stage = cut_layers(self._layout.n_layers, n_bytes, index, n_stages)
+        layout = msgspec.structs.replace(self._layout, n_layers=stage.n_layers)
+        return stage, NativeRunner(self._native, self._packed.cut(stage), layout)
 
     def attach(self, memory: memoryview) -> int:
         """Use this memory as the pool."""

@@ -8,6 +8,7 @@ import torch
 from halfmoon_engine.attention.attention_probe import ProbedModel
 from halfmoon_engine.native.decoder_reader import FAMILIES, NotNative, read_decoder
 from halfmoon_engine.native.extension import NativeMode, native_extension
+from halfmoon_engine.native.packed_decoder import pack_decoder
 from halfmoon_engine.runners.model_runner import ModelRunner
 from halfmoon_engine.runners.native_runner import NativeRunner
 from halfmoon_engine.runners.transformers_runner import TransformersRunner
@@ -59,7 +60,7 @@ def choose_runner(
         return TransformersRunner(staged, layout, native=native)
     dtype = model.dtype
     try:
-        runner = NativeRunner(native, parts, layout, longest)
+        runner = NativeRunner(native, pack_decoder(native, parts, longest), layout)
         runner.check(probed, dtype)
     except NotNative as reason:
         log.warning("layers are computed by torch: %s", reason)

@@ -7,6 +7,7 @@ Attention is computed by torch, or by the native extension where there is one.
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -14,11 +15,13 @@ from numpy.typing import NDArray
 from halfmoon_engine.attention.device_pool import DeviceKvPool
 from halfmoon_engine.attention.forward_plan import plan_forward, plan_native
 from halfmoon_engine.attention.kv_pool import HostKvPool, KvPool
-from halfmoon_engine.attention.paged_attention import use_forward_plan
-from halfmoon_engine.interface import LayerHook, Run, StageActivations
+from halfmoon_engine.attention.paged_attention import ATTENTION_NAME, use_forward_plan
+from halfmoon_engine.interface import EngineStage, LayerHook, Run, StageActivations
 from halfmoon_engine.native.native_attention import NativeBatchAttention
 from halfmoon_engine.native.native_batch import open_native_pool
+from halfmoon_engine.stages.model_cut import cut_sharing, stage_of
 from halfmoon_engine.stages.stage_model import StageModel, activation_rows
+from halfmoon_engine.stages.stage_probe import check_cut
 from halfmoon_protocol.kv_layout import KvLayout
 
 
@@ -56,6 +59,21 @@ class TransformersRunner:
     def checks_pages(self) -> bool:
         """Never: the caller checks them."""
         return False
+
+    def open_stage(self, index: int, n_stages: int) -> "tuple[EngineStage, TransformersRunner]":
+        """Return a runner of one stage over the tensors of this model.
+
+        Raises:
+            BadEngineStage: the model can't be cut so.
+        """
+        stage = stage_of(self._staged.model.config, index, n_stages)
+        staged = StageModel(cut_sharing(self._staged.model, stage), stage)
+        staged.model.set_attn_implementation("eager")
+        check_cut(staged)
+        staged.model.set_attn_implementation(ATTENTION_NAME)
+        layout = msgspec.structs.replace(self._layout, n_layers=stage.n_layers)
+        runner = TransformersRunner(staged, layout, mirror=self._mirror, native=self._native)
+        return stage, runner
 
     def attach(self, memory: memoryview) -> int:
         """Use this memory as the pool; a device gets a mirror of the same size."""

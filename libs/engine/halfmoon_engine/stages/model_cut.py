@@ -11,6 +11,7 @@ Embeddings are loaded at the first stage, the head at the last one. Where both a
 both stages have it. What is neither, such as the last norm, is small and loaded everywhere.
 """
 
+import copy
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -18,11 +19,8 @@ import torch
 
 from halfmoon_engine.errors import BadEngineStage
 from halfmoon_engine.interface import EngineStage
-from halfmoon_engine.stages.stage_checks import cut_layers
+from halfmoon_engine.stages.stage_checks import ACTIVATION_ITEM_BYTES, cut_layers
 
-#: Bytes of a number between stages: float32 whatever computes, so that engines of several kinds
-#: can be stages of one model.
-_ACTIVATION_ITEM_BYTES = 4
 #: What a replaced layer does with its input.
 _Role = Literal["pass", "enter", "leave"]
 
@@ -91,7 +89,7 @@ def stage_of(config: Any, index: int, n_stages: int) -> EngineStage:
             f"a model of type {str(config.model_type)!r} can't be cut into stages: each of its "
             "layers reads embeddings of its own; run it without a stage"
         )
-    n_bytes = int(text.hidden_size) * _ACTIVATION_ITEM_BYTES
+    n_bytes = int(text.hidden_size) * ACTIVATION_ITEM_BYTES
     return cut_layers(int(text.num_hidden_layers), n_bytes, index, n_stages)
 
 
@@ -137,6 +135,23 @@ def cut_model(model: Any, stage: EngineStage) -> None:
         _replace(model, lambda each: each is head, lambda _: OtherStageHead())
     if not (stage.is_first or stage.is_last):
         model.all_tied_weights_keys = {}
+
+
+def cut_sharing(model: Any, stage: EngineStage) -> Any:
+    """Return a model of the stage's layers whose tensors are those of a loaded model.
+
+    Args:
+        model: of transformers, with all layers; it stays as it is.
+        stage: the layers of the new model.
+
+    Raises:
+        BadEngineStage: its layers are not found.
+    """
+    tensors: list[torch.Tensor] = [*model.parameters(), *model.buffers()]
+    # Modules and config are copied; a tensor that is in the memo is its own copy.
+    part = copy.deepcopy(model, {id(each): each for each in tensors})
+    cut_model(part, stage)
+    return part
 
 
 def absent_parts(model: Any) -> tuple[str, ...]:

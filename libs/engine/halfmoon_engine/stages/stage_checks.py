@@ -5,6 +5,10 @@ from collections.abc import Sequence
 from halfmoon_engine.errors import BadEngineStage
 from halfmoon_engine.interface import EngineStage, Run, StageActivations
 
+#: Bytes of a number between stages: float32 whatever computes, so that engines of several kinds
+#: can be stages of one model.
+ACTIVATION_ITEM_BYTES = 4
+
 
 def cut_layers(n_layers: int, activation_bytes: int, index: int, n_stages: int) -> EngineStage:
     """Return a stage of a model's layers.
@@ -47,6 +51,22 @@ def check_stage_index(index: int, n_stages: int) -> None:
         raise BadEngineStage(
             f"stage {index} of {n_stages} does not exist: stages are 0 to {n_stages - 1}"
         )
+
+
+def check_can_lend(own: EngineStage, index: int, n_stages: int) -> None:
+    """Check that an engine of these layers can lend some of them to a stage.
+
+    Raises:
+        BadEngineStage: it is a stage itself, or there is no such stage.
+    """
+    if not own.is_whole:
+        raise BadEngineStage(
+            f"stage {own.index} of {own.n_stages} has {own.n_layers} layers of its model and can't "
+            f"lend them to stage {index} of {n_stages}: open an engine of all layers"
+        )
+    if n_stages < 2:
+        raise BadEngineStage(f"n_stages is {n_stages}: layers are lent to one of 2 stages or more")
+    check_stage_index(index, n_stages)
 
 
 def check_activations(

@@ -25,7 +25,7 @@ from halfmoon_workers.decode.decode_settings import DecodeSettings
 from halfmoon_workers.decode.serve_decode import serve_decode
 from halfmoon_workers.prefill.prefill_settings import PrefillSettings
 from halfmoon_workers.prefill.serve_prefill import serve_prefill
-from halfmoon_workers.prefill.stage_engine import load_stage
+from halfmoon_workers.prefill.stage_engine import open_stage
 from halfmoon_workers.roles.role_settings import roles_of
 from halfmoon_workers.start.role_switch import RoleSwitch
 from halfmoon_workers.start.worker_pool import DevicePool, WorkerPool
@@ -48,9 +48,7 @@ async def run_worker(
         tracer = await stack.enter_async_context(opened_tracer(settings, f"halfmoon-{role}"))
         engine = await load_model(settings, service, open_engine, ModelError)
         stage = settings.stage_record if isinstance(settings, PrefillSettings) else None
-        stage_engine = None
-        if isinstance(settings, PrefillSettings) and stage is not None:
-            stage_engine = await load_stage(settings, service, engine, stage)
+        stage_engine = None if stage is None else await open_stage(engine, stage)
         pool = WorkerPool()
         stack.callback(pool.close)
         placed = await stack.enter_async_context(
