@@ -1,3 +1,4 @@
+from collections.abc import Set
 from typing import Any
 
 import msgspec
@@ -217,6 +218,15 @@ def test_hashes_of_other_systems_are_left_out() -> None:
     assert holds(index, 1)
 
 
+CHANGES = st.lists(
+    st.tuples(
+        st.sampled_from(["store", "store", "remove", "clear"]),
+        st.lists(st.integers(0, 5), min_size=1, max_size=3),
+    ),
+    max_size=5,
+)
+
+
 class FollowerAgainstTruth(RuleBasedStateMachine):
     """A kvstore, two wires to the conductor (events and answers), and losses on both."""
 
@@ -230,6 +240,10 @@ class FollowerAgainstTruth(RuleBasedStateMachine):
     def start_again(self) -> None:
         self.truth: set[BlockHash] = set()
         self.sequence = -1
+        #: The truth after each batch; -1: before the first one.
+        self.truths: dict[int, frozenset[BlockHash]] = {-1: frozenset()}
+        #: The newest state that the conductor has heard of by an event or an answer.
+        self.heard = -1
         #: What is published, in order: events, and numbers of the last one before.
         self.events: list[KvEventBatch | int] = []
         self.answers: list[tuple[int, list[BlockHash]]] = []
@@ -239,15 +253,13 @@ class FollowerAgainstTruth(RuleBasedStateMachine):
     def asks(self, needed: bool) -> None:
         self.asked += needed
 
-    @rule(
-        changes=st.lists(
-            st.tuples(
-                st.sampled_from(["store", "store", "remove", "clear"]),
-                st.lists(st.integers(0, 5), min_size=1, max_size=3),
-            ),
-            max_size=5,
-        )
-    )
+    @rule(changes=CHANGES)
+    def a_change_arrives_with_all_before_it(self, changes: list[tuple[str, list[int]]]) -> None:
+        self.all_arrives()
+        self.change(changes)
+        self.an_event_travels(lost=False)
+
+    @rule(changes=CHANGES)
     def change(self, changes: list[tuple[str, list[int]]]) -> None:
         events: list[KvEvent] = []
         for what, names in changes:
@@ -262,6 +274,7 @@ class FollowerAgainstTruth(RuleBasedStateMachine):
                 self.truth = set()
                 events.append(AllBlocksCleared())
         self.sequence += 1
+        self.truths[self.sequence] = frozenset(self.truth)
         self.events.append(batch(self.sequence, *events))
 
     @precondition(lambda self: self.events)
@@ -273,6 +286,7 @@ class FollowerAgainstTruth(RuleBasedStateMachine):
         if isinstance(travelling, int):
             self.asks(self.follower.on_sequence(K, travelling, self.now))
         else:
+            self.heard = max(self.heard, travelling.sequence)
             self.asks(self.follower.on_events(K, travelling, self.now))
 
     @rule()
@@ -289,7 +303,9 @@ class FollowerAgainstTruth(RuleBasedStateMachine):
     @precondition(lambda self: self.answers)
     @rule()
     def an_answer_travels(self) -> None:
-        self.asks(self.follower.on_snapshot(K, *self.answers.pop(0), self.now))
+        sequence, hashes = self.answers.pop(0)
+        self.heard = max(self.heard, sequence)
+        self.asks(self.follower.on_snapshot(K, sequence, hashes, self.now))
 
     @rule()
     def time_passes(self) -> None:
@@ -306,19 +322,31 @@ class FollowerAgainstTruth(RuleBasedStateMachine):
         self.follower.check()
         self.index.check()
 
+    @invariant()
+    def an_index_that_is_not_behind_has_what_the_kvstore_had_then(self) -> None:
+        if self.follower.behind[K] == 0:
+            self.holds_exactly(self.truths[self.heard])
+
+    def all_arrives(self) -> None:
+        """Deliver what is under way, and answer what is asked."""
+        while self.events:
+            self.an_event_travels(lost=False)
+        while self.asked:
+            self.the_kvstore_answers(lost=False)
+        while self.answers:
+            self.an_answer_travels()
+
+    def holds_exactly(self, blocks: Set[BlockHash]) -> None:
+        assert {b for b in blocks if self.index.longest_prefix([b])} == blocks
+        assert len(self.index) == len(blocks)
+
     def teardown(self) -> None:
         """With no more losses the index tells the truth, though nothing changes any more."""
         for _ in range(6):
             self.the_kvstore_tells_how_far_it_is()
-            while self.events:
-                self.an_event_travels(lost=False)
-            while self.asked:
-                self.the_kvstore_answers(lost=False)
-            while self.answers:
-                self.an_answer_travels()
+            self.all_arrives()
             self.time_passes()
-        assert {b for b in self.truth if self.index.longest_prefix([b])} == self.truth
-        assert len(self.index) == len(self.truth)
+        self.holds_exactly(self.truth)
 
 
 TestFollowerAgainstTruth = FollowerAgainstTruth.TestCase
