@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from halfmoon_protocol.errors import MalformedMessage
 from halfmoon_servers.kv_events import payload_decoder
-from halfmoon_servers.kv_events.payload_decoder import decode_server_payload
+from halfmoon_servers.kv_events.payload_decoder import MAX_BATCH_EVENTS, decode_server_payload
 from halfmoon_servers.kv_events.server_events import (
     MAX_EVENT_BLOCKS,
     ServerBlockRemoved,
@@ -60,6 +60,8 @@ def test_maps_and_arrays_give_the_same_event_and_what_is_more_is_ignored(
     as_array = ["BlockStored", *in_order, *more_elements]
     one, other = decode_server_payload(encode([1.5, [as_map, as_array], 0])).events
     assert one == other
+    for alone in (as_map, as_array):
+        assert decode_server_payload(encode([1.5, [alone, alone], 0])).events == (one, one)
     assert isinstance(one, ServerBlockStored)
     assert encode({"type": "BlockStored", **fields}, order="sorted") == encode(
         _plain(one), order="sorted"
@@ -113,16 +115,16 @@ def test_an_event_of_wrong_types_or_sizes_is_malformed(event: Any) -> None:
         decode_server_payload(encode([1.0, [event], None]))
 
 
+@pytest.mark.parametrize("event", [["AllBlocksCleared"], {"type": "AllBlocksCleared"}])
 def test_payloads_over_the_bounds_are_refused_with_the_bound(
-    monkeypatch: pytest.MonkeyPatch,
+    event: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    payload = encode([1.0, [["AllBlocksCleared"]] * 3, None])
-    monkeypatch.setattr(payload_decoder, "MAX_BATCH_EVENTS", 2)
-    with pytest.raises(MalformedMessage, match="3 events, over the limit of 2"):
-        decode_server_payload(payload)
+    events = [event] * (MAX_BATCH_EVENTS + 1)
+    with pytest.raises(MalformedMessage, match="262145 events, over the limit of 262144"):
+        decode_server_payload(encode([1.0, events, None]))
     monkeypatch.setattr(payload_decoder, "MAX_PAYLOAD_BYTES", 10)
     with pytest.raises(MalformedMessage, match="over the limit of 10"):
-        decode_server_payload(payload)
+        decode_server_payload(encode([1.0, [event], None]))
 
 
 @pytest.mark.parametrize("header", [b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff"])

@@ -6,9 +6,10 @@ unknown kinds are skipped and counted. The bytes may be hostile: sizes are bound
 is allocated for them.
 """
 
-from typing import Any
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from halfmoon_protocol.errors import MalformedMessage
 from halfmoon_servers.kv_events.server_events import (
@@ -33,49 +34,6 @@ class ServerEventBatch(msgspec.Struct, frozen=True):
     n_unknown: int = 0
 
 
-class _Batch(msgspec.Struct, frozen=True, array_like=True):
-    ts: float
-    events: tuple[msgspec.Raw, ...]
-
-
-class _MapKind(msgspec.Struct, frozen=True):
-    type: str
-
-
-class _ArrayKind(msgspec.Struct, frozen=True, array_like=True):
-    type: str
-
-
-class _Elements(msgspec.Struct, frozen=True, array_like=True):
-    """The elements of an array that both vLLM and SGLang have had in this order."""
-
-    type: str
-    e1: Any = None
-    e2: Any = None
-    e3: Any = None
-    e4: Any = None
-    e5: Any = None
-    e6: Any = None
-    e7: Any = None
-    e8: Any = None
-    e9: Any = None
-    e10: Any = None
-
-
-_BATCH = msgspec.msgpack.Decoder(_Batch)
-_MAP_KIND = msgspec.msgpack.Decoder(_MapKind)
-_ARRAY_KIND = msgspec.msgpack.Decoder(_ArrayKind)
-_ELEMENTS = msgspec.msgpack.Decoder(_Elements)
-_KINDS: dict[str, type[ServerEvent]] = {
-    "BlockStored": ServerBlockStored,
-    "BlockRemoved": ServerBlockRemoved,
-    "AllBlocksCleared": ServerCacheCleared,
-}
-_BY_MAP: dict[str, msgspec.msgpack.Decoder[ServerEvent]] = {
-    name: msgspec.msgpack.Decoder(kind) for name, kind in _KINDS.items()
-}
-
-
 def decode_server_payload(payload: bytes) -> ServerEventBatch:
     """Decode a payload.
 
@@ -87,30 +45,101 @@ def decode_server_payload(payload: bytes) -> ServerEventBatch:
             f"a KV event payload of {len(payload)} bytes, over the limit of {MAX_PAYLOAD_BYTES}"
         )
     try:
-        batch = _BATCH.decode(payload)
-        if len(batch.events) > MAX_BATCH_EVENTS:
-            raise MalformedMessage(
-                f"a KV event payload of {len(batch.events)} events, over the limit of "
-                f"{MAX_BATCH_EVENTS}"
-            )
-        events = tuple(
-            event for raw in batch.events if (event := _decode_event(bytes(raw))) is not None
-        )
+        try:
+            maps = _KNOWN_MAPS.decode(payload)
+            return ServerEventBatch(maps.timestamp, maps.events)
+        except msgspec.ValidationError:
+            return _decode_other(payload)
     except (msgspec.DecodeError, RecursionError) as error:
         raise MalformedMessage(f"not a KV event payload: {error}") from None
-    return ServerEventBatch(batch.ts, events, len(batch.events) - len(events))
 
 
-def _decode_event(raw: bytes) -> ServerEvent | None:
-    first = raw[0]
-    if first & 0xF0 == 0x90 or first in (0xDC, 0xDD):  # a MessagePack array
-        name = _ARRAY_KIND.decode(raw).type
-        return _from_array(_KINDS[name], raw) if name in _KINDS else None
-    decoder = _BY_MAP.get(_MAP_KIND.decode(raw).type)
-    return None if decoder is None else decoder.decode(raw)
+# -- rows of a payload -------------------------------------------------------------------------
 
 
-def _from_array(kind: type[ServerEvent], raw: bytes) -> ServerEvent:
-    elements = msgspec.structs.astuple(_ELEMENTS.decode(raw))[1:]
-    fields = dict(zip(kind.__struct_fields__, elements, strict=False))
-    return msgspec.convert({"type": kind.__struct_config__.tag, **fields}, kind)
+class _StoredArray(ServerBlockStored, frozen=True, array_like=True):
+    pass
+
+
+class _RemovedArray(ServerBlockRemoved, frozen=True, array_like=True):
+    pass
+
+
+class _ClearedArray(ServerCacheCleared, frozen=True, array_like=True):
+    pass
+
+
+class _MapKind(msgspec.Struct, frozen=True):
+    type: str
+
+
+class _ArrayKind(msgspec.Struct, frozen=True, array_like=True):
+    type: str
+
+
+_ArrayRow = _StoredArray | _RemovedArray | _ClearedArray
+_EVENTS_BOUND = Meta(max_length=MAX_BATCH_EVENTS)
+
+
+class _KnownMaps(msgspec.Struct, frozen=True, array_like=True):
+    timestamp: float
+    events: Annotated[tuple[ServerEvent, ...], _EVENTS_BOUND]
+
+
+class _KnownArrays(msgspec.Struct, frozen=True, array_like=True):
+    timestamp: float
+    events: Annotated[tuple[_ArrayRow, ...], _EVENTS_BOUND]
+
+
+class _AnyRows(msgspec.Struct, frozen=True, array_like=True):
+    timestamp: float
+    events: tuple[msgspec.Raw, ...]
+
+
+# Both of these read each token once.
+_KNOWN_MAPS = msgspec.msgpack.Decoder(_KnownMaps)
+_KNOWN_ARRAYS = msgspec.msgpack.Decoder(_KnownArrays)
+_ANY_ROWS = msgspec.msgpack.Decoder(_AnyRows)
+_MAP_ROW: msgspec.msgpack.Decoder[ServerEvent] = msgspec.msgpack.Decoder(ServerEvent)
+_ARRAY_ROW: msgspec.msgpack.Decoder[_ArrayRow] = msgspec.msgpack.Decoder(_ArrayRow)
+_MAP_KIND = msgspec.msgpack.Decoder(_MapKind)
+_ARRAY_KIND = msgspec.msgpack.Decoder(_ArrayKind)
+_KINDS: dict[str, type[ServerEvent]] = {
+    "BlockStored": ServerBlockStored,
+    "BlockRemoved": ServerBlockRemoved,
+    "AllBlocksCleared": ServerCacheCleared,
+}
+
+
+def _decode_other(payload: bytes) -> ServerEventBatch:
+    """Decode a payload with arrays, or with events of unknown kinds."""
+    try:
+        arrays = _KNOWN_ARRAYS.decode(payload)
+    except msgspec.ValidationError:
+        return _decode_mixed(payload)
+    return ServerEventBatch(arrays.timestamp, tuple([_event(row) for row in arrays.events]))
+
+
+def _decode_mixed(payload: bytes) -> ServerEventBatch:
+    batch = _ANY_ROWS.decode(payload)
+    if len(batch.events) > MAX_BATCH_EVENTS:
+        raise MalformedMessage(
+            f"a KV event payload of {len(batch.events)} events, over the limit of "
+            f"{MAX_BATCH_EVENTS}"
+        )
+    events = tuple(event for raw in batch.events if (event := _decode_row(raw)) is not None)
+    return ServerEventBatch(batch.timestamp, events, len(batch.events) - len(events))
+
+
+def _decode_row(raw: msgspec.Raw) -> ServerEvent | None:
+    row = memoryview(raw)
+    is_array = row[0] & 0xF0 == 0x90 or row[0] in (0xDC, 0xDD)
+    kind = _ARRAY_KIND.decode(row).type if is_array else _MAP_KIND.decode(row).type
+    if kind not in _KINDS:
+        return None
+    return _event(_ARRAY_ROW.decode(row)) if is_array else _MAP_ROW.decode(row)
+
+
+def _event(row: _ArrayRow) -> ServerEvent:
+    kind = _KINDS[str(row.__struct_config__.tag)]
+    return kind(**msgspec.structs.asdict(row))
