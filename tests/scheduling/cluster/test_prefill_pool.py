@@ -8,6 +8,7 @@ from halfmoon_protocol.ids import RequestId, WorkerId
 from halfmoon_protocol.messages import PrefillCost, PrefillLoad
 from halfmoon_scheduling.cluster.prefill_pool import PrefillPool
 from halfmoon_scheduling.placement.estimates import Estimate, PlacementRequest
+from halfmoon_scheduling.placement.prefill_groups import GroupEstimate
 from halfmoon_scheduling.prediction.cost_model import CostModel
 from halfmoon_testing.scheduling_inputs import a_worker
 
@@ -125,3 +126,95 @@ def test_a_prefill_keeps_its_worker_busy_from_its_start_or_from_the_end_of_the_o
     assert pool.busy_s(P0, C, 24.0) == 0.0  # the worker was not told of it
     pool.start(P0, C, 50.0)
     assert pool.busy_s(P0, C, 55.0) == 5.0
+
+
+def a_running_pool() -> PrefillPool:
+    """Return a pool whose worker computes `A` since 10 s, while `B` waits behind it."""
+    pool = a_pool()
+    for rid in (A, B):
+        plan(pool, rid, 10)
+        pool.start(P0, rid, 10.0)
+    return pool
+
+
+def test_a_request_that_decode_refused_takes_no_seconds_from_the_prefill_under_way() -> None:
+    pool = a_running_pool()
+    plan(pool, C, 10)
+    release(pool, C, 19.0)  # its worker was never told of it
+    pool.on_answer(P0, 20.0)
+    assert pool.busy_s(P0, A, 20.0) == 10.0
+
+
+def test_nor_does_one_that_was_planned_before_it() -> None:
+    pool = a_pool()
+    plan(pool, A, 10)
+    plan(pool, B, 10)
+    pool.start(P0, B, 10.0)
+    release(pool, A, 19.0)
+    pool.on_answer(P0, 20.0)
+    assert pool.busy_s(P0, B, 20.0) == 10.0
+
+
+def test_a_request_cancelled_in_the_queue_takes_no_seconds_from_the_prefill_under_way() -> None:
+    pool = a_running_pool()
+    release(pool, B, 19.0)
+    pool.on_answer(P0, 20.0)
+    assert pool.busy_s(P0, A, 20.0) == 10.0
+
+
+def test_the_seconds_of_a_cancelled_prefill_are_not_those_of_the_next_one() -> None:
+    pool = a_running_pool()
+    release(pool, A, 19.0)
+    pool.on_answer(P0, 24.0)
+    assert pool.busy_s(P0, B, 24.0) == 5.0
+
+
+def test_a_prefill_that_is_done_before_its_turn_kept_its_worker_busy() -> None:
+    pool = a_running_pool()
+    pool.on_answer(P0, 14.0)
+    assert pool.busy_s(P0, B, 14.0) == 4.0
+    release(pool, B, 14.0)
+    assert pool.busy_s(P0, A, 24.0) == 10.0
+
+
+def test_the_stages_of_a_prompt_kept_all_their_workers_busy() -> None:
+    pool = a_pool()
+    pool.join(a_worker("prefill-1", prefill_cost=COST))
+    other = WorkerId("prefill-1")
+    group = GroupEstimate(
+        worker_id=P0,
+        home=None,
+        local_blocks=0,
+        source=None,
+        n_blocks=0,
+        transfer_blocks=0,
+        queue_s=0.0,
+        transfer_s=0.0,
+        prefill_s=5.0,
+        ttft_s=5.0,
+        group="g",
+        members=(P0, other),
+        stage_s=(5.0, 5.0),
+    )
+    pool.plan(group, PlacementRequest(A, 10, 1, block_size=16, block_bytes=64), 0.0)
+    pool.start(P0, A, 0.0)
+    pool.plan(
+        Estimate(
+            worker_id=other,
+            home=None,
+            local_blocks=0,
+            source=None,
+            n_blocks=0,
+            transfer_blocks=0,
+            queue_s=5.0,
+            transfer_s=0.0,
+            prefill_s=4.0,
+            ttft_s=9.0,
+        ),
+        PlacementRequest(B, 4, 1, block_size=16, block_bytes=64),
+        1.0,
+    )
+    pool.start(other, B, 1.0)
+    pool.on_answer(P0, 5.0)
+    release(pool, A, 5.0)
+    assert pool.busy_s(other, B, 9.0) == 4.0

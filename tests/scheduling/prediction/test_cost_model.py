@@ -71,14 +71,97 @@ def test_after_each_whole_pass_a_correction_is_between_the_first_and_the_true_on
         costs.check()
 
 
+LINEAR = PrefillCost(c0_s=0.0, c1_s=0.001, c2_s=0.0)
+
+
 def test_a_long_prefill_says_more_than_a_short_one() -> None:
+    after: dict[int, float] = {}
+    for n_last in (100, 1000, 10_000):
+        costs = CostModel()
+        for _ in range(20):
+            costs.observe_prefill(P, LINEAR, 1000, 0, 1.0)
+        costs.observe_prefill(P, LINEAR, n_last, 0, 2.0 * n_last * 0.001)
+        after[n_last] = costs.scale(P) - 1.0
+    assert after[1000] == pytest.approx(0.1)  # one of ten like it
+    assert after[100] == pytest.approx(0.01, rel=0.1)
+    assert after[10_000] > 4 * after[1000]
+
+
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=40))
+def test_short_prefills_say_no_more_than_a_long_one_of_as_many_seconds(parts: list[int]) -> None:
+    """Play long prefills that take twice as long, then short ones that take what is predicted."""
+    costs, once = CostModel(), CostModel()
+    for model in (costs, once):
+        for _ in range(20):
+            model.observe_prefill(P, LINEAR, 1000, 0, 2.0)
+    before = costs.scale(P)
+    for n in parts:
+        costs.observe_prefill(P, LINEAR, n, 0, n * 0.001)
+    once.observe_prefill(P, LINEAR, sum(parts), 0, sum(parts) * 0.001)
+    assert before - costs.scale(P) <= 1.1 * (before - once.scale(P)) + 1e-9
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 4000), st.lists(st.floats(0.01, 1.0), min_size=1, max_size=8)),
+        min_size=1,
+        max_size=20,
+    )
+)
+def test_how_many_prompts_share_a_pass_does_not_matter(
+    passes: list[tuple[int, list[float]]],
+) -> None:
+    """Play passes of so many tokens as one prompt, and as several with these shares of them."""
+    single, shared = CostModel(), CostModel()
+    for model in (single, shared):
+        model.observe_prefill(P, LINEAR, 1000, 0, 1.0)
+    for n, shares in passes:
+        parts = [max(1, round(n * share / sum(shares))) for share in shares]
+        seconds = 1.5 * sum(parts) * 0.001
+        single.observe_prefill(P, LINEAR, sum(parts), 0, seconds)
+        for i, part in enumerate(parts):
+            shared.observe_prefill(P, LINEAR, part, 0, 0.0 if i else seconds)
+        assert shared.scale(P) == pytest.approx(single.scale(P))
+
+
+@given(
+    st.lists(st.tuples(st.integers(2000, 20_000), st.integers(0, 30)), min_size=10, max_size=30),
+    st.floats(0.5, 2.0),
+    st.integers(1024, 4096),
+)
+def test_a_correction_stays_near_the_truth_while_passes_cut_prompts_anywhere(
+    bursts: list[tuple[int, int]], factor: float, pass_tokens: int
+) -> None:
+    """Play a worker that is never idle, whose passes hold so many tokens of its queue.
+
+    Each long prompt has so many short ones behind it.
+    """
+    prompts = [n for long, n_short in bursts for n in (long, *[30] * n_short)]
     costs = CostModel()
-    cost = PrefillCost(c0_s=0.0, c1_s=1.0, c2_s=0.0)
-    costs.observe_prefill(P, cost, 2, 0, 4.0)
-    # Means of what was seen and of what was predicted, a tenth of each new.
-    assert costs.prefill_s(P, cost, 100, 0) == pytest.approx(100 * 2.2 / 2.0)
-    costs.observe_prefill(P, cost, 20, 0, 20.0)
-    assert costs.prefill_s(P, cost, 100, 0) == pytest.approx(100 * 3.98 / 3.8)
+    for _ in range(10):
+        costs.observe_prefill(P, LINEAR, 10_000, 0, factor * 10.0)
+    start = costs.scale(P)
+    low, high = min(start, factor), max(start, factor)
+    end_tokens = last_end_s = 0.0
+    for n in prompts:
+        end_tokens += n
+        ends_s = -(-end_tokens // pass_tokens) * pass_tokens * 0.001 * factor
+        costs.observe_prefill(P, LINEAR, n, 0, ends_s - last_end_s)
+        last_end_s = ends_s
+        assert 0.9 * low <= costs.scale(P) <= 1.1 * high
+
+
+def test_the_rest_of_a_pass_that_began_with_an_unknown_prefill_says_nothing() -> None:
+    costs = CostModel()
+    costs.skip_prefill(P)  # of a worker that nothing is known of
+    costs.observe_prefill(P, LINEAR, 1000, 0, 1.0)
+    costs.skip_prefill(P)
+    for _ in range(9):
+        costs.observe_prefill(P, LINEAR, 1000, 0, 0.0)
+    assert costs.scale(P) == 1.0
+    for _ in range(20):
+        costs.observe_prefill(P, LINEAR, 1000, 0, 2.0)
+    assert costs.scale(P) > 1.8
 
 
 def test_one_odd_prefill_does_not_decide_for_long() -> None:

@@ -47,8 +47,8 @@ class _Prefill:
     behind_s: float = 0.0
     #: When the first of `planned` should end; minus infinity without one.
     head_ends_s: float = -inf
-    #: When a request last left the queue.
-    last_left_s: float = -inf
+    #: When a request last left the queue that the worker has computed, or had begun to.
+    last_computed_s: float = -inf
     #: When the worker last answered that a request is done or failed.
     last_answer_s: float = -inf
     #: Queued tokens of other conductors.
@@ -162,21 +162,25 @@ class PrefillPool:
     def busy_s(self, worker_id: WorkerId, request_id: RequestId, now: float) -> float:
         """Return the most seconds for which a request that is done now kept its worker busy.
 
-        They count from its start, or from when the request before it left; 0 if both shared their
-        last pass.
+        They count from its start, or from when the computed request before it left; 0 if both
+        shared their last pass.
         """
         worker = self._workers[worker_id]
-        return max(0.0, now - max(worker.planned[request_id].started_s, worker.last_left_s))
+        return max(0.0, now - max(worker.planned[request_id].started_s, worker.last_computed_s))
 
     def release(self, worker_id: WorkerId, request_id: RequestId, now: float) -> None:
         """Remove a request from a worker's queue, and from those of its further stages."""
         worker = self._workers.get(worker_id)
         if worker is None or request_id not in worker.planned:
             return
-        worker.last_left_s = now
         self._changed.add(worker_id)
         was_first = next(iter(worker.planned)) == request_id
         gone = worker.planned.pop(request_id)
+        # One that decode refused, or that was cancelled in the queue, has kept no worker busy.
+        if gone.started_s < inf and (was_first or worker.last_answer_s == now):
+            for busy in (worker_id, *gone.others):
+                if busy in self._workers:
+                    self._workers[busy].last_computed_s = now
         for other in gone.others:
             self.release(other, request_id, now)
         if not was_first:

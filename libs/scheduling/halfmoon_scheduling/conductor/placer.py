@@ -319,19 +319,21 @@ class Placer:
         if isinstance(chosen, GroupEstimate | LocalPrefillEstimate):
             return  # times of stages, or a prompt's share of a step, are not reported
         info = self._cluster.get(chosen.worker_id)
-        # Compute time and busy time are both at least the time that this request alone takes:
-        # forward passes are shared, and bytes are under way while the next request computes.
-        # Compute time includes waits for fetched layers, which are no computing.
-        if info is not None and info.prefill_cost is not None and done.fetch_s < done.compute_s / 2:
+        if info is None or info.prefill_cost is None:
+            pass
+        elif done.fetch_s >= done.compute_s / 2:
+            # Compute time includes waits for fetched layers, which are no computing.
+            self._costs.skip_prefill(chosen.worker_id)
+        else:
+            # Compute time and busy time are both at least the time that this request alone takes:
+            # passes are shared, and bytes are under way while the next request computes.
+            busy_s = self._cluster.prefills.busy_s(chosen.worker_id, request.request_id, now)
             self._costs.observe_prefill(
                 chosen.worker_id,
                 info.prefill_cost,
                 len(request.token_ids),
                 done.n_cached,
-                min(
-                    done.compute_s,
-                    self._cluster.prefills.busy_s(chosen.worker_id, request.request_id, now),
-                ),
+                min(done.compute_s, busy_s),
             )
         if done.fetched_from not in (None, chosen.source):
             return  # another path, while something was wrong

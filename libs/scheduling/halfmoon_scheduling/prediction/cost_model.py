@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from halfmoon_protocol.ids import WorkerId
 from halfmoon_protocol.messages import DecodeCost, PrefillCost
 
-#: Share that one observation has in the running mean.
+#: Share that one observation has in the running mean, if all are equally long.
 ALPHA = 0.2
 #: The same share for prefills. They share forward passes, so one may seem to take no time and the
 #: next one twice its own.
@@ -51,47 +51,66 @@ class ExponentialMean:
 
 @dataclass(slots=True)
 class _Correction:
-    """Observed over predicted seconds, as the quotient of two running means.
+    """Observed over predicted seconds, as the quotient of two sums that fade.
 
-    In the mean of quotients a short forward pass would count as much as a long one.
+    Each request counts by its predicted seconds: with them it enters the sums, and by them the
+    sums fade. If they faded by requests, a few short ones would outweigh a long one before. That
+    matters because one pass computes the end of one prompt and the start of the next, and all of
+    its seconds go to the first. So a quotient over few seconds is far off.
+
+    The unit of fading is the mean size of a request, weighted by size itself. Sums that fade by
+    `alpha` for each unit cover 1 / `alpha` requests if all are equal.
 
     Requests of one forward pass end together: the first one takes the seconds of the pass, and the
-    others none. Each group of them counts as its sum. Else the others would count most, and each
-    group would leave a correction too small behind.
+    others none. They count as one request, whose seconds are their sums.
     """
 
     alpha: float
     observed_s: float
     predicted_s: float
+    #: Squared predicted seconds; over `predicted_s` they are the unit of fading.
+    predicted_s2: float
     #: The quotient with the group, within `MIN_SCALE` and `MAX_SCALE`.
     value: float = 1.0
-    #: The latest group, which the means above lack: its sums, and how many there are.
+    #: The latest group, which the sums above lack: its sums, and how many there are.
     group_observed_s: float = 0.0
     group_predicted_s: float = 0.0
     n_group: int = 0
+    #: Whether the pass under way began with a request whose seconds are unknown.
+    is_group_unknown: bool = False
+
+    @classmethod
+    def starting(cls, alpha: float, predicted_s: float) -> "_Correction":
+        """Start at 1, with the weight of 1 / `alpha` requests like the first one."""
+        return cls(alpha, predicted_s / alpha, predicted_s / alpha, predicted_s**2 / alpha)
 
     def observe(self, observed_s: float, predicted_s: float) -> None:
         """Add seconds of one request to the latest group, or begin another one with it."""
         is_part = observed_s < JOINS_GROUP_BELOW * self.value * predicted_s
+        if is_part and self.is_group_unknown:
+            return
+        self.is_group_unknown = False
         if not is_part or self.n_group == MAX_GROUP:
-            self.observed_s, self.predicted_s = self._means()
+            self.observed_s, self.predicted_s, self.predicted_s2 = self._sums()
             self.group_observed_s, self.group_predicted_s, self.n_group = 0.0, 0.0, 0
         self.group_observed_s += observed_s
         self.group_predicted_s += predicted_s
         self.n_group += 1
-        means = self._means()
-        self.value = min(MAX_SCALE, max(MIN_SCALE, means[0] / means[1]))
+        observed_sum_s, predicted_sum_s, _ = self._sums()
+        self.value = min(MAX_SCALE, max(MIN_SCALE, observed_sum_s / predicted_sum_s))
 
-    def _means(self) -> tuple[float, float]:
-        """Return the means of observed and of predicted seconds with the group."""
+    def _sums(self) -> tuple[float, float, float]:
+        """Return the sums of observed, predicted and squared predicted seconds with the group."""
         if not self.n_group:
-            return self.observed_s, self.predicted_s
-        # One odd observation must not count for long.
-        group_s = min(self.group_observed_s, MAX_SCALE * self.group_predicted_s)
-        weight = 1 - (1 - self.alpha) ** self.n_group
+            return self.observed_s, self.predicted_s, self.predicted_s2
+        group_s = self.group_predicted_s
+        unit_s = (self.predicted_s2 + group_s**2) / (self.predicted_s + group_s)
+        kept = (1 - self.alpha) ** (group_s / unit_s)
         return (
-            self.observed_s + weight * (group_s / self.n_group - self.observed_s),
-            self.predicted_s + weight * (self.group_predicted_s / self.n_group - self.predicted_s),
+            # One odd observation must not count for long.
+            kept * self.observed_s + min(self.group_observed_s, MAX_SCALE * group_s),
+            kept * self.predicted_s + group_s,
+            kept * self.predicted_s2 + group_s**2,
         )
 
 
@@ -132,6 +151,11 @@ class CostModel:
         """
         predicted_s = unscaled_prefill_s(cost, n_tokens, n_cached)
         self._observe(worker, seconds, predicted_s, PREFILL_ALPHA)
+
+    def skip_prefill(self, worker: WorkerId) -> None:
+        """Learn nothing of a prefill whose seconds are unknown, nor of the rest of its pass."""
+        if (mean := self._scales.get(worker)) is not None:
+            mean.is_group_unknown = True
 
     def step_s(
         self, worker: WorkerId, cost: DecodeCost, n_requests: float, context_tokens: float
@@ -216,5 +240,6 @@ class CostModel:
 
     def _observe(self, worker: WorkerId, seconds: float, predicted_s: float, alpha: float) -> None:
         if predicted_s > 0:
-            new = _Correction(alpha, predicted_s, predicted_s)
-            self._scales.setdefault(worker, new).observe(seconds, predicted_s)
+            if (mean := self._scales.get(worker)) is None:
+                mean = self._scales[worker] = _Correction.starting(alpha, predicted_s)
+            mean.observe(seconds, predicted_s)
