@@ -1,26 +1,14 @@
-"""Fake an engine without a model: its KV and its tokens are a function of the tokens alone.
+"""Fake an engine without a model, over pages of a real pool.
 
 It keeps the whole contract of `interface.Engine` with numpy only. So paging, transfer, caching and
-scheduling can be tested in real processes, fast, and with an oracle. Its arithmetic, in unsigned
-64-bit integers that wrap:
-
-    prefix      h[-1] = mix(seed),  h[i] = A·h[i-1] + mix(token[i])
-    KV          word j of (layer l, position i) = mix(h[i] + G·(l·J + j)), but h[i] itself
-                for l = j = 0: a later run learns the prefix by reading it from the pool
-    digest      Σ over layers, positions, words of  P[i]·W[l, j]·word,  all read back
-    next token  mix(digest ^ dice) mod vocab
-
-    score       every token is as likely as any: -ln vocab, and the likeliest is the one asked of
-
-P and W are odd, so one changed bit anywhere in a sequence's KV changes the digest. KV of another
-position, layer or sequence does too, but for a chance of 2^-64.
+scheduling can be tested in real processes, fast, and with an oracle. What it writes and draws is
+stated in `fake_arithmetic`; it draws from the digest of all KV of a sequence, all read back.
 
 A stage hands on two words for each token: h[i], and position i's part of the digest over the
 layers so far. A run's first row also has the part of the positions before it. So the last stage
 draws the token of an engine of all layers, and one changed bit of what came changes it.
 """
 
-import math
 import os
 import time
 from collections.abc import Sequence
@@ -29,13 +17,12 @@ from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from halfmoon_engine.batch_checks import check_batch, check_pool
 from halfmoon_engine.cost_fit import measure_costs
 from halfmoon_engine.errors import EngineLost, PoolNotAttached
+from halfmoon_engine.fake_arithmetic import FakeArithmetic, HashWords
 from halfmoon_engine.interface import (
-    Draw,
     EngineStage,
     LayerHook,
     PendingToken,
@@ -47,28 +34,12 @@ from halfmoon_engine.stages.stage_checks import check_activations, check_can_len
 from halfmoon_models.errors import BadEngineSpec
 from halfmoon_protocol.blocks import check_block_size
 from halfmoon_protocol.kv_layout import DType, KvLayout
-from halfmoon_protocol.logprobs import TokenScore
 from halfmoon_protocol.messages import DecodeCost, PrefillCost
 from halfmoon_protocol.sampling import Sampling
 
-HashWords = NDArray[np.uint64]
-
-_MASK = (1 << 64) - 1
-_GOLDEN = 0x9E3779B97F4A7C15
-#: Multipliers of SplitMix64.
-_MIX_1 = 0xBF58476D1CE4E5B9
-_MIX_2 = 0x94D049BB133111EB
-# The same as words, made once: making one takes as long as an operation on a short array.
-_WORD_GOLDEN, _WORD_MIX_1, _WORD_MIX_2 = np.uint64(_GOLDEN), np.uint64(_MIX_1), np.uint64(_MIX_2)
-_WORD_30, _WORD_27, _WORD_31 = np.uint64(30), np.uint64(27), np.uint64(31)
-#: The chain's multiplier, odd so that it has an inverse.
-_CHAIN = 0xD1342543DE82EF95
-_CHAIN_INVERSE = pow(_CHAIN, -1, 1 << 64)
 _GREEDY = Sampling(temperature=0.0)
 #: Words that are computed by one call of numpy: as many layers at a time as fit.
 _WORDS_AT_ONCE = 1 << 16
-#: Tokens up to which the chain is computed by plain integers, faster than by numpy.
-_FEW_TOKENS = 16
 #: Words of one token between two stages.
 _ACTIVATION_WORDS = 2
 
@@ -160,19 +131,15 @@ class FakeEngine:
         self._layout = msgspec.structs.replace(self._model_layout, n_layers=self._stage.n_layers)
         #: 64-bit words of one token's keys and values in one layer.
         self._row_words = self._layout.layer_bytes // block_size // 8
-        self._powers = _powers(_CHAIN, shape.max_context + 1)
-        self._inverse_powers = _powers(_CHAIN_INVERSE, shape.max_context + 1)
-        self._position_weights = _mix(np.arange(shape.max_context, dtype=np.uint64)) | np.uint64(1)
-        n_words = shape.layers * self._row_words
-        self._word_weights = (
-            _mix(np.arange(n_words, dtype=np.uint64) + np.uint64(1 << 40)) | np.uint64(1)
-        ).reshape(shape.layers, self._row_words)
-        self._word_keys = (np.arange(n_words, dtype=np.uint64) * np.uint64(_GOLDEN)).reshape(
-            shape.layers, self._row_words
+        self._arithmetic = FakeArithmetic(
+            seed=shape.seed,
+            n_layers=shape.layers,
+            row_words=self._row_words,
+            n_vocab=shape.vocab,
+            max_context=shape.max_context,
         )
-        self._stage_word_keys = self._word_keys[first:end].reshape(-1)
         #: [layer of the stage, key|value, any slot, word]
-        self._page_weights = self._word_weights[first:end].reshape(
+        self._page_weights = self._arithmetic.word_weights[first:end].reshape(
             end - first, 2, 1, self._row_words // 2
         )
         #: [page, layer of the stage, key|value, slot, word] over the attached memory.
@@ -283,8 +250,8 @@ class FakeEngine:
                 computed = [self._all_rows(prefix) for prefix in prefixes]
             for run, prefix, rows in zip(runs, prefixes, computed, strict=True):
                 if rows is None:
-                    of_layer = self._rows(prefix, self._stage.first_layer + layer)
-                    self._write(pool, run, layer, of_layer[:, None])
+                    first = self._stage.first_layer + layer
+                    self._write(pool, run, layer, self._arithmetic.rows(prefix, first, 1))
                 elif watched:
                     self._write(pool, run, layer, rows[:, layer : layer + 1])
                 elif layer == 0:
@@ -297,10 +264,11 @@ class FakeEngine:
             self._hand_on(pool, runs, prefixes, incoming, outgoing)
             return [None] * len(runs)
         before = _digests_before(runs, incoming)
+        draw_token, score = self._arithmetic.choose, self._arithmetic.score
         tokens = [
             None
             if run.draw is None
-            else self._choose(digest + self._read_digest(pool, run), _end(run), run.draw)
+            else draw_token(digest + self._read_digest(pool, run), _end(run), run.draw)
             for run, digest in zip(runs, before, strict=True)
         ]
         for run, token in zip(runs, tokens, strict=True):
@@ -311,10 +279,10 @@ class FakeEngine:
                 and draw.on_logprobs
                 and draw.sampling.logprobs is not None
             ):
-                draw.on_logprobs([self._score(token, draw.sampling.logprobs)])
+                draw.on_logprobs([score(token, draw.sampling.logprobs)])
             if run.scoring is not None:
                 n_top = run.scoring.n_top
-                run.scoring.on_logprobs([self._score(each, n_top) for each in run.scoring.targets])
+                run.scoring.on_logprobs([score(each, n_top) for each in run.scoring.targets])
         return [
             _LateToken(token, self.model.late)
             if token is not None and self.model.late and run.draw and run.draw.sampling.grammar
@@ -335,12 +303,6 @@ class FakeEngine:
         """Raise EngineLost if the file is there that the model's spec names."""
         if self.model.lost_by and Path(f"{self.model.lost_by}.{os.getpid()}").exists():
             raise EngineLost("a fake rank ended")
-
-    def _score(self, token: int, n_top: int) -> TokenScore:
-        logprob = -math.log(self.model.vocab)
-        others = (other for other in range(n_top + 1) if other != token)
-        top = [token, *others][: min(n_top, self.model.vocab)]
-        return TokenScore(logprob, 1, tuple((each, logprob) for each in top))
 
     def measure(self) -> tuple[PrefillCost, DecodeCost]:
         """Time a few forwards on scratch pages of the attached pool."""
@@ -365,17 +327,7 @@ class FakeEngine:
             n_prompt: tokens of the client in `prompt`, if tokens of an earlier try follow them.
         """
         client_prompt = len(prompt) if n_prompt is None else n_prompt
-        tokens = list(prompt)
-        prefix = self._chain(_mix_int(self.model.seed), prompt)
-        digest = self._digest(prefix, 0)
-        for _ in range(n):
-            history = tokens if sampling.penalises else ()
-            draw = Draw(sampling, history, client_prompt if history else 0)
-            tokens.append(self._choose(digest, len(tokens), draw))
-            prefix = self._chain(int(prefix[-1]), tokens[-1:])
-            if len(tokens) <= self.max_context:
-                digest += self._digest(prefix, len(tokens) - 1)
-        return tokens[len(prompt) :]
+        return self._arithmetic.expected(prompt, n, sampling, client_prompt)
 
     def _hand_on(
         self,
@@ -407,41 +359,18 @@ class FakeEngine:
 
     def _run_prefix(self, pool: HashWords, run: Run) -> HashWords:
         """Compute the chain at each position of the run, starting from the pool's value."""
-        before = _mix_int(self.model.seed)
+        before = self._arithmetic.origin
         if run.start > 0:
             page, slot = divmod(run.start - 1, self._layout.block_size)
             before = int(pool[run.pages[page], 0, 0, slot, 0])
-        return self._chain(before, run.token_ids)
-
-    def _chain(self, before: int, token_ids: Sequence[int]) -> HashWords:
-        """Compute the chain over tokens: h[i] = A^(i+1)·before + Σ_j≤i A^(i-j)·mix(token[j])."""
-        n = len(token_ids)
-        if n <= _FEW_TOKENS:
-            chain: list[int] = []
-            for token in token_ids:
-                before = (before * _CHAIN + _mix_int(int(token))) & _MASK
-                chain.append(before)
-            return np.array(chain, dtype=np.uint64)
-        mixed = _mix(np.asarray(token_ids, dtype=np.uint64))
-        sums = np.cumsum(mixed * self._inverse_powers[:n], dtype=np.uint64)
-        return (sums + np.uint64(before * _CHAIN & _MASK)) * self._powers[:n]
-
-    def _rows(self, prefix: HashWords, layer: int) -> HashWords:
-        """Compute the KV words of one layer at each position: [n, key words then value words]."""
-        rows = _mix(prefix[:, None] + self._word_keys[layer])
-        if layer == 0:
-            rows[:, 0] = prefix
-        return rows
+        return self._arithmetic.chain(before, run.token_ids)
 
     def _all_rows(self, prefix: HashWords) -> HashWords | None:
         """Compute the KV words of the stage, [n, layer, words]; None where they are many."""
         n_layers = self._stage.n_layers
         if len(prefix) * n_layers * self._row_words > _WORDS_AT_ONCE:
             return None
-        rows = _mix(prefix[:, None] + self._stage_word_keys)
-        if self._stage.is_first:
-            rows[:, 0] = prefix
-        return rows.reshape(len(prefix), n_layers, self._row_words)
+        return self._arithmetic.rows(prefix, self._stage.first_layer, n_layers)
 
     def _write(self, pool: HashWords, run: Run, first: int, rows: HashWords) -> None:
         """Write a run's KV of some layers from `first` on: [n, layer, words]."""
@@ -462,7 +391,7 @@ class FakeEngine:
         if n <= self._layout.block_size and n * n_layers * self._row_words <= _WORDS_AT_ONCE:
             weighted = pool[run.pages[0], :, :, :n] * self._page_weights
             by_position = np.add.reduce(weighted, axis=(0, 1, 3))
-            return int(np.dot(by_position, self._position_weights[:n]))
+            return int(np.dot(by_position, self._arithmetic.position_weights[:n]))
         return int(np.add.reduce(self._read_position_digests(pool, run)))
 
     def _read_position_digests(self, pool: HashWords, run: Run) -> HashWords:
@@ -476,30 +405,7 @@ class FakeEngine:
             layers = slice(layer, layer + step)
             weighted = pool[pages, layers] * self._page_weights[layers]
             digests += np.add.reduce(weighted, axis=(1, 2, 4)).reshape(-1)[:n]
-        return digests * self._position_weights[:n]
-
-    def _layer_digest(self, rows: HashWords, layer: int, start: int) -> int:
-        by_position = (rows * self._word_weights[layer]).sum(axis=1, dtype=np.uint64)
-        weights = self._position_weights[start : start + len(rows)]
-        return int((by_position * weights).sum(dtype=np.uint64))
-
-    def _digest(self, prefix: HashWords, start: int) -> int:
-        """Compute the digest of correct KV of these positions."""
-        return sum(
-            self._layer_digest(self._rows(prefix, layer), layer, start)
-            for layer in range(self.model.layers)
-        )
-
-    def _choose(self, digest: int, position: int, draw: Draw) -> int:
-        sampling = draw.sampling
-        dice = 0
-        if sampling.temperature > 0 and sampling.top_k != 1:
-            dice = _mix_int(sampling.seed * _GOLDEN + position + 1)
-        if sampling.penalises:
-            history = np.asarray(draw.history, dtype=np.uint64)
-            weights = self._position_weights[: len(history)]
-            dice ^= _mix_int(int((_mix(history) * weights).sum(dtype=np.uint64)) + draw.n_prompt)
-        return _mix_int((digest ^ dice) & _MASK) % self.model.vocab
+        return digests * self._arithmetic.position_weights[:n]
 
 
 class _LateToken(PendingToken):
@@ -540,26 +446,3 @@ def _by_run(rows: HashWords, runs: Sequence[Run]) -> list[HashWords]:
 
 def _end(run: Run) -> int:
     return run.start + len(run.token_ids)
-
-
-def _powers(base: int, n: int) -> HashWords:
-    """Return the first n powers of a base, from 1, wrapping."""
-    factors = np.full(n, base, dtype=np.uint64)
-    factors[0] = 1
-    return np.cumprod(factors, dtype=np.uint64)
-
-
-def _mix(words: HashWords) -> HashWords:
-    """Apply SplitMix64's output function (Steele, Lea, Flood 2014) to each word."""
-    z = words + _WORD_GOLDEN
-    z = (z ^ (z >> _WORD_30)) * _WORD_MIX_1
-    z = (z ^ (z >> _WORD_27)) * _WORD_MIX_2
-    return z ^ (z >> _WORD_31)
-
-
-def _mix_int(word: int) -> int:
-    """Apply the same function to one word; numpy would take ten times as long."""
-    z = (word + _GOLDEN) & _MASK
-    z = ((z ^ (z >> 30)) * _MIX_1) & _MASK
-    z = ((z ^ (z >> 27)) * _MIX_2) & _MASK
-    return z ^ (z >> 31)
