@@ -19,8 +19,9 @@ from halfmoon_runtime.channels.network import Network, Port
 from halfmoon_runtime.clock import Clock
 from halfmoon_runtime.membership import Membership, next_generation
 from halfmoon_runtime.worker.message_loop import serve_messages
+from halfmoon_servers.bridge.bridge_port import BridgePort
 from halfmoon_servers.bridge.bridged_requests import BridgedRequests
-from halfmoon_servers.bridge.bridged_server import BridgedServer, BridgePort
+from halfmoon_servers.bridge.bridged_server import BridgedServer
 from halfmoon_servers.bridge.cache_view import CacheView
 from halfmoon_servers.bridge.pair_releaser import PairReleaser
 from halfmoon_servers.bridge.server_target import ServerTarget
