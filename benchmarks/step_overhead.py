@@ -22,7 +22,7 @@ from halfmoon_engine.native.extension import NativeMode, native_extension
 from halfmoon_protocol.sampling import Sampling
 
 if TYPE_CHECKING:
-    from halfmoon_engine.torch_engine import TorchEngine
+    from halfmoon_engine.paged_engine import PagedEngine
 
 BATCHES = (1, 8, 16)
 CONTEXT, BLOCK_SIZE = 2048, 64
@@ -97,7 +97,7 @@ class _Call:
 
 
 @contextmanager
-def _engine(mode: NativeMode, n_vocab: int) -> Iterator[tuple["TorchEngine", _Call]]:
+def _engine(mode: NativeMode, n_vocab: int) -> Iterator[tuple["PagedEngine", _Call]]:
     """Open a tiny model's engine whose model call is replaced."""
     from halfmoon_testing.models.tiny_models import make_tiny_model
 
@@ -144,7 +144,7 @@ def _steps(n: int, sampling: Sampling) -> Callable[[], Sequence[Run]]:
 
 
 def _cell(
-    engine: "TorchEngine", call: _Call, runs: Callable[[], Sequence[Run]], repeats: int
+    engine: "PagedEngine", call: _Call, runs: Callable[[], Sequence[Run]], repeats: int
 ) -> str:
     times: list[float] = []
     for threads, clock in ((1, time.process_time), (THREADS, time.perf_counter)):
@@ -163,7 +163,7 @@ def _set_threads(n: int) -> None:
 
 
 def _overhead_us(
-    engine: "TorchEngine", call: _Call, runs: Callable[[], Sequence[Run]], repeats: int
+    engine: "PagedEngine", call: _Call, runs: Callable[[], Sequence[Run]], repeats: int
 ) -> float:
     seconds: list[float] = []
     for _ in range(repeats + 1):

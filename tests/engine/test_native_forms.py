@@ -12,7 +12,7 @@ import pytest
 from halfmoon_engine.load import load_engine
 from halfmoon_engine.native.decoder_reader import FAMILIES
 from halfmoon_engine.native.extension import SWITCH, NativeUnavailable
-from halfmoon_engine.torch_engine import TorchEngine
+from halfmoon_engine.paged_engine import PagedEngine
 from halfmoon_models.errors import ModelError
 from halfmoon_protocol.kv_layout import DType
 from halfmoon_testing.models.tiny_models import ARCHITECTURES
@@ -24,7 +24,7 @@ def test_a_model_is_computed_by_what_has_a_form_for_it(
     arch: str,
     dtype: DType,
     native: str,
-    engine_of: Callable[..., TorchEngine],
+    engine_of: Callable[..., PagedEngine],
     tiny: Callable[[str], Path],
 ) -> None:
     kind = json.loads((tiny(arch) / "config.json").read_text())["model_type"]

@@ -79,8 +79,8 @@ def load_vllm_engine(
     import_quietly()
     check_device(device)
     from halfmoon_engine.attention.kv_pool import DTYPE_NAMES
+    from halfmoon_engine.paged_engine import PagedEngine
     from halfmoon_engine.sampling.grammar_masks import GrammarMasks
-    from halfmoon_engine.torch_engine import TorchEngine
     from halfmoon_engine_vllm.start_executor import start_executor
     from halfmoon_engine_vllm.vllm_runner import VllmRanksRunner, VllmRunner
 
@@ -113,7 +113,7 @@ def load_vllm_engine(
         )
     )
     log.info("computing with %s", runner.description)
-    return TorchEngine(
+    return PagedEngine(
         runner,
         layout,
         name=served_name or inspected.folder.resolve().name,

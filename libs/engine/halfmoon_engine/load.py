@@ -25,7 +25,7 @@ ENGINE_ENTRY_POINTS = "halfmoon.engines"
 _NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
 
 if TYPE_CHECKING:
-    from halfmoon_engine.torch_engine import TorchEngine
+    from halfmoon_engine.paged_engine import PagedEngine
 
 
 def open_engine(
@@ -149,7 +149,7 @@ def load_engine(
     native: NativeMode = "auto",
     stage_index: int = 0,
     n_stages: int = 1,
-) -> "TorchEngine":
+) -> "PagedEngine":
     """Load a causal language model and prepare it for a paged pool; see `open_engine`.
 
     Its folder is inspected before torch is imported, so most refusals come at once.

@@ -1,4 +1,4 @@
-"""Load a model from an inspected folder into a `TorchEngine`.
+"""Load a model from an inspected folder into a `PagedEngine`.
 
 Weights are read from safetensors files only: nothing is unpickled, and no code from a checkpoint is
 run. Errors of transformers about a checkpoint become one line of ours.
@@ -23,12 +23,12 @@ from halfmoon_engine.checkpoints.fingerprint import fingerprint
 from halfmoon_engine.checkpoints.meta_model import check_config_matches_files, check_loaded_weights
 from halfmoon_engine.interface import Device
 from halfmoon_engine.native.extension import NativeMode, native_extension
+from halfmoon_engine.paged_engine import PagedEngine
 from halfmoon_engine.runners.runner_choice import choose_runner, has_native_form
 from halfmoon_engine.sampling.grammar_masks import GrammarMasks
 from halfmoon_engine.stages.model_cut import absent_parts, cut_model, stage_class, stage_of
 from halfmoon_engine.stages.stage_model import StageModel
 from halfmoon_engine.stages.stage_probe import check_cut
-from halfmoon_engine.torch_engine import TorchEngine
 from halfmoon_models.errors import ModelError, UnsupportedModel, one_line
 from halfmoon_models.folder_inspection import InspectedModel
 from halfmoon_models.machine_cores import machine_cores
@@ -53,7 +53,7 @@ def load_torch_engine(
     native: NativeMode = "auto",
     stage_index: int = 0,
     n_stages: int = 1,
-) -> TorchEngine:
+) -> PagedEngine:
     """Load, check and probe a model; arguments and errors are those of `load.open_engine`."""
     check_block_size(block_size)
     # Torch's own number knows no quota; it does know OMP_NUM_THREADS.
@@ -115,7 +115,7 @@ def load_torch_engine(
         native,
     )
     log.info("computing with %s", runner.description)
-    return TorchEngine(
+    return PagedEngine(
         runner,
         layout,
         name=served_name or _own_name(path_or_hub_id, folder),

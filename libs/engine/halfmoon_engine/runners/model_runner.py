@@ -1,4 +1,4 @@
-"""Define how a torch engine has its model computed: by transformers, or natively."""
+"""Define how a paged engine has its model computed: by transformers, natively, or by vLLM."""
 
 from collections.abc import Sequence
 from typing import Protocol

@@ -47,8 +47,8 @@ _ALONE_S = 0.02
 _NO_GRAMMARS = GrammarFailed("this model's tokenizer is none that grammars need", invalid=False)
 
 
-class TorchEngine:
-    """An `Engine` around a model that `torch_loader.load_torch_engine` loaded and probed."""
+class PagedEngine:
+    """An `Engine` around a runner: of torch with transformers, of native code, or of vLLM."""
 
     def __init__(
         self,
@@ -131,11 +131,11 @@ class TorchEngine:
         """Tokens that end a generation, from the model's generation config."""
         return self._eos_token_ids
 
-    def open_stage(self, index: int, n_stages: int) -> "TorchEngine":
+    def open_stage(self, index: int, n_stages: int) -> "PagedEngine":
         """Return an engine of one stage over the same weights; see `Engine.open_stage`."""
         check_can_lend(self._stage, index, n_stages)
         stage, runner = self._runner.open_stage(index, n_stages)
-        return TorchEngine(
+        return PagedEngine(
             runner,
             msgspec.structs.replace(self._layout, n_layers=stage.n_layers),
             name=self._name,
