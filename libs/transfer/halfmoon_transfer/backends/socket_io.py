@@ -37,14 +37,17 @@ def connect_any(host: str, port: int, until: float, stop: StopSignal) -> socket.
     """Dial the host's addresses in turn; the socket's timeout is the time that is left.
 
     Raises:
-        OSError: none of them answers.
+        OSError: none of them answers in time, or the host's name is none.
     """
-    error: OSError = ConnectionError(f"{host!r} has no address")
-    for family, kind, protocol, _, address in socket.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM
-    ):
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except UnicodeError:  # a label that is empty, or longer than 63 characters
+        raise ConnectionError(f"{host!r:.200} is no host name") from None
+    error: OSError | None = None
+    for family, kind, protocol, _, address in found:
         left = until - time.monotonic()
         if left <= 0 or stop.stopped:
+            error = error or TimeoutError(f"no time is left to connect to {host!r:.200}")
             break
         sock = socket.socket(family, kind, protocol)
         sock.settimeout(left)
@@ -56,7 +59,7 @@ def connect_any(host: str, port: int, until: float, stop: StopSignal) -> socket.
             error = failed
         else:
             return sock
-    raise error
+    raise error or ConnectionError(f"{host!r:.200} has no address")
 
 
 def tune_socket(sock: socket.socket) -> None:

@@ -7,49 +7,22 @@ the connection closes instead, the write was refused or lost, and is reported as
 
 import contextlib
 import socket
-import time
 from collections.abc import Sequence
-from functools import partial
 
 from halfmoon_transfer.backends.mooncake import mooncake_frames
 from halfmoon_transfer.backends.mooncake.mooncake_frames import FrameVersion, MooncakeRequest
 from halfmoon_transfer.backends.mooncake.mooncake_records import BufferRecord
-from halfmoon_transfer.backends.socket_io import receive, receive_into, send_all, tune_socket
-from halfmoon_transfer.threads.stop_signal import StopSignal
+from halfmoon_transfer.backends.socket_io import (
+    hang_up,
+    receive,
+    receive_into,
+    send_all,
+    tune_socket,
+)
 
 
 class AddressRefused(Exception):
     """The bytes are not in one registered buffer of the peer; the connection is used up."""
-
-
-def dial(host: str, port: int, timeout_s: float, stop: StopSignal) -> socket.socket:
-    """Connect to the host's addresses in turn; the remaining time becomes the socket's timeout.
-
-    Raises:
-        OSError: no address answers.
-    """
-    until = time.monotonic() + min(timeout_s, stop.remaining_s())
-    error: OSError = ConnectionError(f"{host!r} has no address")
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except UnicodeError:
-        raise ConnectionError(f"{host!r:.200} is no host name") from None
-    for family, kind, protocol, _, address in found:
-        left = until - time.monotonic()
-        if left <= 0 or stop.stopped:
-            error = TimeoutError("no time is left")
-            break
-        sock = socket.socket(family, kind, protocol)
-        sock.settimeout(left)
-        try:
-            with stop.calling_on_stop(partial(_shut_down, sock)):
-                sock.connect(address)
-        except OSError as failed:
-            sock.close()
-            error = failed
-        else:
-            return sock
-    raise error
 
 
 class MooncakeLane:
@@ -121,13 +94,8 @@ class MooncakeLane:
 
     def abort(self) -> None:
         """Interrupt the thread that uses the lane; the lane can't be used afterwards."""
-        _shut_down(self._socket)
+        hang_up(self._socket)
 
     def close(self) -> None:
         """Close the connection."""
         self._socket.close()
-
-
-def _shut_down(sock: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        sock.shutdown(socket.SHUT_RDWR)

@@ -2,14 +2,16 @@
 
 import socket
 import threading
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
 from halfmoon_transfer.backends.addresses import split_address
 from halfmoon_transfer.backends.mooncake import mooncake_handshake, mooncake_peers
 from halfmoon_transfer.backends.mooncake.mooncake_frames import MooncakeFrameError
-from halfmoon_transfer.backends.mooncake.mooncake_lane import AddressRefused, MooncakeLane, dial
+from halfmoon_transfer.backends.mooncake.mooncake_lane import AddressRefused, MooncakeLane
 from halfmoon_transfer.backends.mooncake.mooncake_records import SegmentRecord
+from halfmoon_transfer.backends.socket_io import connect_any
 from halfmoon_transfer.metadata.descriptor import SegmentDescriptor
 from halfmoon_transfer.threads.stop_signal import StopSignal
 
@@ -72,9 +74,7 @@ class MooncakeLanePool:
         stop.doing = f"connecting to {mooncake_peers.describe_peer(peer)}"
         name, endpoint = mooncake_peers.data_endpoint(peer)
         host, port = split_address(endpoint.address, 0)
-        lane = MooncakeLane(
-            dial(host, port, self._connect_timeout_s, stop), mooncake_peers.VERSIONS[name]
-        )
+        lane = MooncakeLane(self._connect(host, port, stop), mooncake_peers.VERSIONS[name])
         if not mooncake_peers.is_halfmoon(peer):
             lane.make_ready()
         return lane
@@ -151,9 +151,13 @@ class MooncakeLanePool:
         Raises:
             OSError: the peer does not answer. Errors of `ask` are passed on.
         """
-        sock = dial(host, port, self._connect_timeout_s, stop)
+        sock = self._connect(host, port, stop)
         with sock, stop.calling_on_stop(MooncakeLane(sock, 2).abort):
             return ask(sock)
+
+    def _connect(self, host: str, port: int, stop: StopSignal) -> socket.socket:
+        timeout_s = min(self._connect_timeout_s, stop.remaining_s())
+        return connect_any(host, port, time.monotonic() + timeout_s, stop)
 
 
 def _epoch(text: str) -> int:
