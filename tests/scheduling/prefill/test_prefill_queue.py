@@ -68,6 +68,48 @@ def test_what_the_first_request_leaves_of_a_batch_goes_to_the_next_ones() -> Non
     ]
 
 
+# -- shares ------------------------------------------------------------------------------------
+
+
+def share(q: PrefillQueue, n_tokens: int, allowed: int, priority: int = 0) -> None:
+    q.push(A, n_tokens=n_tokens, n_cached=0, is_share=True, priority=priority)
+    q.allow(A, allowed)
+
+
+def computed(q: PrefillQueue) -> list[PrefillChunk]:
+    batch = q.next_batch()
+    q.advance(batch)
+    return batch
+
+
+def test_short_prompts_go_between_two_chunks_of_a_share() -> None:
+    q = queue()
+    share(q, 30, 8)
+    q.push(B, n_tokens=6, n_cached=0)
+    q.push(C, n_tokens=4, n_cached=0)
+    q.push(D, n_tokens=9, n_cached=0)
+    assert computed(q) == [PrefillChunk(A, 0, 8, False)]
+    q.allow(A, 16)
+    assert computed(q) == [PrefillChunk(B, 0, 6, True), PrefillChunk(C, 0, 4, True)]
+    assert computed(q) == [PrefillChunk(A, 8, 8, False)]
+    q.allow(A, 24)
+    assert computed(q) == [PrefillChunk(D, 0, 9, True)]
+    assert computed(q) == [PrefillChunk(A, 16, 8, False)]
+
+
+def test_prompts_of_several_passes_unready_ones_and_less_urgent_ones_wait_for_a_share() -> None:
+    q = queue()
+    share(q, 30, 8, priority=1)
+    q.push(B, n_tokens=6, n_cached=0)
+    q.push(C, n_tokens=11, n_cached=0, priority=1)
+    q.push(D, n_tokens=5, n_cached=0, priority=1, ready=False)
+    for stop in (8, 16, 24, 30):
+        q.allow(A, stop)
+        (chunk,) = computed(q)
+        assert chunk.request_id == A
+    assert computed(q) == [PrefillChunk(C, 0, 10, False)]
+
+
 # -- long chunks ---------------------------------------------------------------------------------
 
 

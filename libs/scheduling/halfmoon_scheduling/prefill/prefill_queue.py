@@ -6,7 +6,9 @@ for cached blocks is pushed with ``ready=False`` and keeps its place while other
 A pass has few tokens when several requests share it: each of them has its first token when the
 pass ends. A long prompt whose turn it is has a pass to itself, of more tokens. Its chunks stay
 short while a request that goes before it gets ready. A share of a prompt, one stage's layers, has a
-pass to itself for each chunk, and no further than its activations and slots allow.
+pass to itself for each chunk, and no further than its activations and slots allow. After each of
+its chunks, prompts of the same priority that end within one pass go before it: they would wait for
+all of a long prompt, and cost it one pass.
 
 The largest priority goes first, then what the queue's order says (`queue_order`). A request that is
 partly computed pauses between two passes for one that goes before it. No request starves: once
@@ -108,6 +110,8 @@ class PrefillQueue:
         self._max_overtaken_tokens = OVERTAKEN_PASSES * chunk_tokens
         self._n_pushed = 0
         self._queued_tokens = 0
+        #: Whether the latest chunk that was computed was one of a share.
+        self._share_was_last = False
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -215,7 +219,7 @@ class PrefillQueue:
         """
         chunks: list[PrefillChunk] = []
         room = self.chunk_tokens
-        for place, (_, request_id) in enumerate(self._order):
+        for place, (rank, request_id) in enumerate(self._order):
             if room <= 0:
                 break
             entry = self._entries[request_id]
@@ -226,12 +230,32 @@ class PrefillQueue:
                     continue
                 if chunks:
                     break
+                if self._share_was_last and (short := self._short_ones(rank[0])):
+                    return short
                 n_tokens, last = entry.allowed - entry.position, entry.allowed == entry.n_tokens
                 return [PrefillChunk(request_id, entry.position, n_tokens, last)]
             n_left = entry.n_tokens - entry.position
             n_tokens = min(n_left, room if place else self._most_alone(entry))
             chunks.append(PrefillChunk(request_id, entry.position, n_tokens, n_tokens == n_left))
             room -= n_tokens
+        return chunks
+
+    def _short_ones(self, priority: float) -> list[PrefillChunk]:
+        """Return a batch of whole rests of prompts that may go before a share's next chunk.
+
+        Args:
+            priority: of the share, negated; `_LONG_OVERTAKEN` if it was overtaken for long enough.
+        """
+        chunks: list[PrefillChunk] = []
+        room = self.chunk_tokens
+        for rank, request_id in self._order:
+            entry = self._entries[request_id]
+            n_left = entry.n_tokens - entry.position
+            if rank[0] > priority or room <= 0:
+                break
+            if entry.ready and entry.allowed is None and n_left <= room:
+                chunks.append(PrefillChunk(request_id, entry.position, n_left, True))
+                room -= n_left
         return chunks
 
     def _most_alone(self, entry: _Entry) -> int:
@@ -257,6 +281,7 @@ class PrefillQueue:
                 continue
             entry.position += chunk.n_tokens
             entry.started = True
+            self._share_was_last = entry.allowed is not None
             self._queued_tokens -= chunk.n_tokens
             self._count_overtaken(entry, chunk.n_tokens)
             if entry.position == entry.n_tokens:
