@@ -46,7 +46,7 @@ from halfmoon_workers.decode.local_prefills import LocalPrefillParts
 from halfmoon_workers.prefill.forward_pass import PrefillForward
 from halfmoon_workers.prefill.prefill_settings import PrefillSettings
 from halfmoon_workers.prefill.prefill_worker import PrefillWorker
-from halfmoon_workers.prefill.stage_engine import host_view
+from halfmoon_workers.prefill.stage_engine import host_view, open_stage
 from halfmoon_workers.prefill.stage_links import StageLinks
 
 GREEDY = Sampling(temperature=0.0)
@@ -153,7 +153,7 @@ class LocalCluster:
         return worker
 
     def _place(self, name: str, engine: Engine, transfer: TransferEngine) -> PoolMemory:
-        n_bytes = self.n_pages * engine.layout.block_bytes
+        n_bytes = self.n_pages * engine.model_layout.block_bytes
         memory: PoolMemory
         buffer: Any = engine.allocate_pool(n_bytes)
         if buffer is not None:
@@ -167,24 +167,21 @@ class LocalCluster:
 
     async def start_prefill(self, name: str, **settings: Any) -> PrefillWorker:
         generation, transfer = await self._begin(name)
-        engine = await asyncio.to_thread(self.make_engine)
-        memory = self._place(name, engine, transfer)
         port = await self.network.bind(name)
         kvstores = KvstoreClients(self.network, timeout_s=2.0)
         self.stack.push_async_callback(kvstores.close)
         chunks = {"chunk_tokens": self.chunk_tokens, "max_chunk_tokens": self.chunk_tokens}
         settings = chunks | self._stage_settings(name) | self.prefill_settings | settings
         config = PrefillSettings(worker_id=name, model="m", **settings)
+        engine = await asyncio.to_thread(self.make_engine)
         stage, stage_engine, stages = config.stage_record, None, None
         if stage is not None:
-            assert isinstance(engine, FakeEngine)
-            stage_engine = FakeEngine(
-                engine.model,
-                block_size=engine.layout.block_size,
-                stage_index=stage.index,
-                n_stages=stage.n_stages,
-            )
-            stage_engine.attach(host_view(memory))
+            stage_engine = await open_stage(engine, stage)
+            engine = stage_engine if config.stage_layers_only else engine
+        memory = self._place(name, engine, transfer)
+        if stage_engine is not None:
+            if stage_engine is not engine:
+                stage_engine.attach(host_view(memory))
             stages = StageLinks(self.network)
             self.stack.push_async_callback(stages.close)
         info = self._info(
@@ -195,6 +192,7 @@ class LocalCluster:
             engine,
             home_kvstore=WorkerId(config.home_kvstore) if config.home_kvstore else None,
             stage=stage,
+            stage_layers_only=config.stage_layers_only,
         )
         worker = PrefillWorker(
             port=port,
@@ -287,7 +285,7 @@ class LocalCluster:
     ) -> WorkerInfo:
         if engine is not None:
             more |= {
-                "layout": engine.layout,
+                "layout": engine.model_layout,
                 "model": "m",
                 "max_context": engine.max_context,
                 "n_blocks": self.n_pages,

@@ -113,6 +113,84 @@ async def test_a_cancelled_prompt_frees_the_pages_of_all_stages(
         assert await cluster.generate(PROMPT, 4) == ORACLE.expected(PROMPT, 4)
 
 
+# -- members with one stage's layers alone ---------------------------------------------------
+
+
+async def add_parts(cluster: Any, size: int = 2) -> list[str]:
+    """Start members of a group that have the layers of their stages alone; return their names."""
+    names = [f"part-{index}" for index in range(size)]
+    for index, name in enumerate(names):
+        stage = f"{index}/{size}"
+        await cluster.start_prefill(
+            name, group="parts", stage=stage, stage_layers_only=True, group_chunk_tokens=64
+        )
+    await cluster.until(lambda: [group.name for group in cluster.core.cluster.groups] == ["parts"])
+    return names
+
+
+@pytest.mark.parametrize("size", [2, 3])
+async def test_members_with_their_stages_layers_alone_compute_long_prompts_cold_and_cached(
+    local_cluster: LocalCluster, size: int
+) -> None:
+    longer = [*PROMPT, *(i % 900 for i in range(400))]
+    async with local_cluster(fake(), config=EAGER) as cluster:
+        names = await add_parts(cluster, size)
+        assert [cluster.worker(name).forward.engine.layout.n_layers for name in names] == (
+            [6 // size] * size
+        )
+        assert await cluster.generate(PROMPT, 8) == ORACLE.expected(PROMPT, 8)
+        await cluster.settled()
+        assert await cluster.generate(longer, 6) == ORACLE.expected(longer, 6)
+        await cluster.settled()
+        assert [n_shares_done(cluster, name) for name in names] == [2] * size
+
+
+async def test_short_prompts_go_past_members_with_one_stages_layers_alone(
+    local_cluster: LocalCluster,
+) -> None:
+    prompts = [[(i * 7 + k) % 990 for i in range(30)] for k in range(8)]
+    async with local_cluster(fake(), config=EAGER) as cluster:
+        names = await add_parts(cluster)
+        answers = await asyncio.gather(*(cluster.generate(prompt, 5) for prompt in prompts))
+        assert answers == [ORACLE.expected(prompt, 5) for prompt in prompts]
+        await cluster.settled()
+        assert all(d.placement.chosen.worker_id == "prefill-0" for d in cluster.core.decisions)
+        assert [n_shares_done(cluster, name) for name in names] == [0, 0]
+
+
+async def test_a_long_prompt_survives_the_loss_of_a_member_with_its_stages_layers_alone(
+    local_cluster: LocalCluster,
+) -> None:
+    async with local_cluster(fake(SLOW), config=EAGER, n_kvstore=0) as cluster:
+        names = await add_parts(cluster)
+        asking = asyncio.create_task(cluster.generate(PROMPT, 4))
+        last = cluster.worker(names[-1])
+        await cluster.until(lambda: any(r.flow.position for r in last.machine.requests.values()))
+        await cluster.kill(names[-1])
+        assert await asking == ORACLE.expected(PROMPT, 4)
+        await cluster.settled()
+
+
+async def test_a_whole_prompt_at_one_stages_layers_is_refused_by_name(
+    local_cluster: LocalCluster,
+) -> None:
+    async with local_cluster(fake(), config=EAGER) as cluster:
+        names = await add_parts(cluster)
+        with TransferEngine.open(
+            "stranger", metadata=cluster.store, backends=("memory",)
+        ) as transfer:
+            at = Stranger(cluster, transfer)
+            for index, name in enumerate(names):
+                failed = await at.ask(name, at.start(), PrefillFailed)
+                assert failed.reason == (
+                    f"{name} has the layers of stage {index} of 2 alone, and computes prompts of "
+                    "group 'parts' only"
+                )
+                assert (failed.retryable, failed.culprit) == (True, name)
+            assert await cluster.generate(PROMPT, 4) == ORACLE.expected(PROMPT, 4)
+            await cluster.settled()
+
+
 # -- refusals --------------------------------------------------------------------------------
 
 

@@ -30,6 +30,8 @@ _GREEDY = Draw(Sampling(temperature=0.0))
 def measure_costs(engine: Engine, n_pages: int) -> tuple[PrefillCost, DecodeCost]:
     """Time forwards of growing size on the first pages of the pool and fit both models.
 
+    Costs are those of all layers: a stage's seconds count once for each stage of its model.
+
     Decode steps read any content of the pages. Shapes that exceed the context or the pool are left
     out; so are the largest ones on a slow machine.
 
@@ -65,7 +67,8 @@ def measure_costs(engine: Engine, n_pages: int) -> tuple[PrefillCost, DecodeCost
 
 
 def _timed(engine: Engine, runs: Sequence[Run]) -> float:
-    return median_forward_s(engine, runs, repeats=_REPEATS, long_s=BUDGET_S / 10)
+    seconds = median_forward_s(engine, runs, repeats=_REPEATS, long_s=BUDGET_S / 10)
+    return engine.stage.n_stages * seconds
 
 
 def _fit(samples: Sequence[tuple[list[float], float]]) -> tuple[float, float, float]:

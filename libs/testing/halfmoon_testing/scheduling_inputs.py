@@ -30,6 +30,7 @@ def a_worker(
     replicates: bool = False,
     keeps_answers: bool = False,
     stage: Stage | None = None,
+    stage_layers_only: bool = False,
     local_prefill_tokens: int = 0,
     server: str = "",
 ) -> WorkerInfo:
@@ -62,6 +63,7 @@ def a_worker(
         replicates=replicates,
         keeps_answers=keeps_answers,
         stage=stage,
+        stage_layers_only=stage_layers_only,
         local_prefill_tokens=local_prefill_tokens,
         server=server,
     )

@@ -305,6 +305,7 @@ class Pair:
             home_kvstore=dice.choice((None, "kvstore-0", "kvstore-1")),
             replicates=True,
             stage=stage,
+            stage_layers_only=stage is not None and dice.random() < 0.3,
             local_prefill_tokens=50 if self.local and role == "decode" else 0,
             prefill_cost=PrefillCost(
                 dice.choice(times) * 0.01, dice.choice(times) * 1e-3, dice.choice((0.0, 1e-5))

@@ -105,6 +105,38 @@ def test_long_prompts_take_the_group_and_short_ones_one_worker() -> None:
     assert core.chosen.workers == (P1,)
 
 
+@pytest.mark.parametrize("placement", ["min_ttft", "kvcache_centric", "load_balance", "random"])
+def test_a_member_with_one_stages_layers_alone_takes_no_prompt_by_itself(placement: str) -> None:
+    core = Core(n_prefill=3, placement=placement)
+    for index in range(2):
+        core.join(f"prefill-{index}", stage=stage(index), stage_layers_only=True)
+    for number in range(4):
+        core.arrive(f"cmpl-short-{number}", n_tokens=32)
+        assert core.chosen.workers == (P2,)
+    if placement == "min_ttft":
+        core.arrive()
+        assert core.chosen.workers == (P0, P1)
+
+
+def test_a_group_with_a_part_too_small_for_a_prompt_is_passed_over() -> None:
+    core = Core(n_prefill=3)
+    core.join("prefill-1", stage=stage(1), stage_layers_only=True, n_blocks=39)
+    core.arrive(n_tokens=640)
+    assert len(core.chosen.workers) == 1
+    core = Core(n_prefill=3)
+    core.join("prefill-1", stage=stage(1), stage_layers_only=True, n_blocks=40)
+    core.arrive(n_tokens=640)
+    assert core.chosen.workers == (P0, P1)
+
+
+def test_parts_without_a_worker_of_all_layers_make_no_cluster_ready() -> None:
+    core = Core()
+    for index in range(2):
+        core.join(f"prefill-{index}", stage=stage(index), stage_layers_only=True)
+    assert core.conductor.cluster.accepting("prefill") == ()
+    assert [group.name for group in core.conductor.cluster.groups] == ["g"]
+
+
 def test_the_explanation_names_the_group_and_its_members() -> None:
     core = Core()
     core.arrive()

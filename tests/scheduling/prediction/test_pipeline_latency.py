@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from halfmoon_protocol.messages import PrefillCost
 from halfmoon_scheduling.prediction.cost_model import unscaled_prefill_s
-from halfmoon_scheduling.prediction.pipeline_latency import stage_ends_s
+from halfmoon_scheduling.prediction.pipeline_latency import choose_chunk_tokens, stage_ends_s
 
 EVEN = PrefillCost(c0_s=0.5, c1_s=0.01, c2_s=0.0)
 GROWING = PrefillCost(c0_s=0.5, c1_s=1e-4, c2_s=1e-8)
@@ -78,3 +78,43 @@ def test_what_makes_no_sense_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match="at least"):
         stage_ends_s(EVEN, n_tokens, n_cached, n_stages=stages, chunk_tokens=chunk)
+
+
+# -- the chunk that a group takes ----------------------------------------------------------------
+
+
+def chosen(cost: PrefillCost, n_tokens: int, n_cached: int = 0, most: int = 1024) -> int:
+    return choose_chunk_tokens(cost, n_tokens, n_cached, n_stages=2, most=most, step=64)
+
+
+def test_chunks_are_short_where_a_pass_costs_little_and_long_where_it_costs_much() -> None:
+    # 8k tokens take 2.8 s; a pass of 2 ms is worth many of them, one of 100 ms only a few.
+    assert chosen(PrefillCost(0.002, 1.3e-4, 2.6e-8), 8192) == 256
+    assert chosen(PrefillCost(0.1, 1.3e-4, 2.6e-8), 8192) == 1024
+
+
+@given(
+    c0_s=st.floats(1e-5, 1),
+    c2_s=st.floats(0, 1e-6),
+    n_tokens=st.integers(1, 100_000),
+    cached=st.floats(0, 0.99),
+)
+def test_the_chosen_chunk_ends_no_later_than_the_largest_one(
+    c0_s: float, c2_s: float, n_tokens: int, cached: float
+) -> None:
+    cost, n_cached = PrefillCost(c0_s, 1e-4, c2_s), int(n_tokens * cached)
+    tokens = chosen(cost, n_tokens, n_cached)
+    assert tokens in (1024, 512, 256, 128, 64)
+
+    def end_s(chunk_tokens: int) -> float:
+        pass_s = max(cost.c0_s, 0.002)
+        walk = walked(cost, n_tokens, n_cached, 2, chunk_tokens, pass_s)
+        return walk[-1] + pass_s * ((n_tokens - n_cached) // chunk_tokens)
+
+    assert end_s(tokens) <= end_s(1024) * (1 + 1e-9)
+
+
+def test_a_chunk_is_of_whole_blocks_and_no_larger_than_the_slots() -> None:
+    cheap = PrefillCost(0.0, 1e-4, 2e-8)
+    assert chosen(cheap, 8192, most=192) == 192
+    assert chosen(cheap, 8192, most=50) == 50

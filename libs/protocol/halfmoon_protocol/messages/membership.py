@@ -92,6 +92,8 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     keeps_answers: bool = False
     #: The stage of this prefill worker in a group, besides whole prompts; None: it is in no group.
     stage: Stage | None = None
+    #: True when it has the layers of its stage alone: it computes prompts of its group only.
+    stage_layers_only: bool = False
     #: Longest uncached rest of a prompt, in tokens, that this decode worker computes in one of
     #: its steps when it gets `StartPrefill` for a landing of its own; 0: it can't. If it can, its
     #: record states a `prefill_cost`.

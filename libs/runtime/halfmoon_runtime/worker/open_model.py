@@ -32,6 +32,11 @@ class LoadedModel(Protocol):
         ...
 
     @property
+    def model_layout(self) -> KvLayout:
+        """Layout of a block of all layers; `layout` unless only a stage's layers are loaded."""
+        ...
+
+    @property
     def max_context(self) -> int:
         """Tokens of the longest sequence that the model allows."""
         ...
@@ -154,8 +159,8 @@ async def place_model(
     Raises:
         ValueError: not one page fits into the pool.
     """
-    n_pages = settings.pages_of(model.layout.block_bytes)
-    n_bytes = n_pages * model.layout.block_bytes
+    n_pages = settings.pages_of(model.model_layout.block_bytes)
+    n_bytes = n_pages * model.model_layout.block_bytes
     buffer = None if register is None else await asyncio.to_thread(model.allocate_pool, n_bytes)
     memory: MemoryT | DeviceT
     if register is not None and buffer is not None:
@@ -179,7 +184,7 @@ def model_info(
     """Return a worker's record with what its model says."""
     return msgspec.structs.replace(
         info,
-        layout=model.layout,
+        layout=model.model_layout,
         model=settings.served_model_name or model.name,
         max_context=model.max_context,
         n_blocks=n_pages,

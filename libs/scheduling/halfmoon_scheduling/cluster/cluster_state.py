@@ -176,7 +176,10 @@ class Cluster:
         return unused
 
     def role_capacity(self, role: Role) -> RoleCapacity:
-        """Return the live workers of a role that take new work, by their ids, and their limits."""
+        """Return the live workers of a role that take new work, by their ids, and their limits.
+
+        Those that take prompts of their group only are left out: see `groups`.
+        """
         if (found := self._capacities.get(role)) is None:
             infos = self._find_accepting(role)
             found = RoleCapacity.of(sorted(infos, key=lambda info: info.worker_id))
@@ -191,7 +194,7 @@ class Cluster:
     def groups(self) -> tuple[PrefillGroup, ...]:
         """Complete groups of prefill workers that take new work."""
         if self._groups is None:
-            self._groups = complete_groups(self.accepting("prefill"))
+            self._groups = complete_groups(self._members_of_groups())
         return self._groups
 
     @property
@@ -282,7 +285,7 @@ class Cluster:
                 i.worker_id for i in self._find_accepting(role)
             }
         assert self._servers in (None, {i.worker_id: i.server for i in infos if i.server})
-        assert self._groups in (None, complete_groups(self.accepting("prefill")))
+        assert self._groups in (None, complete_groups(self._members_of_groups()))
 
     def _set_layout(self, layout: KvLayout | None, model: str) -> None:
         """Set layout and model, which determine the usable kvstores."""
@@ -296,7 +299,11 @@ class Cluster:
 
         A server takes none while a worker of either role is missing.
         """
-        members = [i for i in self._infos.values() if i.role == role and self._takes_work(i)]
+        members = [
+            info
+            for info in self._infos.values()
+            if info.role == role and self._takes_work(info) and not info.stage_layers_only
+        ]
         if role == "kvstore" or not any(info.server for info in members):
             return members
         partners = {
@@ -305,6 +312,13 @@ class Cluster:
             if i.role == _PARTNER[role] and self._takes_work(i)
         }
         return [info for info in members if not info.server or info.server in partners]
+
+    def _members_of_groups(self) -> list[WorkerInfo]:
+        """Return the live prefill workers that take new work, those of one stage among them."""
+        singles = self.accepting("prefill")
+        infos = self._infos.values()
+        parts = [i for i in infos if i.stage_layers_only and self._takes_work(i)]
+        return [*singles, *(info for info in parts if info.role == "prefill")]
 
     def _takes_work(self, info: WorkerInfo) -> bool:
         return not info.draining and self._is_usable(info)

@@ -63,7 +63,7 @@ class PrefillPool:
         self._workers: dict[WorkerId, _Prefill] = {}
         #: Reads planned or under way at each kvstore; no value is 0.
         self.transfers: dict[WorkerId, int] = {}
-        #: The workers that take new work, as they were but for those in `_changed`.
+        #: The workers that take whole prompts, as they were but for those in `_changed`.
         self._order = PrefillOrder()
         self._changed: set[WorkerId] = set()
         #: When the order was brought up to date.
@@ -98,9 +98,14 @@ class PrefillPool:
         self._changed.discard(worker_id)
 
     def takes_work(self, worker_id: WorkerId) -> bool:
-        """Return whether a worker is live and takes new work."""
+        """Return whether a worker is live and takes new work, perhaps of its group only."""
         worker = self._workers.get(worker_id)
         return worker is not None and not worker.info.draining
+
+    def takes_whole_prompts(self, worker_id: WorkerId) -> bool:
+        """Return whether a worker is live and takes new work by itself."""
+        worker = self._workers.get(worker_id)
+        return worker is not None and _takes_whole_prompts(worker.info)
 
     def candidate(self, worker_id: WorkerId, home: WorkerId | None, now: float) -> PrefillCandidate:
         """Return the candidate of a live worker."""
@@ -258,7 +263,7 @@ class PrefillPool:
         settled = {
             worker_id: self._state(worker, self._settled_s)
             for worker_id, worker in self._workers.items()
-            if worker_id not in self._changed and not worker.info.draining
+            if worker_id not in self._changed and _takes_whole_prompts(worker.info)
         }
         self._order.check(settled, besides=self._changed)
 
@@ -268,10 +273,10 @@ class PrefillPool:
         self._changed.update(self._order.overdue(now))
         for worker_id in self._changed:
             worker = self._workers[worker_id]
-            if worker.info.draining:
-                self._order.discard(worker_id)
-            else:
+            if _takes_whole_prompts(worker.info):
                 self._order.put(worker_id, self._state(worker, now))
+            else:
+                self._order.discard(worker_id)
         self._changed.clear()
 
     def _state(self, worker: _Prefill, now: float) -> PrefillQueueState:
@@ -297,3 +302,7 @@ class PrefillPool:
         if worker.foreign_tokens:
             queue_s += self._foreign_s(worker)
         return queue_s
+
+
+def _takes_whole_prompts(info: WorkerInfo) -> bool:
+    return not info.draining and not info.stage_layers_only

@@ -118,7 +118,8 @@ class RowSearch:
     def _compare_holders(self) -> None:
         for kvstore in self._cached.matches:
             for worker_id in self._cluster.guests(kvstore):
-                self._compare(worker_id)
+                if self._cluster.prefills.takes_whole_prompts(worker_id):
+                    self._compare(worker_id)
 
     def _compare_others(self) -> None:
         """Compare workers that hold nothing of the prompt, as far as they may be soon enough."""
@@ -136,7 +137,8 @@ class RowSearch:
         if source is not PrefixSource.LONGEST:
             self._search(self._weights(0), 0.0)
         for worker_id in self._readers:
-            self._compare(worker_id)
+            if self._cluster.prefills.takes_whole_prompts(worker_id):
+                self._compare(worker_id)
 
     def _weights(self, n_cached: int) -> tuple[float, float, float]:
         n_tokens = self._job.n_tokens

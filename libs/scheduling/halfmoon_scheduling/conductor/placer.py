@@ -25,7 +25,7 @@ from halfmoon_scheduling.placement.placement_mode import ModeSettings, PrefixSou
 from halfmoon_scheduling.placement.placement_policy import NO_SERVERS, place
 from halfmoon_scheduling.placement.prefill_groups import GroupEstimate, prefer_group
 from halfmoon_scheduling.placement.server_pairs import paired_workers
-from halfmoon_scheduling.placement.worker_limits import NoWorkerFits, able_workers
+from halfmoon_scheduling.placement.worker_limits import NoWorkerFits, able_workers, fits_prefill
 from halfmoon_scheduling.prediction.cost_model import CostModel
 
 #: Requests whose failed workers are remembered at the most.
@@ -103,7 +103,7 @@ class Placer:
             found = self._search(job, prefixes, not_to_ask, ttft_slo_s, now)
         if found is None:
             found = self._compare_all(job, prefills, decodes, prefixes, not_to_ask, ttft_slo_s, now)
-        placement, single = found
+        placement, row_of = found
         if self._mode.compares_ttft and placement.chosen.worker_id not in servers:
             if servers:
                 prefixes = {k: n for k, n in prefixes.items() if k not in servers}
@@ -114,7 +114,9 @@ class Placer:
                     job,
                     groups,
                     self._costs,
-                    single=single,
+                    single=self._row_of_member(
+                        request, job, prefixes, row_of, {*avoided, *apart_from}, now
+                    ),
                     n_active=0 if source is None else self._cluster.transfers.get(source, 0),
                     least_gain=self._config.group_least_gain,
                 )
@@ -179,6 +181,33 @@ class Placer:
             cluster.servers,
         )
         return placement, {row.worker_id: row for row in placement.estimates}.get
+
+    def _row_of_member(
+        self,
+        request: Request,
+        job: PlacementRequest,
+        prefixes: Mapping[WorkerId, int],
+        row_of: Callable[[WorkerId], Estimate | None],
+        barred: Collection[WorkerId],
+        now: float,
+    ) -> Callable[[WorkerId], Estimate | None]:
+        """Return a function that returns the row of a group's member; None: it can't take part.
+
+        Members with one stage's layers alone are not among the workers that were compared.
+        """
+
+        def member(worker_id: WorkerId) -> Estimate | None:
+            info = self._cluster.get(worker_id)
+            if info is None or not info.stage_layers_only:
+                return row_of(worker_id)
+            if worker_id in barred or not fits_prefill(request, info, job.block_size):
+                return None
+            transfers = self._cluster.transfers
+            cached = CachedPrefixes.of(self._mode, job, prefixes, transfers, NO_SERVERS)
+            search = RowSearch(self._mode, job, cached, self._cluster, self._costs, now)
+            return search.row_of(worker_id)
+
+        return member
 
     def takers(
         self,

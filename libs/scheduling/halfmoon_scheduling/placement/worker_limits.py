@@ -86,5 +86,13 @@ def able_workers(
     return able_prefills, able_decodes
 
 
+def fits_prefill(request: Request, info: WorkerInfo, block_size: int) -> bool:
+    """Return whether a prefill worker could take a request if it were idle."""
+    n_tokens = len(request.token_ids)
+    n_new = request.stopping.max_new_tokens
+    n_pages = -(-n_tokens // block_size)
+    return n_tokens + n_new <= _limit(info.max_context) and n_pages <= _limit(info.n_blocks)
+
+
 def _limit(stated: int) -> float:
     return stated or inf

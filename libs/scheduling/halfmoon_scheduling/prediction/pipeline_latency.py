@@ -9,6 +9,9 @@ since it attends to all tokens before it; the stages behind it wait for the long
 
 from halfmoon_protocol.messages import PrefillCost
 
+#: Least seconds that each pass of a chunk takes beside its tokens: messages, and its activations.
+_LEAST_PASS_S = 0.002
+
 
 def stage_ends_s(
     cost: PrefillCost,
@@ -51,6 +54,45 @@ def stage_ends_s(
     first_s = cost.c0_s + _chunk_s(cost, n_cached, n_tokens) / n_stages
     further_s = longest_s / n_stages + hop_s
     return [first_s + stage * further_s for stage in range(n_stages)]
+
+
+def choose_chunk_tokens(
+    cost: PrefillCost,
+    n_tokens: int,
+    n_cached: int,
+    *,
+    n_stages: int,
+    most: int,
+    step: int,
+) -> int:
+    """Return the tokens of a chunk with which the last one leaves the last stage soonest.
+
+    Short chunks fill the stages sooner, and the last one, which takes longest, is over sooner. But
+    each pass has a constant part, which several long chunks pay less often.
+
+    Args:
+        cost: the cost of the whole model at one worker.
+        n_tokens: tokens of the prompt.
+        n_cached: tokens at its start that need no computing.
+        n_stages: workers of the group.
+        most: tokens of the largest chunk.
+        step: tokens of a block: chunks are halves of `most`, as long as they are so many blocks.
+
+    Raises:
+        ValueError: see `stage_ends_s`.
+    """
+    pass_s = max(cost.c0_s, _LEAST_PASS_S)
+
+    def end_s(chunk_tokens: int) -> float:
+        ends_s = stage_ends_s(
+            cost, n_tokens, n_cached, n_stages=n_stages, chunk_tokens=chunk_tokens, hop_s=pass_s
+        )
+        return ends_s[-1] + pass_s * ((n_tokens - n_cached) // chunk_tokens)
+
+    sizes = [most]
+    while sizes[-1] % 2 == 0 and sizes[-1] // 2 % step == 0:
+        sizes.append(sizes[-1] // 2)
+    return min(sizes, key=end_s)
 
 
 def _chunk_s(cost: PrefillCost, start: int, stop: int) -> float:

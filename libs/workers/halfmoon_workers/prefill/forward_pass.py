@@ -61,12 +61,19 @@ class ForwardResult:
 class PrefillForward:
     """Runs batches of chunks on an engine and streams their KV."""
 
+    #: Computes whole prompts; a worker with one stage's layers alone has none, and
+    #: `stage_engine` here.
     engine: Engine
     submit: SubmitTransfer
     pool: Region
     clock: Clock
     #: Computes one stage's layers over the same pool; None: the worker is in no group.
     stage_engine: Engine | None = None
+
+    @property
+    def takes_whole_prompts(self) -> bool:
+        """Return whether all layers are here."""
+        return self.engine.stage.is_whole
 
     @property
     def activation_bytes(self) -> int:
@@ -85,8 +92,8 @@ class PrefillForward:
             stage: the layers to compute, and the slots of their activations; None: all layers.
         """
         share = WHOLE_PROMPT if stage is None else stage.share
-        layers = share.layers(self.engine.layout.n_layers)
-        blocks = [job.complete_blocks(chunk.stop, self.engine.layout) for job, chunk in batch]
+        layers = share.layers(self.engine.model_layout.n_layers)
+        blocks = [job.complete_blocks(chunk.stop, self.engine.model_layout) for job, chunk in batch]
         began = self.clock.now()
         waited = 0.0
         for job, _ in batch:
@@ -104,7 +111,7 @@ class PrefillForward:
                         job.failure = error
             waited += self.clock.now() - since
 
-        layout = self.engine.layout
+        layout = self.engine.model_layout
         #: Of each request: the groups of layers to hand on, by the last layer of each.
         groups = [
             {
@@ -154,7 +161,7 @@ class PrefillForward:
 
     def _hand_on(self, job: PrefillJob, layers: range, blocks: Sequence[int]) -> None:
         """Start the writes of these layers of these blocks."""
-        layout = self.engine.layout
+        layout = self.engine.model_layout
         now = self.clock.now()
         left_s = job.write_until_s - now
         if left_s <= 0:

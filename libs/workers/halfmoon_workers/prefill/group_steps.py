@@ -20,6 +20,7 @@ from halfmoon_protocol.messages import (
     BlockPlaces,
     ChunkSent,
     Message,
+    PrefillCost,
     ShareDone,
     ShareEnded,
     ShareKept,
@@ -30,6 +31,7 @@ from halfmoon_protocol.messages import (
 )
 from halfmoon_runtime.clock import Clock
 from halfmoon_runtime.worker.conductor_connections import ConductorConnections
+from halfmoon_scheduling.prediction.pipeline_latency import choose_chunk_tokens
 from halfmoon_scheduling.prefill.chunk_flow import SLOTS_PER_SHARE
 from halfmoon_scheduling.prefill.prefill_commands import PrefillEnding, ReportDone, SendChunk
 from halfmoon_scheduling.prefill.prefill_events import PrefillFailure, PrefixLeased, StagesStarted
@@ -53,6 +55,8 @@ class GroupSteps:
     conductors: ConductorConnections
     clock: Clock
     stage: Stage
+    #: Of the whole model at this worker.
+    cost: PrefillCost
     #: Bytes of one token's activations.
     token_bytes: int
     #: Seconds to wait for the next layer of cached blocks.
@@ -68,12 +72,20 @@ class GroupSteps:
         """
         assert job.group is not None, "a prompt of one worker has no further stages"
         job.outgoing = await self._open_buffers()
-        slots, chunk_tokens = await job.group.start(
+        slots, most = await job.group.start(
             lambda stage, after: self._order(job, stage, after), self.token_bytes
         )
         job.next_slots = slots
         n_slots = min(SLOTS_PER_SHARE, len(slots.offsets))
-        return StagesStarted(job.request_id, n_slots, min(chunk_tokens, self.stage.chunk_tokens))
+        chunk_tokens = choose_chunk_tokens(
+            self.cost,
+            len(job.start.token_ids),
+            job.n_cached,
+            n_stages=self.stage.n_stages,
+            most=min(most, self.stage.chunk_tokens),
+            step=self.layout.block_size,
+        )
+        return StagesStarted(job.request_id, n_slots, chunk_tokens)
 
     def _order(self, job: PrefillJob, index: int, after: ActivationSlots | None) -> StartShare:
         start, cached, room = job.start, None, None

@@ -52,6 +52,11 @@ class PrefillSettings(WorkerSettings):
         description="This worker's run of layers in its group, as INDEX/N: 0/2 and 1/2 are the two"
         " stages of a group of two",
     )
+    stage_layers_only: bool = Field(
+        False,
+        description="Load the layers of the stage alone, which takes less memory: this worker then"
+        " computes prompts of its group only",
+    )
     group_chunk_tokens: Annotated[int, Field(ge=1)] = Field(
         1024, description="Tokens at the most of a chunk of a prompt that the group computes"
     )
@@ -64,7 +69,7 @@ class PrefillSettings(WorkerSettings):
         """The stage as the worker's record states it; None: the worker is in no group."""
         if not self.group:
             return None
-        index, n_stages = (int(part) for part in self.stage.split("/"))
+        index, n_stages = _parse_stage(self.stage)
         return Stage(self.group, index, n_stages, chunk_tokens=self.group_chunk_tokens)
 
     @model_validator(mode="after")
@@ -76,7 +81,12 @@ class PrefillSettings(WorkerSettings):
                 " has both, such as --group long --stage 0/2"
             )
         if self.stage:
-            _check_stage(self.stage)
+            _parse_stage(self.stage)
+        elif self.stage_layers_only:
+            raise ValueError(
+                "--stage-layers-only is set without --stage: name the stage whose layers are"
+                " loaded, such as --group long --stage 0/2"
+            )
         if self.stage and self.roles:
             raise ValueError(
                 f"--roles is {self.roles!r} with --group {self.group!r}: a member of a group keeps"
@@ -85,8 +95,8 @@ class PrefillSettings(WorkerSettings):
         return self
 
 
-def _check_stage(stage: str) -> None:
-    """Check that there is such a stage.
+def _parse_stage(stage: str) -> tuple[int, int]:
+    """Return the index of a stage, and the number of stages.
 
     Raises:
         ValueError: naming the value and what is allowed.
@@ -102,3 +112,4 @@ def _check_stage(stage: str) -> None:
             f"--stage is {stage!r}: the stages of {n_stages} are 0/{n_stages} to"
             f" {n_stages - 1}/{n_stages}"
         )
+    return index, n_stages

@@ -72,7 +72,12 @@ from halfmoon_workers.prefill.prefill_settings import PrefillSettings
 from halfmoon_workers.prefill.prefill_shell import PrefillShell
 from halfmoon_workers.prefill.prefill_validation import start_failure
 from halfmoon_workers.prefill.prefix_cache_client import PrefixCacheClient
-from halfmoon_workers.prefill.share_validation import as_start, share_failure, stages_fault
+from halfmoon_workers.prefill.share_validation import (
+    as_start,
+    share_failure,
+    stage_alone_failure,
+    stages_fault,
+)
 from halfmoon_workers.prefill.stage_links import StageLinks
 from halfmoon_workers.start.role_switch import RoleSwitch
 
@@ -112,7 +117,7 @@ class PrefillWorker:
 
     def __post_init__(self) -> None:
         engine = self.forward.engine
-        settings, block_size = self.settings, engine.layout.block_size
+        settings, block_size = self.settings, engine.model_layout.block_size
         limits = LongChunkLimits(settings.max_chunk_tokens, settings.max_chunk_s, block_size)
         queue = PrefillQueue(
             chunk_tokens=settings.chunk_tokens,
@@ -122,12 +127,12 @@ class PrefillWorker:
         )
         rules = PrefillRules(block_size, max_shares=settings.max_shares)
         self.machine = PrefillMachine(rules, queue, self.pages)
-        self.replicas = ReplicaSelector(self.kvstores, engine.layout, self.clock)
+        self.replicas = ReplicaSelector(self.kvstores, engine.model_layout, self.clock)
         self.caching = PrefixCacheClient(
             self.replicas,
             self.transfer,
             self.memory,
-            engine.layout,
+            engine.model_layout,
             self.clock,
             patience_s=settings.kvstore_read_s,
         )
@@ -137,10 +142,11 @@ class PrefillWorker:
             groups = GroupSteps(
                 self.transfer,
                 self.memory,
-                engine.layout,
+                engine.model_layout,
                 self.conductors,
                 self.clock,
                 self.info.stage,
+                self.info.prefill_cost or PrefillCost(),
                 self.forward.activation_bytes,
                 settings.kvstore_read_s,
             )
@@ -150,7 +156,7 @@ class PrefillWorker:
             self.conductors.owners,
             self.conductors.answer,
             self.clock,
-            token_bytes=engine.layout.token_bytes,
+            token_bytes=engine.model_layout.token_bytes,
             wake_engine=lambda: self.forward_loop.wake(),
             tracer=self.tracer,
             groups=groups,
@@ -253,6 +259,8 @@ class PrefillWorker:
         now = self.clock.now()
         job = PrefillJob(start, peer, now, now + start.landing_expires_s)
         failure = start_failure(start, self.forward.engine, self.info.worker_id)
+        if not start.stages and not self.forward.takes_whole_prompts:
+            failure = stage_alone_failure(self.info)
         if not start.stages or failure is not None:
             self.shell.begin(job, failure)
         elif fault := stages_fault(start.stages, self.info):

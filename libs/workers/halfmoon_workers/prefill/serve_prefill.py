@@ -23,8 +23,9 @@ async def serve_prefill(start: WorkerStart, settings: PrefillSettings) -> None:
     async with AsyncExitStack() as stack:
         stages = None
         if start.stage_engine is not None:
-            start.stage_engine.attach(host_view(start.memory))
-            stack.callback(start.stage_engine.detach)
+            if start.stage_engine is not start.engine:
+                start.stage_engine.attach(host_view(start.memory))
+                stack.callback(start.stage_engine.detach)
             stages = StageLinks(opened.network)
             stack.push_async_callback(stages.close)
         kvstores = KvstoreClients(opened.network, settings.kvstore_timeout_s)
@@ -34,6 +35,7 @@ async def serve_prefill(start: WorkerStart, settings: PrefillSettings) -> None:
             prefill_cost=placed.prefill_cost,
             home_kvstore=WorkerId(settings.home_kvstore) if settings.home_kvstore else None,
             stage=settings.stage_record,
+            stage_layers_only=settings.stage_layers_only,
         )
         clock = SystemClock()
         worker = PrefillWorker(

@@ -27,7 +27,7 @@ _NO_STOPPING = Stopping(max_new_tokens=1)
 
 def layers_fault(stage: Stage, engine: Engine) -> str:
     """Say why a model can't be cut into the stages of a group; empty if it can."""
-    n_layers = engine.layout.n_layers
+    n_layers = engine.model_layout.n_layers
     if n_layers % stage.n_stages:
         fitting = ", ".join(str(n) for n in range(2, n_layers + 1) if n_layers % n == 0)
         return (
@@ -35,6 +35,18 @@ def layers_fault(stage: Stage, engine: Engine) -> str:
             f"not divide into {stage.n_stages} stages of equal length; choose one of {fitting}"
         )
     return ""
+
+
+def stage_alone_failure(info: WorkerInfo) -> PrefillFailure:
+    """Return why a worker with one stage's layers alone can't compute a whole prompt."""
+    own = info.stage
+    assert own is not None, "it has no stage"
+    return PrefillFailure(
+        f"{info.worker_id} has the layers of stage {own.index} of {own.n_stages} alone, and "
+        f"computes prompts of group {own.group!r} only",
+        retryable=True,
+        culprit=info.worker_id,
+    )
 
 
 def stages_fault(stages: Sequence[StageAddress], info: WorkerInfo) -> str:
@@ -92,12 +104,12 @@ def share_failure(
     if fault := stage_fault(order.stage, info):
         return PrefillFailure(fault, retryable=True, culprit=info.worker_id)
     try:
-        engine.layout.require_same(order.layout, info.worker_id, "stage 0")
+        engine.model_layout.require_same(order.layout, info.worker_id, "stage 0")
     except LayoutMismatch as error:
         return PrefillFailure(str(error), retryable=True, culprit=info.worker_id)
     if (failure := start_failure(as_start(order), engine, info.worker_id)) is not None:
         return failure
-    if fault := _order_fault(order, engine.layout, token_bytes):
+    if fault := _order_fault(order, engine.model_layout, token_bytes):
         return PrefillFailure(fault, retryable=False)
     return None
 

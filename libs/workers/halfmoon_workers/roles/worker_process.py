@@ -7,6 +7,7 @@ and the watch over forward passes stay.
 
 import asyncio
 from contextlib import AsyncExitStack, suppress
+from functools import partial
 
 import structlog
 
@@ -46,9 +47,7 @@ async def run_worker(
     """
     async with AsyncExitStack() as stack:
         tracer = await stack.enter_async_context(opened_tracer(settings, f"halfmoon-{role}"))
-        engine = await load_model(settings, service, open_engine, ModelError)
-        stage = settings.stage_record if isinstance(settings, PrefillSettings) else None
-        stage_engine = None if stage is None else await open_stage(engine, stage)
+        engine, stage_engine = await _open_engines(settings, service)
         pool = WorkerPool()
         stack.callback(pool.close)
         placed = await stack.enter_async_context(
@@ -69,6 +68,21 @@ async def run_worker(
                     return
             before, role = role, switch.complete()
             log.info("role_changes", worker_id=settings.worker_id, before=before, role=role)
+
+
+async def _open_engines(
+    settings: PrefillSettings | DecodeSettings, service: Service
+) -> tuple[Engine, Engine | None]:
+    """Return the engine of all layers and that of the stage; one of the stage alone is both."""
+    stage = settings.stage_record if isinstance(settings, PrefillSettings) else None
+    if stage is None:
+        return await load_model(settings, service, open_engine, ModelError), None
+    if isinstance(settings, PrefillSettings) and settings.stage_layers_only:
+        open_part = partial(open_engine, stage_index=stage.index, n_stages=stage.n_stages)
+        part: Engine = await load_model(settings, service, open_part, ModelError)
+        return part, part
+    whole: Engine = await load_model(settings, service, open_engine, ModelError)
+    return whole, await open_stage(whole, stage)
 
 
 class _Process:

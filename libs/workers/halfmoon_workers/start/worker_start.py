@@ -43,7 +43,8 @@ class WorkerStart:
     switch: RoleSwitch
     #: None: no traces.
     tracer: Tracer | None = None
-    #: Computes one stage of a group; None: the worker is in none.
+    #: Computes one stage of a group; `engine` if that has this stage's layers alone; None: the
+    #: worker is in no group.
     stage_engine: Engine | None = None
 
     def info(self, settings: EngineSettings) -> WorkerInfo:
