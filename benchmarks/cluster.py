@@ -1,11 +1,13 @@
 """Start a cluster and time requests to it."""
 
 import json
+import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import httpx
@@ -14,6 +16,7 @@ from halfmoon_cli.up.embedded_cluster import ClusterPlan, EmbeddedCluster
 from halfmoon_metadata.tcp_ports import free_port
 
 READY_WITHIN_S = 300.0
+_ANY_CORE: Mapping[str, int] = MappingProxyType({})
 
 
 class Timing(NamedTuple):
@@ -34,8 +37,15 @@ def running(model: str, **plan: Any) -> Iterator[str]:
 
 
 @contextmanager
-def running_cluster(model: str, **plan: Any) -> Iterator[EmbeddedCluster]:
+def running_cluster(
+    model: str, *, cores: Mapping[str, int] = _ANY_CORE, **plan: Any
+) -> Iterator[EmbeddedCluster]:
     """Run a cluster for the length of a block, once it is ready.
+
+    Args:
+        model: its folder.
+        cores: processes by name that run on one core each; others run on any.
+        plan: further fields of `ClusterPlan`.
 
     Raises:
         RuntimeError: a process ended, or not all were ready in time.
@@ -46,6 +56,9 @@ def running_cluster(model: str, **plan: Any) -> Iterator[EmbeddedCluster]:
         EmbeddedCluster(whole, Path(folder)) as cluster,
         httpx.Client() as client,
     ):
+        for name, core in cores.items():
+            # The process has just begun: all of its threads are still to come.
+            os.sched_setaffinity(cluster.processes[name].pid, {core})
         deadline_s = time.monotonic() + READY_WITHIN_S
         while not (cluster.ready() and _ready(client, whole.url)):
             if dead := cluster.dead():

@@ -63,6 +63,11 @@ class ConductorSettings(TracedSettings):
         description="A worker's own cached prefix is good enough while the best one elsewhere"
         " is at most so many times as long (kvcache_centric)",
     )
+    group_least_gain: Annotated[float, Field(ge=1)] = Field(
+        SchedulingConfig().group_least_gain,
+        description="A prompt goes to a group of prefill workers if the best single one takes at"
+        " least so many times as long: a group is busy with all of its members",
+    )
     admission: Annotated[str, AfterValidator(ADMISSION_MODES.check)] = Field(
         "lookahead",
         description="By which predictions requests must keep their limits to be let in:"
@@ -156,6 +161,7 @@ class ConductorSettings(TracedSettings):
         return SchedulingConfig(
             placement=self.placement,
             kvcache_balancing_threshold=self.kvcache_balancing_threshold,
+            group_least_gain=self.group_least_gain,
             admission=self.admission,
             ttft_slo_s=self.ttft_slo_s,
             tbt_slo_s=self.tbt_slo_s,
