@@ -9,6 +9,7 @@ placement asks for it.
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from math import inf
+from typing import Literal
 
 from halfmoon_protocol.ids import RequestId, WorkerId
 from halfmoon_protocol.messages import DecodeCost, DecodeLoad, PrefillCost, WorkerInfo
@@ -24,6 +25,8 @@ from halfmoon_scheduling.prediction.decode_forecast import (
 from halfmoon_scheduling.prediction.mean_decode_step import MeanDecodeStep
 from halfmoon_scheduling.prediction.sliding_quantile import WINDOW, SlidingQuantile
 
+HeldState = Literal["asked", "landing", "running"]
+
 
 @dataclass(slots=True)
 class _Held:
@@ -38,7 +41,16 @@ class _Held:
     #: Predicted seconds of the step that prefills it there; 0 if none does, or it is done.
     local_s: float = 0.0
     #: "asked": not in any load yet. "landing": loads count it as reserved. "running".
-    state: str = "asked"
+    state: HeldState = "asked"
+
+
+@dataclass(slots=True)
+class _Sums:
+    """Sums over the claims of one state on a worker."""
+
+    n: int = 0
+    pages: int = 0
+    tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -47,6 +59,10 @@ class _Decode:
     cost: DecodeCost
     #: Our requests there.
     held: dict[RequestId, _Held] = field(default_factory=dict)
+    #: Sums of `held`, so that a load report visits none of them.
+    asked: _Sums = field(default_factory=_Sums)
+    landing: _Sums = field(default_factory=_Sums)
+    running: _Sums = field(default_factory=_Sums)
     #: The last load with the claims since; estimates, never exact.
     free_pages: int = 0
     n_requests: int = 0
@@ -60,6 +76,19 @@ class _Decode:
     candidate: DecodeCandidate | None = None
     #: This worker as a candidate for local prefill; likewise.
     terms: LocalPrefillCandidate | None = None
+
+    def count(self, held: _Held, sign: int) -> None:
+        """Add a claim to the sums of its state, or take it out."""
+        sums: _Sums = getattr(self, held.state)
+        sums.n += sign
+        sums.pages += sign * held.n_pages
+        sums.tokens += sign * held.stay.n_tokens
+
+    def move(self, held: _Held, state: HeldState) -> None:
+        """Change the state of a claim."""
+        self.count(held, -1)
+        held.state = state
+        self.count(held, 1)
 
 
 @dataclass(slots=True)
@@ -216,9 +245,10 @@ class DecodePool:
             local_s: seconds of the step that prefills it there; 0: none does.
         """
         worker = self._workers[worker_id]
-        worker.held[request_id] = _Held(
+        worker.held[request_id] = held = _Held(
             n_pages, n_wanted or n_pages, stay, inf if tbt_slo_s is None else tbt_slo_s, local_s
         )
+        worker.count(held, 1)
         worker.free_pages -= n_pages
         self._set_requests(worker, worker.n_requests + 1)
         worker.context_tokens += stay.n_tokens
@@ -227,7 +257,8 @@ class DecodePool:
 
     def on_landing_reserved(self, worker_id: WorkerId, request_id: RequestId) -> None:
         """Record that a request's pages are reserved: loads count them from now on."""
-        self._workers[worker_id].held[request_id].state = "landing"
+        worker = self._workers[worker_id]
+        worker.move(worker.held[request_id], "landing")
 
     def start(self, worker_id: WorkerId, request_id: RequestId, now: float) -> None:
         """Record that a request's prefill is done, and that it runs from now on."""
@@ -238,7 +269,8 @@ class DecodePool:
         self._pending.remove(request_id, stay.start_s)
         self._running.add(request_id, now, stay.n_tokens)
         self._sum_of_starts_s += now
-        held.state, stay.running, stay.start_s = "running", True, now
+        worker.move(held, "running")
+        stay.running, stay.start_s = True, now
         if held.local_s:
             held.local_s, worker.terms = 0.0, None
         worker.n_running += 1
@@ -250,6 +282,7 @@ class DecodePool:
         worker = self._workers.get(worker_id)
         if worker is None or (held := worker.held.pop(request_id, None)) is None:
             return
+        worker.count(held, -1)
         stay = held.stay
         worker.free_pages = min(worker.info.n_blocks, worker.free_pages + held.n_pages)
         self._set_requests(worker, max(0, worker.n_requests - 1))
@@ -317,16 +350,14 @@ class DecodePool:
         """Take over a worker's load, plus the claims that it can't know of yet."""
         if (worker := self._workers.get(worker_id)) is None:
             return
-        asked = [held for held in worker.held.values() if held.state == "asked"]
-        coming = [held for held in worker.held.values() if held.state != "running"]
-        ours = [held for held in worker.held.values() if held.state == "running"]
+        asked, ours = worker.asked, worker.running
         n_free_before = worker.free_pages
-        worker.free_pages = load.free_pages - sum(held.n_pages for held in asked)
-        self._set_requests(worker, load.n_running + load.n_reserved + len(asked))
-        worker.context_tokens = load.context_tokens + sum(held.stay.n_tokens for held in coming)
+        worker.free_pages = load.free_pages - asked.pages
+        self._set_requests(worker, load.n_running + load.n_reserved + asked.n)
+        worker.context_tokens = load.context_tokens + asked.tokens + worker.landing.tokens
         # The report may lack requests that were started a moment ago.
-        worker.n_running = max(load.n_running, len(ours))
-        worker.running_tokens = max(load.context_tokens, sum(h.stay.n_tokens for h in ours))
+        worker.n_running = max(load.n_running, ours.n)
+        worker.running_tokens = max(load.context_tokens, ours.tokens)
         reported = load.free_pages, load.n_running + load.n_reserved
         if _is_roomier(reported, than=worker.reported):
             self._full.pop(worker_id, None)
@@ -477,6 +508,11 @@ class DecodePool:
         for worker in self._workers.values():
             assert worker.candidate in (None, self._candidate(worker))
             assert worker.terms in (None, self._terms(worker))
+            for state in ("asked", "landing", "running"):
+                of_state = [one for one in worker.held.values() if one.state == state]
+                pages = sum(one.n_pages for one in of_state)
+                tokens = sum(one.stay.n_tokens for one in of_state)
+                assert getattr(worker, state) == _Sums(len(of_state), pages, tokens)
             for one in worker.held.values():
                 assert one.stay.running == (one.state == "running")
         assert self._roomier <= self._workers.keys() >= self._full.keys()

@@ -43,6 +43,8 @@ class _Prefill:
     cost: PrefillCost
     #: Our requests there, including reserving ones, in the order in which they will run.
     planned: dict[RequestId, _Planned] = field(default_factory=dict)
+    #: Sum of `n_computed` of all of `planned`.
+    planned_tokens: int = 0
     #: Predicted seconds of all of `planned` except the first; 0 without others.
     behind_s: float = 0.0
     #: When the first of `planned` should end; minus infinity without one.
@@ -181,6 +183,7 @@ class PrefillPool:
         self._changed.add(worker_id)
         was_first = next(iter(worker.planned)) == request_id
         gone = worker.planned.pop(request_id)
+        worker.planned_tokens -= gone.n_computed
         # One that decode refused, or that was cancelled in the queue, has kept no worker busy.
         if gone.started_s < inf and (was_first or worker.last_answer_s == now):
             for busy in (worker_id, *gone.others):
@@ -211,6 +214,7 @@ class PrefillPool:
             worker.head_ends_s = now + one.predicted_s
             worker.behind_s = 0.0
         worker.planned[request_id] = one
+        worker.planned_tokens += one.n_computed
         self._changed.add(worker_id)
 
     def requests(self, worker_id: WorkerId) -> set[RequestId]:
@@ -242,9 +246,8 @@ class PrefillPool:
     def on_load(self, worker_id: WorkerId, load: PrefillLoad) -> None:
         """Take over a worker's load: queued tokens beyond ours are other conductors'."""
         if (worker := self._workers.get(worker_id)) is not None:
-            ours = sum(planned.n_computed for planned in worker.planned.values())
             before = worker.foreign_tokens
-            worker.foreign_tokens = max(0, load.queued_tokens - ours)
+            worker.foreign_tokens = max(0, load.queued_tokens - worker.planned_tokens)
             if worker.foreign_tokens != before:
                 self._changed.add(worker_id)
 
@@ -253,6 +256,7 @@ class PrefillPool:
         transfers: dict[WorkerId, int] = {}
         for worker in self._workers.values():
             planned = list(worker.planned.values())
+            assert worker.planned_tokens == sum(one.n_computed for one in planned)
             assert planned or worker.head_ends_s == -inf
             behind_s = sum(one.predicted_s for one in planned[1:])
             assert abs(worker.behind_s - behind_s) <= 1e-6 * max(1.0, behind_s)
