@@ -190,6 +190,11 @@ class Cluster:
         """Return the live workers of a role that take new work, by their ids."""
         return self.role_capacity(role).workers
 
+    def accepts(self, role: Role, worker_id: WorkerId) -> bool:
+        """Return whether `accepting` has a worker, in a cluster without servers."""
+        info = self._infos.get(worker_id)
+        return info is not None and info.role == role and self._takes_work(info)
+
     @property
     def groups(self) -> tuple[PrefillGroup, ...]:
         """Complete groups of prefill workers that take new work."""

@@ -14,12 +14,13 @@ a rounding error is compared too, and the choice is the same to the bit.
 """
 
 from bisect import insort
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from math import inf
 from typing import Any
 
 from halfmoon_protocol.ids import WorkerId
+from halfmoon_protocol.messages import WorkerInfo
 from halfmoon_scheduling.cluster.cluster_state import Cluster
 from halfmoon_scheduling.cluster.prefill_order import PrefillTwins
 from halfmoon_scheduling.placement.cached_prefixes import CachedPrefixes
@@ -50,6 +51,7 @@ class RowSearch:
         cluster: Cluster,
         costs: CostModel,
         now: float,
+        excluded: Collection[WorkerId] = (),
     ) -> None:
         """Prepare a search over the prefill workers that take work.
 
@@ -60,7 +62,9 @@ class RowSearch:
             cluster: live workers, none of which is a part of a server.
             costs: predictions.
             now: seconds.
+            excluded: prefill workers that are left out; few.
         """
+        self._excluded = excluded
         self._mode, self._job, self._cached = mode, job, cached
         self._cluster, self._costs, self._now = cluster, costs, now
         self._rank = rank_of(mode)
@@ -74,7 +78,7 @@ class RowSearch:
         """Return the row of a worker; None: it takes no work."""
         if (row := self._rows.get(worker_id)) is not None:
             return row
-        if not self._cluster.prefills.takes_work(worker_id):
+        if worker_id in self._excluded or not self._cluster.prefills.takes_work(worker_id):
             return None
         candidate = self._cluster.prefill_candidate(worker_id, self._now)
         row = estimate_row(self._mode, self._job, candidate, self._cached, self._costs)
@@ -83,7 +87,7 @@ class RowSearch:
 
     def place(
         self,
-        n_candidates: int,
+        candidates: Sequence[WorkerInfo],
         ttft_slo_s: TtftSlo,
         decode: WorkerId | None,
         tbt_s: float,
@@ -91,11 +95,12 @@ class RowSearch:
         """Choose a prefill worker.
 
         Args:
-            n_candidates: prefill workers that take work, at least one.
+            candidates: prefill workers that take work, by their ids; not all are excluded.
             ttft_slo_s: the limit of its time to first token at a prefill worker.
             decode: the chosen decode worker, if one has room.
             tbt_s: its predicted seconds between tokens.
         """
+        n_candidates = len(candidates) - len(self._excluded)
         self._compare_holders()
         n_holders = len(self._rows)
         self._compare_others()
@@ -103,8 +108,12 @@ class RowSearch:
         wanted = self._mode.preferred_worker(self._job)
         if wanted is not None and (row := self.row_of(wanted)) is not None:
             rows[wanted] = row
+        chosen, preferred = self._drawn(candidates, n_candidates), None
+        if chosen is not None:
+            rows[chosen.worker_id] = chosen
         by_id = tuple(rows[worker_id] for worker_id in sorted(rows))
-        chosen, preferred = self._mode.choose(self._job, by_id, ttft_slo_s)
+        if chosen is None:
+            chosen, preferred = self._mode.choose(self._job, by_id, ttft_slo_s)
         return Placement(
             chosen,
             decode,
@@ -114,6 +123,15 @@ class RowSearch:
             n_more=n_candidates - len(by_id),
             known_blocks=self._known_blocks(n_candidates > n_holders),
         )
+
+    def _drawn(self, candidates: Sequence[WorkerInfo], n_candidates: int) -> Estimate | None:
+        """Return the row that the mode draws; None: it compares rows."""
+        index = self._mode.drawn_index(self._job, n_candidates)
+        if index is None:
+            return None
+        for worker_id in sorted(self._excluded):
+            index += candidates[index].worker_id >= worker_id
+        return self.row_of(candidates[index].worker_id)
 
     def _compare_holders(self) -> None:
         for kvstore in self._cached.matches:
@@ -152,7 +170,7 @@ class RowSearch:
         """Compare the first of some twins: the others are later in order of their ids."""
         n_seen = 0
         for worker_id in twins.members:
-            if worker_id not in self._rows and worker_id not in self._readers:
+            if worker_id not in self._rows and not self._is_apart(worker_id):
                 self._compare(worker_id)
                 n_seen += 1
                 if n_seen == KEPT_ROWS:
@@ -163,6 +181,10 @@ class RowSearch:
         if worker_id not in self._rows and (row := self.row_of(worker_id)) is not None:
             insort(self._best, (*self._rank(row), row))
             del self._best[KEPT_ROWS:]
+
+    def _is_apart(self, worker_id: WorkerId) -> bool:
+        """Return whether a worker is compared by itself, or not at all."""
+        return worker_id in self._readers or worker_id in self._excluded
 
     def _limit(self) -> float:
         """Return the time above which a bound excludes a worker."""

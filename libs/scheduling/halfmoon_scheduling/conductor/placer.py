@@ -7,6 +7,7 @@ worker. The choice itself is `placement_policy.place`, a plain function.
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import islice
+from typing import NamedTuple
 
 from halfmoon_protocol.ids import RequestId, WorkerId, original_request_id
 from halfmoon_protocol.kv_layout import KvLayout
@@ -36,6 +37,13 @@ MAX_LOOKED_AT = 16
 
 #: A placement, and what returns the row of any prefill worker that it was compared with.
 _Found = tuple[Placement, Callable[[WorkerId], Estimate | None]]
+
+
+class _SearchScope(NamedTuple):
+    """Workers that take work and are left out of a search; few."""
+
+    prefills: Collection[WorkerId]
+    decodes: Collection[WorkerId]
 
 
 class Placer:
@@ -77,7 +85,7 @@ class Placer:
             NoWorkerFits: none of the workers here can ever take it.
         """
         layout = self._layout()
-        prefills, decodes = self._able(request, apart_from)
+        scope = self._search_scope(request, apart_from)
         n_tokens = len(request.token_ids)
         n_pages = layout.blocks_for(n_tokens)
         may_grow = layout.blocks_for(n_tokens + request.stopping.max_new_tokens - 1) > n_pages
@@ -99,9 +107,12 @@ class Placer:
             prefixes = {kvstore: n for kvstore, n in prefixes.items() if kvstore not in avoided}
         servers = self._cluster.servers
         found = None
-        if self._may_search(prefills, decodes):
-            found = self._search(job, prefixes, not_to_ask, ttft_slo_s, now)
+        decodes: Sequence[WorkerInfo]
+        if scope is not None:
+            decodes, not_to_ask = self._cluster.accepting("decode"), {*not_to_ask, *scope.decodes}
+            found = self._search(job, scope.prefills, prefixes, not_to_ask, ttft_slo_s, now)
         if found is None:
+            prefills, decodes = self._able(request, apart_from)
             found = self._compare_all(job, prefills, decodes, prefixes, not_to_ask, ttft_slo_s, now)
         placement, row_of = found
         if self._mode.compares_ttft and placement.chosen.worker_id not in servers:
@@ -123,20 +134,35 @@ class Placer:
             placement = self._at_decode(placement, job, request, decodes, prefixes, not_to_ask)
         return keep_best_rows(placement, self._mode), job
 
-    def _may_search(self, prefills: Sequence[WorkerInfo], decodes: Sequence[WorkerInfo]) -> bool:
-        """Return whether the orders of the pools hold just the workers that are able."""
+    def _search_scope(
+        self, request: Request, apart_from: Collection[WorkerId]
+    ) -> _SearchScope | None:
+        """Return which workers the orders of the pools are searched without.
+
+        None: all workers must be compared. See `_able` for the workers that are left out.
+        """
         cluster = self._cluster
-        return (
-            self.searches
-            and self._mode.ranks_by is not None
-            and not cluster.servers
-            and prefills is cluster.accepting("prefill")
-            and decodes is cluster.accepting("decode")
-        )
+        if not self.searches or self._mode.ranks_by is None or cluster.servers:
+            return None
+        prefills, decodes = cluster.role_capacity("prefill"), cluster.role_capacity("decode")
+        able = able_workers(request, prefills, decodes, self._layout().block_size)
+        if able[0] is not prefills.workers or able[1] is not decodes.workers:
+            return None
+        avoided = self._avoided.get(original_request_id(request.request_id), ())
+        left_out = []
+        for capacity in (prefills, decodes):
+            role = capacity.workers[0].role
+            apart = {w for w in apart_from if cluster.accepts(role, w)}
+            others = apart | {w for w in avoided if cluster.accepts(role, w)}
+            if len(apart) == len(capacity.workers):
+                return None
+            left_out.append(others if len(others) < len(capacity.workers) else apart)
+        return _SearchScope(*left_out)
 
     def _search(
         self,
         job: PlacementRequest,
+        left_out: Collection[WorkerId],
         prefixes: Mapping[WorkerId, int],
         not_to_ask: Collection[WorkerId],
         ttft_slo_s: TtftSlo,
@@ -145,10 +171,9 @@ class Placer:
         """Find the best workers by the orders of the pools; None: all must be compared."""
         cluster = self._cluster
         cached = CachedPrefixes.of(self._mode, job, prefixes, cluster.transfers, NO_SERVERS)
-        search = RowSearch(self._mode, job, cached, cluster, self._costs, now)
+        search = RowSearch(self._mode, job, cached, cluster, self._costs, now, left_out)
         decode, tbt_s = cluster.decodes.choose(job.n_pages, job.n_tokens, not_to_ask)
-        n_candidates = len(cluster.accepting("prefill"))
-        placement = search.place(n_candidates, ttft_slo_s, decode, tbt_s)
+        placement = search.place(cluster.accepting("prefill"), ttft_slo_s, decode, tbt_s)
         if (
             self._config.replication_bytes_per_s > 0
             and cached.if_none_own is PrefixSource.FASTER

@@ -68,7 +68,8 @@ class PlacementMode(ABC):
     #: replace the chosen row only in such modes, because their gain is a sooner first token.
     compares_ttft: ClassVar[bool] = True
     #: By which predicted time rows are ranked; see `rank`. A mode that states one chooses the first
-    #: row by rank, or that of `preferred_worker`. So `choose` gets only the best rows and that one.
+    #: row by rank, that of `preferred_worker`, or that of `drawn_index`. So `choose` gets only the
+    #: best rows and the preferred one, and is not called where a row is drawn.
     #: None: it gets the rows of all workers.
     ranks_by: ClassVar[Literal["ttft", "queue"] | None] = None
 
@@ -100,6 +101,15 @@ class PlacementMode(ABC):
 
     def preferred_worker(self, job: PlacementRequest) -> WorkerId | None:
         """Return the worker whose row `choose` needs, however late it is; None: no such one."""
+        return None
+
+    def drawn_index(self, job: PlacementRequest, n_candidates: int) -> int | None:
+        """Return the candidate to choose, whatever its row; None: `choose` compares rows.
+
+        Args:
+            job: the request.
+            n_candidates: prefill workers that can take it, at least one, in order of their ids.
+        """
         return None
 
     def on_prefill_done(  # noqa: B027 - a hook: most modes keep no memory

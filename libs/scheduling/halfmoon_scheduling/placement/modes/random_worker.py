@@ -20,6 +20,7 @@ class RandomWorker(PlacementMode):
     name = "random"
     summary = "any worker, with the prefix in its own kvstore"
     compares_ttft = False
+    ranks_by = "ttft"
 
     def prefix_source(self, own_blocks: int, longest_blocks: int) -> PrefixSource:
         """Return the own prefix: nothing is transferred."""
@@ -28,8 +29,12 @@ class RandomWorker(PlacementMode):
     def choose(
         self, job: PlacementRequest, rows: Sequence[Estimate], ttft_slo_s: TtftSlo
     ) -> Choice:
-        """Draw a row; the same request and seed give the same one."""
-        return Choice(rows[stable_draw(str(self._settings.seed), job.request_id) % len(rows)])
+        """Return the drawn row."""
+        return Choice(rows[self.drawn_index(job, len(rows))])
+
+    def drawn_index(self, job: PlacementRequest, n_candidates: int) -> int:
+        """Draw a candidate; the same request and seed give the same one."""
+        return stable_draw(str(self._settings.seed), job.request_id) % n_candidates
 
     @classmethod
     def explain_choice(cls, placement: Placement) -> str:
