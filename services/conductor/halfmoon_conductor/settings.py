@@ -65,8 +65,8 @@ class ConductorSettings(TracedSettings):
     )
     group_least_gain: Annotated[float, Field(ge=1)] = Field(
         SchedulingConfig().group_least_gain,
-        description="A prompt goes to a group of prefill workers if the best single one takes at"
-        " least so many times as long: a group is busy with all of its members",
+        description="A prompt goes to a group if a single worker takes at least so many times as"
+        " long, since a group keeps all members busy",
     )
     admission: Annotated[str, AfterValidator(ADMISSION_MODES.check)] = Field(
         "lookahead",

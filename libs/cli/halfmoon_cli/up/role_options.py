@@ -18,6 +18,7 @@ RESERVED_FLAGS = {
     "http-port": "use --port",
     "group": "halfmoon up names groups itself: use --group",
     "stage": "halfmoon up gives each member its stage: use --group",
+    "stage-layers-only": "short prompts need workers with all layers: start such a worker by hand",
     "targets": "use --worker, --prefill and --decode",
 }
 

@@ -54,9 +54,9 @@ class _Correction:
     """Observed over predicted seconds, as the quotient of two sums that fade.
 
     Each request counts by its predicted seconds: with them it enters the sums, and by them the
-    sums fade. If they faded by requests, a few short ones would outweigh a long one before. That
-    matters because one pass computes the end of one prompt and the start of the next, and all of
-    its seconds go to the first. So a quotient over few seconds is far off.
+    sums fade. If they faded by requests, a few short ones would outweigh a long one before. One
+    pass may compute the end of one prompt and the start of the next: its seconds go to the first.
+    So a quotient over few seconds is far off.
 
     The unit of fading is the mean size of a request, weighted by size itself. Sums that fade by
     `alpha` for each unit cover 1 / `alpha` requests if all are equal.
