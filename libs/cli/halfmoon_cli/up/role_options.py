@@ -18,7 +18,7 @@ RESERVED_FLAGS = {
     "http-port": "use --port",
     "group": "halfmoon up names groups itself: use --group",
     "stage": "halfmoon up gives each member its stage: use --group",
-    "stage-layers-only": "short prompts need workers with all layers: start such a worker by hand",
+    "stage-layers-only": "a member of one stage alone is started by hand; for members use --group",
     "targets": "use --worker, --prefill and --decode",
 }
 
