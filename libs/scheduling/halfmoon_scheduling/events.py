@@ -4,12 +4,17 @@ Every outcome is an event, failures included, so that a journal of events replay
 commands.
 """
 
+from typing import Literal
+
 import msgspec
 
 from halfmoon_protocol.ids import BlockHash, RequestId, WorkerId
 from halfmoon_protocol.kv_events import KvEventBatch
 from halfmoon_protocol.messages import ToConductor, WorkerInfo
 from halfmoon_protocol.sampling import Sampling, Stopping
+
+#: A role that an operator chooses for a worker; "auto": the conductor chooses again.
+RequestedRole = Literal["prefill", "decode", "auto"]
 
 
 class Casualty(msgspec.Struct, frozen=True):
@@ -115,6 +120,16 @@ class KvChanged(Event, frozen=True, tag="kv_changed"):
     batch: KvEventBatch
 
 
+class RoleChangeRequested(Event, frozen=True, tag="role_change_requested"):
+    """An operator has pinned a worker to a role, or released it.
+
+    `Conductor.role_refusal` says beforehand whether the request would change nothing.
+    """
+
+    worker_id: WorkerId
+    role: RequestedRole
+
+
 class Tick(Event, frozen=True, tag="tick"):
     """Time has passed: deadlines are checked."""
 
@@ -128,5 +143,6 @@ AnyEvent = (
     | WorkerLost
     | MessageReceived
     | KvChanged
+    | RoleChangeRequested
     | Tick
 )

@@ -16,6 +16,8 @@ from typing import Literal
 from halfmoon_protocol.ids import WorkerId
 
 Side = Literal["prefill", "decode"]
+#: The side that gives a worker, by the side that gets it.
+OTHER_SIDE: dict[Side, Side] = {"prefill": "decode", "decode": "prefill"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,22 @@ class RoleLimits:
     rest_s: float = 300.0
     #: Least workers that a side keeps.
     least_workers: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class RoleForecast:
+    """The change that the policy proposes next if the loads stay as they are."""
+
+    #: Mean load of each side; 0 for a side without workers.
+    loads: dict[Side, float]
+    #: The next change; None: no change follows from these loads.
+    change: RoleChange | None
+    #: Seconds until `change` is proposed, if there is one.
+    due_s: float
+    #: Seconds in which no change is proposed, because one was made.
+    rest_s: float
+    #: Why there is a change, or none.
+    reason: str
 
 
 @dataclass(slots=True)
@@ -67,47 +85,94 @@ class RolePolicy:
             now: seconds.
             movable: workers that can change; None: all can.
         """
-        loads = {"prefill": prefill_loads, "decode": decode_loads}
-        busier = self._busier_side(prefill_loads, decode_loads)
+        busier, _ = self._busier_side(prefill_loads, decode_loads)
         if busier != self._busier:
             self._busier, self._since_s = busier, now
-        if busier is None or now < max(self._rests_until_s, self._since_s + self.limits.lasting_s):
+        forecast = self.forecast(prefill_loads, decode_loads, now, movable=movable)
+        if forecast.change is None or forecast.due_s > 0:
             return None
-        givers = loads["decode" if busier == "prefill" else "prefill"]
-        able = [worker for worker in givers if movable is None or worker in movable]
-        if not able:
-            return None
-        worker_id = min(able, key=lambda worker: (givers[worker], worker))
+        self.rest(now)
+        return forecast.change
+
+    def rest(self, now: float) -> None:
+        """Propose no change for a while: a worker changes now."""
         self._rests_until_s = now + self.limits.rest_s
         self._since_s = now
-        return RoleChange(
-            worker_id,
-            busier,
-            f"{busier} has had a load of {_mean(loads[busier]):.2f}, the other side of "
-            f"{_mean(givers):.2f}, for {self.limits.lasting_s:.3g} s",
+
+    def forecast(
+        self,
+        prefill_loads: Mapping[WorkerId, float],
+        decode_loads: Mapping[WorkerId, float],
+        now: float,
+        *,
+        movable: Container[WorkerId] | None = None,
+    ) -> RoleForecast:
+        """Return the change that follows if the loads stay; arguments as `observe`.
+
+        Nothing changes.
+        """
+        loads: dict[Side, Mapping[WorkerId, float]] = {
+            "prefill": prefill_loads,
+            "decode": decode_loads,
+        }
+        means: dict[Side, float] = {side: _mean(each) for side, each in loads.items()}
+        rest_s = max(0.0, self._rests_until_s - now)
+        busier, reason = self._busier_side(prefill_loads, decode_loads)
+        if busier is None:
+            return RoleForecast(means, None, 0.0, rest_s, reason)
+        giver = OTHER_SIDE[busier]
+        able = [worker for worker in loads[giver] if movable is None or worker in movable]
+        if not able:
+            reason = (
+                f"{busier} has a load of {means[busier]:.2f}, but no {giver} worker may change:"
+                " each lists one role or is pinned"
+            )
+            return RoleForecast(means, None, 0.0, rest_s, reason)
+        since_s = self._since_s if busier == self._busier else now
+        due_s = max(0.0, max(self._rests_until_s, since_s + self.limits.lasting_s) - now)
+        reason = (
+            f"{busier} has had a load of {means[busier]:.2f}, the other side of "
+            f"{means[giver]:.2f}, for {self.limits.lasting_s:.3g} s"
         )
+        worker_id = min(able, key=lambda worker: (loads[giver][worker], worker))
+        change = RoleChange(worker_id, busier, reason)
+        return RoleForecast(means, change, due_s, rest_s, reason)
 
     def _busier_side(
         self, prefill_loads: Mapping[WorkerId, float], decode_loads: Mapping[WorkerId, float]
-    ) -> Side | None:
-        """Return the side that should get a worker, if the other one can spare one."""
+    ) -> tuple[Side | None, str]:
+        """Return the side that should get a worker, if the other can spare one; or why none."""
+        limits = self.limits
         sides: list[tuple[Side, Mapping[WorkerId, float], Mapping[WorkerId, float]]] = [
             ("prefill", prefill_loads, decode_loads),
             ("decode", decode_loads, prefill_loads),
         ]
+        reason = (
+            f"no side has a load of {limits.busy_load:g} or more that is {limits.ratio:g} times"
+            " the other side's"
+        )
         for side, busy, idle in sides:
-            if len(idle) <= self.limits.least_workers or not busy:
-                continue
             busy_load, idle_load = _mean(busy), _mean(idle)
-            if busy_load < max(self.limits.busy_load, self.limits.ratio * idle_load):
+            if not busy or busy_load < max(limits.busy_load, limits.ratio * idle_load):
+                continue
+            other = OTHER_SIDE[side]
+            if len(idle) <= limits.least_workers:
+                reason = (
+                    f"{side} has a load of {busy_load:.2f}, but {other} has {len(idle)}"
+                    f" and keeps {limits.least_workers} at least"
+                )
                 continue
             # The same work over one worker more, and over one less.
             busy_after = busy_load * len(busy) / (len(busy) + 1)
             idle_after = idle_load * len(idle) / (len(idle) - 1)
             if idle_after < busy_after:
-                return side
-        return None
+                return side, ""
+            reason = (
+                f"{side} has a load of {busy_load:.2f}, but with one worker less {other} would"
+                " be the busier side"
+            )
+        return None, reason
 
 
 def _mean(loads: Mapping[WorkerId, float]) -> float:
-    return sum(loads.values()) / len(loads)
+    return sum(loads.values()) / len(loads) if loads else 0.0

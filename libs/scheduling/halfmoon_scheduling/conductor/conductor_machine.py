@@ -44,6 +44,9 @@ from halfmoon_scheduling.admission.limit_bounds import LimitBounds
 from halfmoon_scheduling.admission.slos import Slos
 from halfmoon_scheduling.cluster.cluster_state import Cluster, UnfitWorker
 from halfmoon_scheduling.cluster.role_balancer import RoleBalancer
+from halfmoon_scheduling.cluster.role_outlook import RoleOutlook
+from halfmoon_scheduling.cluster.role_policy import RoleChange
+from halfmoon_scheduling.cluster.role_refusals import RoleRefusal
 from halfmoon_scheduling.cluster.send_if_live import send_if_live
 from halfmoon_scheduling.commands import AnyCommand, RefuseWorker
 from halfmoon_scheduling.conductor.decision_log import Decision, DecisionLog
@@ -64,8 +67,10 @@ from halfmoon_scheduling.events import (
     MessageReceived,
     RequestArrived,
     RequestCancelled,
+    RequestedRole,
     RequestFinished,
     RequestProgressed,
+    RoleChangeRequested,
     Tick,
     WorkerJoined,
     WorkerLost,
@@ -98,7 +103,7 @@ class Conductor:
         self.index = PrefixIndex()
         self._kvstores = KvstoreDirectory(config, self.cluster, self.index)
         self._placer = Placer(config, self.cluster, self.index, self.costs)
-        self._role_balancer = RoleBalancer(config, self.cluster) if config.role_changes else None
+        self._role_balancer = RoleBalancer(config, self.cluster)
         self._log = DecisionLog(config.kept_decisions, config.kept_decision_bytes)
         slos = self._slos = Slos(config, self.cluster)
         q = config.admission_quantile
@@ -167,6 +172,14 @@ class Conductor:
             _mean(self.cluster.decodes.loads_s().values()) / (tbt_slo_s or 1.0),
         )
 
+    def role_outlook(self, now: float) -> RoleOutlook:
+        """Return the roles of all workers, and what the policy of roles does next."""
+        return self._role_balancer.outlook(now)
+
+    def role_refusal(self, worker_id: WorkerId, role: RequestedRole) -> RoleRefusal | None:
+        """Return why a `RoleChangeRequested` would change nothing; None: it is carried out."""
+        return self._role_balancer.find_refusal(worker_id, role)
+
     def phase_of(self, request_id: RequestId) -> Phase | None:
         """Return the phase of a request; None when it is over or unknown."""
         state = self._table.get(request_id)
@@ -226,6 +239,10 @@ class Conductor:
                 return self._on_message(event.worker_id, event.message, now)
             case KvChanged():
                 return self._kvstores.on_kv_events(event.worker_id, event.batch, now)
+            case RoleChangeRequested():
+                return self._change_roles(
+                    self._role_balancer.on_requested(event.worker_id, event.role, now)
+                )
             case Tick():
                 return self._on_tick(now)
             case _:
@@ -484,21 +501,24 @@ class Conductor:
             *self._timeouts.on_tick(now),
             *self._admission.on_tick(now),
             *self._kvstores.on_tick(now),
-            *self._balance_roles(now),
+            *self._change_roles(self._role_balancer.on_tick(now)),
         ]
 
-    def _balance_roles(self, now: float) -> list[AnyCommand]:
-        """Tell a worker to change its role, if the other role has lacked workers for long."""
-        change = None if self._role_balancer is None else self._role_balancer.propose(now)
-        if change is None:
-            return []
-        message = ChangeRole(role=change.to, reason=change.reason)
-        return send_if_live(self.cluster, change.worker_id, message)
+    def _change_roles(self, changes: list[RoleChange]) -> list[AnyCommand]:
+        """Tell workers to change their roles."""
+        return [
+            command
+            for change in changes
+            for command in send_if_live(
+                self.cluster, change.worker_id, ChangeRole(role=change.to, reason=change.reason)
+            )
+        ]
 
     def check(self) -> None:
         """Audit everything that is held."""
         self.cluster.check()
         self.costs.check()
+        self._role_balancer.check()
         self._kvstores.check()
         self._table.check()
         self._admission.check()
