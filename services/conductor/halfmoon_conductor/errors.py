@@ -9,7 +9,9 @@ ApiError
 ├── InvalidKey                401  no API key, or an invalid one
 ├── NotPermitted              403  a valid key that is not an operator's
 ├── UnknownModel              404  another model than the one served
+├── UnknownWorker             404  an operator names a worker that is not there
 ├── RequestTimedOut           408  headers or body did not arrive in time
+├── RoleChangeConflict        409  a worker can't have the requested role at present
 ├── BodyTooLarge              413  more bytes than the conductor accepts
 ├── UrlTooLong                414  a longer URL than the conductor accepts
 ├── HeadTooLarge              431  larger headers than the conductor accepts
@@ -97,6 +99,22 @@ class UnknownModel(ApiError):
     status = 404
     kind = "invalid_request_error"
     code = "model_not_found"
+
+
+class UnknownWorker(ApiError):
+    """A worker that is not in the cluster."""
+
+    status = 404
+    kind = "invalid_request_error"
+    code = "worker_not_found"
+
+
+class RoleChangeConflict(ApiError):
+    """A role that a worker can't have at present, or has been given already."""
+
+    status = 409
+    kind = "invalid_request_error"
+    code = "role_conflict"
 
 
 class BodyTooLarge(ApiError):

@@ -71,6 +71,7 @@ def _record(info: WorkerInfo, refused: str = "") -> dict[str, Any]:
     return {
         "worker_id": info.worker_id,
         "role": info.role,
+        "roles": info.roles,
         "generation": info.generation,
         "host": info.host,
         "n_blocks": info.n_blocks,

@@ -1,8 +1,8 @@
 """Serve the conductor's state to operators: the routes below `/debug`.
 
-All routes are read-only. Decisions are the last placements, deferrals and refusals, with the best
-candidates' estimates and a reason for each. Each decision has its outcome beside it, and the errors
-of the predictions are shown in total.
+All routes are read-only but one: `role_routes` changes roles. Decisions are the last placements,
+deferrals and refusals, with the best candidates' estimates and a reason for each. Each decision has
+its outcome beside it, and the errors of the predictions are shown in total.
 """
 
 from itertools import islice
@@ -18,6 +18,7 @@ from halfmoon_conductor.errors import InvalidRequest
 from halfmoon_conductor.http_server.error_responses import error_response
 from halfmoon_conductor.observability.history.observer import CoreObserver
 from halfmoon_conductor.page.cluster_view import ConductorInfo, cluster_view
+from halfmoon_conductor.page.role_routes import role_routes
 from halfmoon_conductor.workers.worker_links import WorkerLinks
 from halfmoon_runtime.clock import Clock
 from halfmoon_scheduling.conductor.decision_log import Decision
@@ -86,6 +87,7 @@ def debug_app(
             Route("/cluster", cluster),
             Route("/decisions", decisions),
             Route("/latencies", latencies),
+            *role_routes(links.shell, clock),
         ]
     )
 

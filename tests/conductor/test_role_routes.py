@@ -1,0 +1,205 @@
+"""Roles for operators: `/debug/roles`."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from prometheus_client import CollectorRegistry
+
+from halfmoon_conductor.generation.core_gateway import CoreGateway
+from halfmoon_conductor.observability.history.latency_history import LatencyHistory
+from halfmoon_conductor.observability.history.observer import CoreObserver
+from halfmoon_conductor.observability.metrics.cluster_metrics import ClusterMetrics
+from halfmoon_conductor.page.cluster_view import ConductorInfo
+from halfmoon_conductor.page.debug_routes import debug_app
+from halfmoon_conductor.page.role_routes import MAX_BODY_BYTES
+from halfmoon_conductor.routes.rest_app import create_app
+from halfmoon_conductor.tenants import Tenant, Tenants, hash_api_key
+from halfmoon_conductor.text.hub_tokenizer import HubTokenizer
+from halfmoon_conductor.workers.shell import Shell
+from halfmoon_conductor.workers.worker_links import WorkerLinks
+from halfmoon_metadata import MemoryStore
+from halfmoon_protocol.ids import ConductorId, WorkerId
+from halfmoon_protocol.messages import ChangeRole, Message
+from halfmoon_runtime.channels.memory_network import MemoryNetwork
+from halfmoon_runtime.clock import FakeClock
+from halfmoon_scheduling.conductor.conductor_machine import Conductor
+from halfmoon_scheduling.config import SchedulingConfig
+from halfmoon_scheduling.events import WorkerJoined
+from halfmoon_testing.conductor_http import ScriptedGateway
+from halfmoon_testing.scheduling_inputs import a_worker
+
+OPERATOR = {"authorization": "Bearer hm-ops"}
+
+
+class Workers:
+    """Keeps the changes of role that workers are asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[WorkerId, ChangeRole]] = []
+
+    def send(self, worker_id: WorkerId, message: Message) -> None:
+        if isinstance(message, ChangeRole):
+            self.asked.append((worker_id, message))
+
+    def refuse(self, worker_id: WorkerId, reason: str) -> None:
+        raise AssertionError(reason)
+
+
+@pytest.fixture
+def workers() -> Workers:
+    return Workers()
+
+
+@pytest.fixture
+async def operator(
+    workers: Workers, gateway: ScriptedGateway, tokenizer: HubTokenizer
+) -> AsyncIterator[httpx.AsyncClient]:
+    """An operator's client of a conductor with tenants and five workers."""
+    core, clock = Conductor(SchedulingConfig(ttft_slo_s=1.0, tbt_slo_s=0.1)), FakeClock(5.0)
+    shell = Shell(core, clock)
+    clients = CoreGateway(shell)
+    shell.connect(workers, clients)
+    for name in ("prefill-0", "decode-0", "rack/decode-1"):
+        info = msgspec.structs.replace(
+            a_worker(name.partition("/")[2] or name), roles=("prefill", "decode")
+        )
+        shell.post(WorkerJoined(msgspec.structs.replace(info, worker_id=WorkerId(name))))
+    for name in ("decode-9", "kvstore-0"):
+        shell.post(WorkerJoined(a_worker(name)))
+    links = WorkerLinks(
+        MemoryNetwork(),
+        MemoryStore(),
+        ConductorId("conductor-0"),
+        shell,
+        clients,
+        ClusterMetrics(core, CollectorRegistry()),
+    )
+    observer = CoreObserver(core, LatencyHistory())
+    mounts = [("/debug", debug_app(observer, links, clock, ConductorInfo("conductor-0")))]
+    app = create_app(
+        gateway,
+        tokenizer,
+        registry=CollectorRegistry(),
+        tenants=Tenants(
+            (
+                Tenant("ops", (hash_api_key("hm-ops"),), operator=True),
+                Tenant("lab", (hash_api_key("hm-lab"),)),
+            )
+        ),
+        extra_mounts=mounts,
+    )
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app=app), base_url="http://conductor", headers=OPERATOR
+    ) as client:
+        yield client
+
+
+async def row(client: httpx.AsyncClient, name: str) -> dict[str, Any]:
+    rows = (await client.get("/debug/roles")).json()["workers"]
+    (found,) = [each for each in rows if each["worker_id"] == name]
+    assert isinstance(found, dict)
+    return found
+
+
+async def test_all_prefill_and_decode_workers_are_shown_with_their_roles(
+    operator: httpx.AsyncClient,
+) -> None:
+    shown = (await operator.get("/debug/roles")).json()
+    assert [each["worker_id"] for each in shown["workers"]] == [
+        "decode-0", "decode-9", "prefill-0", "rack/decode-1",
+    ]  # fmt: skip
+    assert (await row(operator, "decode-0")) == {
+        "worker_id": "decode-0",
+        "role": "decode",
+        "roles": ["prefill", "decode"],
+        "draining": False,
+        "pinned": None,
+        "load": 0.0,
+        "changing_to": None,
+        "has_begun": False,
+        "n_asked": 0,
+    }
+    assert (await row(operator, "decode-9"))["roles"] == ["decode"]
+    assert shown["pools"]["decode"] == {"load": 0.0, "n_workers": 3}
+    assert (shown["automatic"], shown["next"], shown["now_s"]) == (False, None, 5.0)
+    assert "role_changes is off" in shown["reason"]
+
+
+@pytest.mark.parametrize("name", ["decode-0", "rack/decode-1"])
+async def test_a_worker_is_asked_for_the_role_and_pinned_until_it_is_released(
+    operator: httpx.AsyncClient, workers: Workers, name: str
+) -> None:
+    answer = await operator.post(f"/debug/roles/{name}", json={"role": "prefill"})
+    assert answer.status_code == 200, answer.text
+    asked = answer.json()["worker"]
+    assert (asked["worker_id"], asked["pinned"], asked["changing_to"]) == (
+        name, "prefill", "prefill",
+    )  # fmt: skip
+    assert asked == await row(operator, name)
+    ((worker_id, message),) = workers.asked
+    assert worker_id == name
+    assert message.role == "prefill" and "operator" in message.reason
+    released = await operator.post(f"/debug/roles/{name}", json={"role": "auto"})
+    assert released.json()["worker"]["pinned"] is None
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "status", "param", "words"),
+    [
+        ("decode-7", {"role": "prefill"}, 404, "worker_id", "'decode-7'"),
+        ("decode-9", {"role": "prefill"}, 400, "worker_id", "--roles prefill,decode"),
+        ("kvstore-0", {"role": "auto"}, 400, "worker_id", "a kvstore worker alone"),
+        ("prefill-0", {"role": "decode"}, 409, "role", "the last prefill worker"),
+        ("decode-0", {"role": "auto"}, 409, "role", "pinned to no role"),
+        ("decode-0", {"role": "kvstore"}, 400, "role", "'kvstore'"),
+        ("decode-0", {"role": ["prefill"]}, 400, "role", "prefill, decode, auto"),
+        ("decode-0", {"role": "p" * 500}, 400, "role", "ppp"),
+        ("decode-0", {}, 400, "role", "required"),
+        ("decode-0", {"role": "prefill", "force": True}, 400, "force", "not known"),
+        ("decode-0", ["prefill"], 400, None, "JSON object"),
+        ("decode-0", {"role": "prefill" + " " * MAX_BODY_BYTES}, 413, None, str(MAX_BODY_BYTES)),
+    ],
+)  # fmt: skip
+async def test_a_bad_request_is_refused_by_field_and_changes_nothing(
+    operator: httpx.AsyncClient,
+    workers: Workers,
+    name: str,
+    body: object,
+    status: int,
+    param: str | None,
+    words: str,
+) -> None:
+    before = (await operator.get("/debug/roles")).json()
+    answer = await operator.post(f"/debug/roles/{name}", json=body)
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert error["param"] == param
+    assert words in error["message"] and len(error["message"]) < 300
+    assert workers.asked == []
+    assert (await operator.get("/debug/roles")).json() == before
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", ""])
+async def test_a_body_that_a_page_of_another_site_could_send_is_refused(
+    operator: httpx.AsyncClient, workers: Workers, kind: str
+) -> None:
+    answer = await operator.post(
+        "/debug/roles/decode-0", content=b'{"role": "prefill"}', headers={"content-type": kind}
+    )
+    assert answer.status_code == 400
+    assert "application/json" in answer.json()["error"]["message"]
+    assert workers.asked == []
+
+
+@pytest.mark.parametrize(("key", "status"), [("", 401), ("hm-other", 401), ("hm-lab", 403)])
+async def test_only_an_operator_sees_and_changes_roles(
+    operator: httpx.AsyncClient, workers: Workers, key: str, status: int
+) -> None:
+    headers = {"authorization": f"Bearer {key}"}
+    assert (await operator.get("/debug/roles", headers=headers)).status_code == status
+    answer = await operator.post("/debug/roles/decode-0", json={"role": "prefill"}, headers=headers)
+    assert answer.status_code == status
+    assert workers.asked == []
