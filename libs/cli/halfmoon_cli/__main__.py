@@ -5,6 +5,7 @@ import typer
 from halfmoon_cli.bench.bench_command import bench_command
 from halfmoon_cli.chat.chat_command import chat
 from halfmoon_cli.kv.kv_commands import app as kv_app
+from halfmoon_cli.roles.role_commands import app as roles_app
 from halfmoon_cli.route.route_command import route
 from halfmoon_cli.simulate.paper_command import paper
 from halfmoon_cli.simulate.profile_command import profile
@@ -23,6 +24,7 @@ app = typer.Typer(
 app.add_typer(transfer_app, name="transfer")
 app.add_typer(p2p_app, name="p2p")
 app.add_typer(kv_app, name="kv")
+app.add_typer(roles_app, name="roles")
 app.command()(up)
 app.command()(route)
 app.command()(status)

@@ -1,0 +1,1 @@
+"""Show the roles of workers, and change them: `halfmoon roles`."""
