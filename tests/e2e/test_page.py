@@ -379,6 +379,52 @@ def test_a_refusal_is_told_where_the_answer_would_be(cluster: Any, open_page: Op
         expect(page.get_by_label("Your message")).to_have_value("Hello")
 
 
+# -- roles ---------------------------------------------------------------------------------------
+
+
+def test_a_worker_changes_its_role_by_the_switch_on_its_card(
+    start_cluster: StartCluster, open_page: OpenPage
+) -> None:
+    flexible = ["--roles", "prefill,decode", "--role-cooldown-s", "0"]
+    extra = {"prefill": flexible, "decode": flexible}
+    with (
+        start_cluster(FAKE, n_prefill=1, n_decode=2, n_kvstore=0, extra=extra) as live,
+        open_page(live.url, may_fail="status of 409") as page,
+    ):
+
+        def switch(worker: str) -> Any:
+            return page.get_by_label(f"Role of {worker}")
+
+        def in_column(role: str, worker: str) -> Any:
+            return page.locator(f'#map .column.{role} [data-key="{worker}"][data-state="live"]')
+
+        expect(switch("decode-1")).to_have_value("auto")
+        expect(page.locator("#roles-note")).to_contain_text("role_changes is off")
+        switch("decode-1").select_option("prefill")
+        expect(in_column("prefill", "decode-1")).to_contain_text("pinned to prefill")
+        expect(in_column("prefill", "decode-1")).not_to_contain_text("asked")
+        expect(page.locator('#map .column.decode [data-key="decode-1"]')).to_have_count(0)
+        expect(switch("decode-1")).to_have_value("prefill")
+
+        switch("decode-0").select_option("prefill")
+        expect(card(page, "decode-0").get_by_role("alert")).to_contain_text(
+            "the last decode worker"
+        )
+        expect(switch("decode-0")).to_have_value("auto")
+
+        switch("decode-1").select_option("auto")
+        expect(card(page, "decode-1")).not_to_contain_text("pinned")
+        expect(in_column("prefill", "decode-1")).to_have_count(1)
+        assert live.complete(prompt=[1] * 40, max_tokens=4)["usage"]["completion_tokens"] == 4
+
+
+def test_a_worker_of_one_role_has_no_switch(cluster: Any, open_page: OpenPage) -> None:
+    with open_page(cluster.url) as page:
+        expect(card(page, "decode-0")).to_have_attribute("data-state", "live")
+        expect(page.locator("#map .role-line:visible")).to_have_count(0)
+        expect(page.locator("#roles-note")).to_be_hidden()
+
+
 # -- how it looks --------------------------------------------------------------------------------
 
 

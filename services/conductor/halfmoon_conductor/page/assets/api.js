@@ -35,6 +35,12 @@ export async function get(path) {
   return (await checked(await fetch(path, { headers: headers(), signal, cache: "no-store" }))).json();
 }
 
+export async function post(path, body) {
+  const signal = AbortSignal.timeout(8000);
+  const more = headers({ "content-type": "application/json" });
+  return (await checked(await fetch(path, { method: "POST", headers: more, body: JSON.stringify(body), signal }))).json();
+}
+
 /** Ask for a chat and hand over each event of its stream as it comes. */
 export async function* chat(body, signal) {
   const answer = await checked(

@@ -7,6 +7,7 @@ import { byId, el, say } from "./dom.js";
 import { ClusterMap } from "./map.js";
 import { Playground } from "./playground.js";
 import { HotPrefixes } from "./prefixes.js";
+import { anyCanChange, showNextChange } from "./roles.js";
 import { showSummary } from "./summary.js";
 import { startTheme } from "./theme.js";
 
@@ -18,6 +19,8 @@ const RANGES = [[60, "1 min"], [300, "5 min"], [600, "10 min"]];
 
 const state = {
   cluster: null,
+  /** What /debug/roles says; null: no worker can change its role. */
+  roles: null,
   decisions: [],
   decisionsNow: 0,
   errors: {},
@@ -40,7 +43,10 @@ let modelAsked = null;
 let lastNow = 0;
 
 startTheme();
-const map = new ClusterMap();
+const map = new ClusterMap(async (worker, role) => {
+  await api.post(`debug/roles/${encodeURIComponent(worker)}`, { role });
+  poll();
+});
 const charts = {
   ttft: new Chart(byId("ttft"), { title: "Time to first token", what: "p50 · p90", kind: "prefill" }),
   tbt: new Chart(byId("tbt"), { title: "Time between tokens", what: "p50 · p90", kind: "decode" }),
@@ -99,6 +105,7 @@ async function ask() {
     Object.assign(state, { decisions: answer.decisions, errors: answer.errors, refusals: answer.refusals });
     revision = cluster.revision;
   }
+  state.roles = anyCanChange(cluster) ? await api.get("debug/roles") : null;
   state.cluster = cluster;
   state.decisionsNow = cluster.now_s;
   state.pointsNow = latencies.now_s;
@@ -125,6 +132,7 @@ function show() {
   say(byId("model"), state.cluster.model || "no model yet");
   showSummary(state);
   map.show(state);
+  showNextChange(state.roles);
   const range = showRange();
   for (const kind of ["ttft", "tbt"]) {
     const points = state.points.filter((p) => p[kind]).map((p) => ({ at_s: p.at_s, ...p[kind] }));

@@ -3,6 +3,7 @@
 
 import { byId, el, keyed, say, svg } from "./dom.js";
 import { ago, bytes, count, percent, plural, seconds } from "./format.js";
+import { fillRoleLine, roleLine } from "./roles.js";
 
 const ROLES = [
   ["kvstore", "KV stores"],
@@ -17,7 +18,9 @@ const SILENT_S = 5;
 const MANY = 8;
 
 export class ClusterMap {
-  constructor() {
+  /** `onSetRole(worker, role)` pins a worker to a role, or releases it with "auto". */
+  constructor(onSetRole) {
+    this.onSetRole = onSetRole;
     this.body = byId("map-body");
     this.conductor = el("div", { class: "conductor" });
     this.columns = Object.fromEntries(
@@ -54,7 +57,7 @@ export class ClusterMap {
     );
   }
 
-  showColumn(role, { cluster, selected, holders }) {
+  showColumn(role, { cluster, roles, selected, holders }) {
     const { list, head, load } = this.columns[role];
     const here = cluster.workers.filter((w) => w.role === role);
     const gone = cluster.gone.filter((w) => w.role === role).map((w) => ({ ...w, isGone: true }));
@@ -63,8 +66,10 @@ export class ClusterMap {
     say(load, poolLoad(role, cluster));
     const ofSelected = new Set(selected ? workersOf(selected) : []);
     const all = [...here, ...gone].sort((a, b) => a.worker_id.localeCompare(b.worker_id, "en", { numeric: true }));
-    keyed(list, all, (w) => w.worker_id, card, (element, worker) => {
+    const rows = new Map((roles?.workers ?? []).map((row) => [row.worker_id, row]));
+    keyed(list, all, (w) => w.worker_id, (worker) => card(worker, this.onSetRole), (element, worker) => {
       fillCard(element, worker, cluster);
+      fillRoleLine(element.querySelector(".role-line"), worker.refused ? null : rows.get(worker.worker_id));
       element.classList.toggle("selected", ofSelected.has(worker.worker_id));
       element.classList.toggle("holds", holders.has(worker.worker_id));
     });
@@ -148,11 +153,12 @@ function column(role, title) {
   return { element, head, load, list };
 }
 
-function card(worker) {
+function card(worker, onSetRole) {
   return el("li", { class: `card ${worker.role}` },
     el("div", { class: "card-head" }, el("span", { class: "name" }, worker.worker_id), el("span", { class: "state" })),
     el("div", { class: "meters" }),
-    el("p", { class: "facts" }));
+    el("p", { class: "facts" }),
+    roleLine(worker, onSetRole));
 }
 
 function fillCard(element, worker, cluster) {
