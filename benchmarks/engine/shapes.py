@@ -82,6 +82,8 @@ SHAPES: dict[str, ModelShape] = {
     shape.name: shape
     for shape in (
         ModelShape("llama-8x512", "llama", 8, 512, 8, 4, 64, 1536, 32_000, tied=False),
+        #: Twice the layers: a group of two computes half of them at its first stage.
+        ModelShape("llama-16x512", "llama", 16, 512, 8, 4, 64, 1536, 32_000, tied=False),
         ModelShape("qwen3-0.6b", "qwen3", 28, 1024, 16, 8, 128, 3072, 151_936, tied=True),
         #: 3.4 million parameters, for loads on live servers.
         ModelShape("llama-3.4m", "llama", 4, 256, 4, 2, 64, 512, 4096, tied=True),
