@@ -271,7 +271,7 @@ async def test_a_group_named_rightly_answers_a_stranger(group: Any) -> None:
     ("worker", "named", "said"),
     [
         ("prefill-0", ["prefill-0"], "prefill-0 can't be two stages of group 'group-0'"),
-        ("prefill-0", ["prefill-1", "prefill-1"], "has 2 stages, 3 were named"),
+        ("prefill-0", ["prefill-1", "prefill-1"], "has 2 stages, 3 were named: each stage must be"),
         ("prefill-1", ["prefill-0"], "is stage 1 of group 'group-0', not stage 0"),
         ("prefill-0", ["decode-0"], "stage 1, decode-0"),
     ],

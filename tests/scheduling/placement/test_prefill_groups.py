@@ -237,6 +237,34 @@ def test_of_two_workers_with_one_stage_the_other_stands_in_when_the_first_is_los
     assert group.members == (P0, P2)
 
 
+@pytest.mark.parametrize(
+    ("stages", "fault"),
+    [
+        ([stage(0), stage(1)], ""),
+        ([stage(0), stage(1), stage(1)], ""),  # a spare
+        ([stage(0)], "of its 2 stages, no worker is stage 1"),
+        ([stage(1, n_stages=4)], "of its 4 stages, no worker is stage 0, 2, 3"),
+        ([stage(0), stage(0)], "prefill-0 and prefill-1 both say that they are stage 0"),
+        ([stage(0), stage(2, n_stages=3)], "has 2 stages, prefill-1 says 3: start all members"),
+        ([stage(0), stage(5)], "prefill-1 says that it is stage 5 of 2"),
+        ([stage(0, n_stages=256)], "no worker is stage 1, 2, 3, 4, 5, 6, 7, 8, …"),
+    ],
+)
+def test_a_group_with_missing_double_or_contradicting_stages_is_named_and_single_members_go_on(
+    stages: list[Stage], fault: str
+) -> None:
+    core = Core(n_prefill=0)
+    for index, each in enumerate(stages):
+        core.join(f"prefill-{index}", stage=each)
+    faults = core.conductor.cluster.group_faults
+    if fault:
+        assert list(faults) == ["g"] and fault in faults["g"]
+    else:
+        assert faults == {}
+    core.arrive()
+    assert isinstance(core.chosen, GroupEstimate) == (not fault)
+
+
 def test_modes_that_do_not_compare_times_use_no_groups() -> None:
     for mode in ("random", "load_balance"):
         core = Core(placement=mode)

@@ -15,7 +15,7 @@ from halfmoon_scheduling.cluster.prefill_pool import PrefillPool
 from halfmoon_scheduling.placement.estimates import Placement, PlacementRequest, PrefillCandidate
 from halfmoon_scheduling.placement.home_kvstore import choose_home
 from halfmoon_scheduling.placement.local_prefill import LocalPrefillEstimate
-from halfmoon_scheduling.placement.prefill_groups import PrefillGroup, complete_groups
+from halfmoon_scheduling.placement.prefill_groups import PrefillGroup, complete_groups, group_faults
 from halfmoon_scheduling.placement.worker_limits import RoleCapacity
 from halfmoon_scheduling.prediction.cost_model import CostModel
 from halfmoon_scheduling.prediction.decode_forecast import DecodeStay
@@ -201,6 +201,11 @@ class Cluster:
         if self._groups is None:
             self._groups = complete_groups(self._members_of_groups())
         return self._groups
+
+    @property
+    def group_faults(self) -> dict[str, str]:
+        """Groups that are not used, or have a stage twice, each with the reason."""
+        return group_faults(self._members_of_groups())
 
     @property
     def local_tokens(self) -> int:

@@ -6,16 +6,19 @@ members busy for one prompt. So it must bring the first token sooner by a factor
 would cost the next prompts more.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import msgspec
 
 from halfmoon_protocol.ids import WorkerId
-from halfmoon_protocol.messages import PrefillCost, WorkerInfo
+from halfmoon_protocol.messages import PrefillCost, Stage, WorkerInfo
 from halfmoon_scheduling.placement.estimates import Estimate, Placement, PlacementRequest
 from halfmoon_scheduling.prediction.cost_model import CostModel
 from halfmoon_scheduling.prediction.pipeline_latency import stage_ends_s
+
+#: Missing stages that a fault names at the most.
+_MAX_NAMED = 8
 
 
 class PrefillGroup(msgspec.Struct, frozen=True):
@@ -80,6 +83,45 @@ def complete_groups(workers: Iterable[WorkerInfo]) -> tuple[PrefillGroup, ...]:
             )
         )
     return tuple(groups)
+
+
+def group_faults(workers: Iterable[WorkerInfo]) -> dict[str, str]:
+    """Say what is wrong with groups, by their names: stages that are missing, twice or contradict.
+
+    A stage that two workers state does no harm: the second one is a spare. Members of other
+    numbers of stages never become one group.
+
+    Args:
+        workers: live prefill workers that take new work.
+    """
+    groups: dict[str, dict[WorkerId, Stage]] = {}
+    for info in sorted(workers, key=lambda info: info.worker_id):
+        if info.stage is not None:
+            groups.setdefault(info.stage.group, {})[info.worker_id] = info.stage
+    faults = {name: _group_fault(members) for name, members in groups.items()}
+    return {name: fault for name, fault in faults.items() if fault}
+
+
+def _group_fault(members: Mapping[WorkerId, Stage]) -> str:
+    """Say what is wrong with the members of one group; empty if nothing is."""
+    first, stage = next(iter(members.items()))
+    holders: dict[int, WorkerId] = {}
+    for worker_id, other in members.items():
+        if other.n_stages != stage.n_stages:
+            return (
+                f"{first} says that it has {stage.n_stages} stages, {worker_id} says "
+                f"{other.n_stages}: start all members with the same number"
+            )
+        if other.index >= other.n_stages:
+            return f"{worker_id} says that it is stage {other.index} of {other.n_stages}"
+        holder = holders.setdefault(other.index, worker_id)
+        if holder != worker_id and len(members) <= stage.n_stages:
+            return f"{holder} and {worker_id} both say that they are stage {other.index}"
+    missing = [index for index in range(stage.n_stages) if index not in holders]
+    if not missing:
+        return ""
+    named = ", ".join(map(str, missing[:_MAX_NAMED])) + ", …" * (len(missing) > _MAX_NAMED)
+    return f"of its {stage.n_stages} stages, no worker is stage {named}"
 
 
 def prefer_group(

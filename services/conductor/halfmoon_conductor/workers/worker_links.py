@@ -136,6 +136,8 @@ class WorkerLinks:
     )
     #: Kvstores with blocks of another layout that were logged, each with the difference.
     _logged_unused: dict[WorkerId, str] = field(default_factory=dict, init=False)
+    #: Likewise of groups.
+    _logged_faults: dict[str, str] = field(default_factory=dict, init=False)
 
     async def run(self) -> None:
         """Follow the cluster until cancelled."""
@@ -256,6 +258,7 @@ class WorkerLinks:
                 member.joined = True
                 self.shell.post(WorkerJoined(info))
                 self._log_unused_kvstores()
+                self._log_group_faults()
             case Welcome(worker=info):
                 record_drop(
                     "foreign", member.info.commands, f"{worker_id} speaks for {info.worker_id}"
@@ -321,6 +324,14 @@ class WorkerLinks:
             if self._logged_unused.get(worker_id) != reason:
                 log.error("kvstore_not_used", worker_id=worker_id, reason=reason)
         self._logged_unused = unused
+
+    def _log_group_faults(self) -> None:
+        """Log groups with missing, double or contradicting stages, each fault once."""
+        faults = self.shell.core.cluster.group_faults
+        for group, reason in faults.items():
+            if self._logged_faults.get(group) != reason:
+                log.warning("prefill_group_fault", group=group, reason=reason)
+        self._logged_faults = faults
 
     async def _tick(self) -> None:
         pace = HousekeepingPace(busy_s=_TICK_S, idle_s=_IDLE_TICK_S)
