@@ -198,6 +198,29 @@ async def test_pages_stay_until_their_blocks_are_kept_even_if_the_request_is_ove
         assert await cluster.generate(prompt, 9) == ORACLE.expected(prompt, 9)
 
 
+async def test_pages_whose_blocks_are_not_kept_yet_give_way_to_a_new_request(
+    local_cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with local_cluster(n_pages=12, decode_settings=LOCAL) as cluster:
+        worker = cluster.worker("decode-0")
+        shell, keeping = worker.local_prefills.shell, asyncio.Event()
+
+        async def never(job: Any) -> None:
+            keeping.set()
+            await asyncio.get_running_loop().create_future()
+
+        monkeypatch.setattr(shell._caching, "keep", never)
+        prompt, other = prompt_of(100), prompt_of(100, salt=5)  # 7 pages each
+        assert await cluster.generate(prompt, 3) == ORACLE.expected(prompt, 3)
+        await cluster.until(lambda: keeping.is_set() and not worker.batch.request_ids())
+        assert (worker.pages.n_free, worker.local_prefills.reclaimable_pages) == (5, 7)
+        assert await cluster.generate(other, 3) == ORACLE.expected(other, 3)
+        await cluster.until(lambda: worker.pages.n_free == 5)
+        assert shell.counts._ended == {"done": 2, "failed": 0, "stopped": 0}
+        worker.local_prefills.give_way()
+        await cluster.settled()
+
+
 # -- what may go wrong ---------------------------------------------------------------------------
 
 

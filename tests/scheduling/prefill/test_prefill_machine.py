@@ -41,6 +41,7 @@ from halfmoon_scheduling.prefill.prefill_events import (
     DoneReported,
     FirstToken,
     HoldingsReleased,
+    KeepingStopped,
     PagesFreed,
     PassEnded,
     PassFailed,
@@ -156,6 +157,22 @@ def test_a_prompt_goes_from_pages_to_kept_blocks(driven: Driven) -> None:
     assert driven.n_free() == 5
     assert driven.post(HoldingsReleased(A)) == [EndRequest(A, None)]
     assert driven.n_free() == 8
+
+
+def test_a_prompt_that_is_done_gives_up_its_new_blocks_and_ends_well(driven: Driven) -> None:
+    driven.post(PrefillRequested(a_start(store_in=HOME)))
+    driven.post(PrefixLeased(A))
+    driven.post(RoomReserved(A))
+    driven.next_pass()
+    for event in (PassEnded({A: 5}), TransfersSettled(A)):
+        assert driven.post(KeepingStopped(A)) == []
+        driven.post(event)
+    assert driven.post(KeepingStopped(A)) == [], "its end is not reported yet"
+    assert driven.post(DoneReported(A)) == [KeepBlocks(A)]
+    assert driven.post(KeepingStopped(A)) == [ReleaseHoldings(A)]
+    assert driven.post(KeepingStopped(A)) == []
+    assert driven.post(HoldingsReleased(A)) == [EndRequest(A, None)]
+    assert driven.post(KeepingStopped(A)) == []
 
 
 def test_without_a_home_kvstore_nothing_is_reserved_and_nothing_kept(driven: Driven) -> None:
@@ -558,6 +575,11 @@ class AnyOrder(RuleBasedStateMachine):
     def cancel(self, data: st.DataObject) -> None:
         request_id = self.some(data, self.alive)
         self.post(PrefillCancelled(request_id))
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data())
+    def want_pages(self, data: st.DataObject) -> None:
+        self.post(KeepingStopped(self.some(data, self.alive)))
 
     @precondition(lambda self: self.due)
     @rule(data=st.data(), fails=st.integers(0, 9))

@@ -152,6 +152,15 @@ class BlocksKept(msgspec.Struct, frozen=True):
     request_id: RequestId
 
 
+class KeepingStopped(msgspec.Struct, frozen=True):
+    """New blocks that are not committed yet are given up: other requests want the pages.
+
+    It changes nothing unless the request is done and its blocks are being kept.
+    """
+
+    request_id: RequestId
+
+
 class StepFailed(msgspec.Struct, frozen=True):
     """A step of the request failed; the request ends with this failure."""
 
@@ -184,6 +193,7 @@ PrefillEvent = (
     | TransfersSettled
     | DoneReported
     | BlocksKept
+    | KeepingStopped
     | StepFailed
     | HoldingsReleased
     | PagesFreed

@@ -73,6 +73,7 @@ from halfmoon_scheduling.prefill.prefill_events import (
     DoneReported,
     FirstToken,
     HoldingsReleased,
+    KeepingStopped,
     NextSlotFreed,
     PagesFreed,
     PassEnded,
@@ -173,6 +174,8 @@ class PrefillMachine:
                 return self._on_reported(request_id)
             case BlocksKept(request_id=request_id):
                 return self._on_kept(request_id)
+            case KeepingStopped(request_id=request_id):
+                return self._on_keeping_stopped(request_id)
             case StepFailed(request_id=request_id, failure=failure):
                 return self._end(self.requests.get(request_id), failure)
             case HoldingsReleased(request_id=request_id):
@@ -493,6 +496,12 @@ class PrefillMachine:
     def _on_kept(self, request_id: RequestId) -> list[PrefillCommand]:
         request = self._in(request_id, PrefillPhase.KEEPING)
         return [] if request is None else self._release(request)
+
+    def _on_keeping_stopped(self, request_id: RequestId) -> list[PrefillCommand]:
+        request = self.requests.get(request_id)
+        if request is None or request.phase is not PrefillPhase.KEEPING:
+            return []
+        return self._release(request)
 
     def _end(self, request: PrefillRequest | None, ending: PrefillEnding) -> list[PrefillCommand]:
         """Begin to end a request, unless it has begun to already."""

@@ -262,10 +262,28 @@ class DecodeWorker:
         try:
             return self.batch.reserve(*wanted)
         except ReservationRefused as refusal:
-            if not refusal.lacks_pages or self.answers.is_idle:
+            if not refusal.lacks_pages or not self._keeps_blocks:
                 raise
-        self.answers.give_way()
+        self._give_way()
         return self.batch.reserve(*wanted)
+
+    @property
+    def _keeps_blocks(self) -> bool:
+        """Return whether blocks here are on their way to a kvstore, perhaps with their pages."""
+        return not self.answers.is_idle or (
+            self.local_prefills is not None and bool(self.local_prefills.shell.jobs)
+        )
+
+    @property
+    def _reclaimable_pages(self) -> int:
+        local = 0 if self.local_prefills is None else self.local_prefills.reclaimable_pages
+        return self.answers.reclaimable_pages + local
+
+    def _give_way(self) -> None:
+        """Have blocks on their way to a kvstore give up the pages that nothing else holds."""
+        self.answers.give_way()
+        if self.local_prefills is not None:
+            self.local_prefills.give_way()
 
     async def _on_start(self, peer: PeerId, start: StartDecode) -> None:
         request_id = start.request_id
@@ -354,8 +372,8 @@ class DecodeWorker:
                     self._wake.clear()
                     await self._wake.wait()
                 continue
-            if not self.answers.is_idle and self.batch.lacks_pages:
-                self.answers.give_way()
+            if self._keeps_blocks and self.batch.lacks_pages:
+                self._give_way()
             step = self.batch.next_step()
             self._in_step = {row.request_id for row in step.rows}
             for _ in step.preempted:
@@ -524,7 +542,7 @@ class DecodeWorker:
                     n_running=self.batch.n_running,
                     n_reserved=self.batch.n_reserved,
                     context_tokens=self.batch.context_tokens,
-                    free_pages=self.batch.free_pages + self.answers.reclaimable_pages,
+                    free_pages=self.batch.free_pages + self._reclaimable_pages,
                     n_pages=self.pages.n_pages,
                     step_s=self._step_s,
                 )

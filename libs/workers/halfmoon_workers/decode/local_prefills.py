@@ -37,7 +37,7 @@ from halfmoon_scheduling.decode.decode_batch import DecodeBatch
 from halfmoon_scheduling.decode.page_allocator import PageAllocator
 from halfmoon_scheduling.prefill.long_chunks import LongChunkLimits, LongChunks
 from halfmoon_scheduling.prefill.prefill_commands import ending_message
-from halfmoon_scheduling.prefill.prefill_events import PrefillFailure
+from halfmoon_scheduling.prefill.prefill_events import KeepingStopped, PrefillFailure
 from halfmoon_scheduling.prefill.prefill_machine import PrefillMachine, PrefillRules
 from halfmoon_scheduling.prefill.prefill_queue import PrefillQueue
 from halfmoon_transfer.engine import TransferEngine
@@ -203,6 +203,21 @@ class LocalPrefills:
         """Give up a prompt that is not done; what is done is kept for reuse all the same."""
         if self.is_computing(request_id):
             self.shell.cancel(request_id)
+
+    def give_way(self) -> None:
+        """Give up blocks that no kvstore has yet, of prompts whose pages nothing else holds.
+
+        Their pages are wanted. They are free once no transfer reads them.
+        """
+        for job in list(self.shell.jobs.values()):
+            if any(self._pages.n_holders(page) == 1 for page in job.pages):
+                self.shell.post(KeepingStopped(job.request_id))
+
+    @property
+    def reclaimable_pages(self) -> int:
+        """Pages of prompts that are done, which `give_way` would free soon."""
+        done = (job for job in self.shell.jobs.values() if job.done_s)
+        return sum(self._pages.n_holders(page) == 1 for job in done for page in job.pages)
 
     async def run_pass(self, thread: ForwardThread, step_s: float) -> bool:
         """Run the pass that is due, if there is one; return whether there was.
