@@ -5,7 +5,6 @@ What differs from a deployment is only how messages and bytes travel; one test d
 """
 
 import asyncio
-import itertools
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -51,7 +50,8 @@ from halfmoon_workers.prefill.stage_links import StageLinks
 
 GREEDY = Sampling(temperature=0.0)
 EngineMaker = Callable[[], Engine]
-_names = itertools.count()
+#: Seconds of a worker's lease: so long may a busy machine keep this process from renewing it.
+LEASE_S = 600.0
 
 
 @dataclass
@@ -141,7 +141,7 @@ class LocalCluster:
         self.memories[name] = memory
         port = await self.network.bind(name)
         info = self._info(name, "kvstore", generation, port)
-        membership = Membership(self.store, info)
+        membership = self._membership(info)
         disk = None
         if self.kvstore_disks is not None:
             disk = SegmentFolder(self.kvstore_disks / name, 64 << 20, generation)
@@ -208,7 +208,7 @@ class LocalCluster:
             pages=PageAllocator(self.n_pages),
             stages=stages,
         )
-        await self._run(name, worker, Membership(self.store, info), engine, transfer)
+        await self._run(name, worker, self._membership(info), engine, transfer)
         return worker
 
     def _stage_settings(self, name: str) -> dict[str, Any]:
@@ -250,7 +250,7 @@ class LocalCluster:
             putter=putter if config.keep_answers else None,
             prefill_parts=LocalPrefillParts(transfer, memory, replicas),
         )
-        await self._run(name, worker, Membership(self.store, info), engine, transfer)
+        await self._run(name, worker, self._membership(info), engine, transfer)
         return worker
 
     async def kill(self, name: str) -> None:
@@ -299,6 +299,9 @@ class LocalCluster:
             events=port.events,
             **more,
         )
+
+    def _membership(self, info: WorkerInfo) -> Membership:
+        return Membership(self.store, info, ttl_s=LEASE_S)
 
     async def _run(
         self,
