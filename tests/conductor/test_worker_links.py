@@ -82,8 +82,10 @@ class ScriptedLink:
 class ScriptedNetwork:
     def __init__(self) -> None:
         self.links: list[ScriptedLink] = []
+        self.dialled: list[str] = []
 
     async def dial(self, commands: str, events: str | None = None) -> ScriptedLink:
+        self.dialled.append(commands)
         self.links.append(ScriptedLink("decode-0"))
         return self.links[-1]
 
@@ -98,15 +100,16 @@ class Running:
     """Worker links that run with one decode worker in the metadata store."""
 
     async def __aenter__(self) -> "Running":
-        self.network, store = ScriptedNetwork(), MemoryStore()
+        self.network, self.store = ScriptedNetwork(), MemoryStore()
         self.core = Conductor(SchedulingConfig())
         shell = Shell(self.core, FakeClock())
         gateway = CoreGateway(shell)
         metrics = ClusterMetrics(self.core, CollectorRegistry())
         self.gateway = gateway
-        self.links = WorkerLinks(self.network, store, ConductorId("c"), shell, gateway, metrics)
+        links = self.network, self.store, ConductorId("c"), shell, gateway, metrics
+        self.links = WorkerLinks(*links)
         shell.connect(self.links, gateway)
-        await Membership(store, a_worker("decode-0")).join()
+        await Membership(self.store, a_worker("decode-0")).join()
         self.task = asyncio.create_task(self.links.run())
         await self.until(lambda: DECODE in self.core.cluster)
         return self
@@ -132,6 +135,15 @@ async def test_a_worker_that_takes_no_messages_is_lost_and_dialled_again() -> No
         assert all(isinstance(hello, Hello) for hello in hellos)
         sessions = [hello.session for hello in hellos if isinstance(hello, Hello)]
         assert sessions == sorted(set(sessions)), "a worker could not tell the two apart"
+
+
+async def test_a_start_of_the_same_generation_elsewhere_is_dialled_there() -> None:
+    """A metadata server that lost its counters gave two starts the same number."""
+    async with Running() as running:
+        moved = msgspec.structs.replace(a_worker("decode-0"), commands="memory://elsewhere")
+        await Membership(running.store, moved).join()
+        await running.until(lambda: running.network.dialled[-1] == "memory://elsewhere")
+        await running.until(lambda: DECODE in running.core.cluster)
 
 
 async def test_an_idle_core_is_ticked_again_once_a_request_arrives(

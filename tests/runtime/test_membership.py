@@ -124,6 +124,12 @@ async def test_a_lost_counter_starts_again_above_the_record_that_is_there(
     assert await next_generation(store, earlier.worker_id) == 8
 
 
+async def test_a_start_is_above_the_one_that_its_process_remembers(store: ShakyStore) -> None:
+    decode = WorkerId("decode-0")
+    assert await next_generation(store, decode, above=4) == 5
+    assert await next_generation(store, decode, above=3) == 6
+
+
 async def test_a_start_waits_for_the_metadata_server(store: ShakyStore) -> None:
     store.away = True
     # Of another worker: a record that is there first counts as a start.

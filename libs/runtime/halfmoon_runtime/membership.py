@@ -45,19 +45,25 @@ class Superseded(Exception):
 # -- a worker's side ---------------------------------------------------------------------------
 
 
-async def next_generation(store: MetadataStore, worker_id: WorkerId) -> int:
+async def next_generation(store: MetadataStore, worker_id: WorkerId, *, above: int = 0) -> int:
     """Count this start of a worker: return 1, or more than any earlier start.
 
     The result is also higher than the generation in the worker's present record. That record may
     outlive the counter: after a metadata server lost its data, live workers write their records
-    again, but not the counters.
+    again, but not the counters. A worker that changes its role has removed its record by then, so
+    its process states the generation of its last start.
+
+    Args:
+        store: the metadata server.
+        worker_id: the worker that starts.
+        above: generation of an earlier start, known to the caller.
 
     Waits for the metadata server without limit.
     """
 
     def count() -> int:
         there = _decode(MEMBERS + worker_id, store.get(MEMBERS + worker_id))
-        least = 0 if there is None else there.generation
+        least = above if there is None else max(above, there.generation)
         while (generation := store.increment(GENERATIONS + worker_id)) <= least:
             pass
         return generation

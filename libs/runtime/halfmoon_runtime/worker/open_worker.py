@@ -105,10 +105,19 @@ async def open_worker(
     service: Service,
     role: Role,
     open_transfer: TransferOpener[EngineT],
+    *,
+    above: int = 0,
 ) -> AsyncIterator[OpenedWorker[EngineT]]:
     """Open one start of a worker; close all of it, in reverse, at the end of the block.
 
     Load what takes long before: the new generation supersedes an earlier start of this worker.
+
+    Args:
+        settings: names of the worker and its servers, and its addresses.
+        service: the worker's process.
+        role: what the worker does in this start.
+        open_transfer: opens the transfer engine.
+        above: generation of an earlier start in this process; the new one is higher.
 
     Raises:
         OSError: an address of the settings can't be listened on, or dialled by others.
@@ -118,7 +127,7 @@ async def open_worker(
         worker_id = WorkerId(settings.worker_id)
         store = open_store(settings.metadata)
         stack.callback(store.close)
-        generation = await next_generation(store, worker_id)
+        generation = await next_generation(store, worker_id, above=above)
         transfer = stack.enter_context(
             open_transfer(
                 worker_id,

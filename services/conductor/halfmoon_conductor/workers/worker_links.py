@@ -118,6 +118,18 @@ class _Member:
     refused: str = ""
     #: Number of the newest step whose tokens came over the current link; 0: none, or unnumbered.
     step: int = 0
+    #: Where the worker's record says that it is dialled.
+    commands: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.commands = self.info.commands
+
+    def is_another_start(self, info: WorkerInfo) -> bool:
+        """Return whether a changed record is of another start than this one.
+
+        A metadata server that lost its counters may give two starts one generation.
+        """
+        return (self.info.generation, self.commands) != (info.generation, info.commands)
 
 
 @dataclass
@@ -149,7 +161,7 @@ class WorkerLinks:
                         self._add(info, tasks)
                     case MemberChanged(info=info):
                         member = self._members.get(info.worker_id)
-                        if member is None or member.info.generation != info.generation:
+                        if member is None or member.is_another_start(info):
                             self._add(info, tasks)
                     case MemberGone(worker_id=worker_id, generation=generation):
                         self._remove(worker_id, generation)
