@@ -2,19 +2,23 @@
 
 import asyncio
 import itertools
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
 from halfmoon_engine.fake_engine import FakeEngine, FakeModelSpec
 from halfmoon_metadata import open_store
+from halfmoon_metadata.store_interface import MetadataError
 from halfmoon_protocol.messages import ChangeRole, Role, WorkerInfo
 from halfmoon_runtime.channels.dropped_messages import DROPPED_MESSAGES
 from halfmoon_runtime.channels.zmq_network import ZmqNetwork
 from halfmoon_runtime.lifecycle import Service
+from halfmoon_runtime.membership import GENERATIONS
 from halfmoon_workers.decode.decode_settings import DecodeSettings
 from halfmoon_workers.roles.role_settings import FlexibleDecodeSettings
 from halfmoon_workers.roles.worker_process import run_worker
@@ -24,8 +28,29 @@ FLEXIBLE = "decode-9"
 _stores = itertools.count()
 
 
+REFUSED = "halfmoon_role_changes_refused_total"
+
+
+def n_measured(phase: str) -> float:
+    """Changes of which this phase was measured, in the present worker's process."""
+    name = "halfmoon_role_change_seconds_count"
+    return REGISTRY.get_sample_value(name, {"phase": phase}) or 0.0
+
+
 def prompt_of(n: int, salt: int = 0) -> list[int]:
     return [(i * 7 + salt * 131) % 990 for i in range(n)]
+
+
+class HeldEngine(FakeEngine):
+    """Computes nothing until it may."""
+
+    def __init__(self, may_compute: threading.Event) -> None:
+        super().__init__()
+        self._may_compute = may_compute
+
+    def forward(self, *args: Any, **how: Any) -> Any:
+        assert self._may_compute.wait(60)
+        return super().forward(*args, **how)
 
 
 class RecordedService(Service):
@@ -43,9 +68,13 @@ class RecordedService(Service):
 class RoleCluster:
     """Workers of one role each, and one worker that can change."""
 
-    def __init__(self, cluster: Any, service: RecordedService) -> None:
+    def __init__(
+        self, cluster: Any, service: RecordedService, running: "asyncio.Task[None]"
+    ) -> None:
         self.cluster = cluster
         self.service = service
+        #: The process's main task.
+        self.running = running
 
     @property
     def info(self) -> WorkerInfo | None:
@@ -103,11 +132,11 @@ async def open_roles(
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
         service = RecordedService(tasks)
         running = tasks.create_task(run_worker(config, service, "decode"))
-        live = RoleCluster(cluster, service)
+        live = RoleCluster(cluster, service, running)
         await live.until_it_takes("decode")
         yield live
         service.stopping.set()
-        await running
+        await asyncio.wait([running])
 
 
 async def test_a_worker_changes_both_ways_with_the_model_that_it_has(
@@ -129,6 +158,35 @@ async def test_a_worker_changes_both_ways_with_the_model_that_it_has(
         await live.cluster.settled()
     assert live.service.stages.count("loading") == 1
     assert live.service.stages.count("ready") == 3
+
+
+async def test_a_generation_is_higher_although_the_metadata_server_lost_its_counters(
+    local_cluster: Callable[..., Any],
+) -> None:
+    async with open_roles(local_cluster) as live:
+        first = live.info
+        live.cluster.store.delete(GENERATIONS + FLEXIBLE)
+        await live.change("prefill")
+        assert first is not None and live.info is not None
+        assert live.info.generation > first.generation
+        await live.require_tokens()
+
+
+async def test_the_seconds_of_each_phase_of_a_change_are_measured_and_traced(
+    local_cluster: Callable[..., Any],
+) -> None:
+    async with open_roles(local_cluster) as live:
+        before = {phase: n_measured(phase) for phase in ("drain", "rest", "start")}
+        with capture_logs() as logs:
+            await live.change("prefill")
+            await live.cluster.until(lambda: any(e["event"] == "role_changed" for e in logs))
+        after = {phase: n_measured(phase) for phase in before}
+        assert after == {phase: n + 1 for phase, n in before.items()}
+        (changed,) = [each for each in logs if each["event"] == "role_changed"]
+        assert (changed["before"], changed["role"]) == ("decode", "prefill")
+        live.tell("prefill")  # refused: no phase is counted
+        await live.cluster.until(lambda: REGISTRY.get_sample_value(REFUSED) == 1)
+        assert {phase: n_measured(phase) for phase in before} == after
 
 
 async def test_requests_under_way_lose_no_token_whatever_changes(
@@ -166,9 +224,12 @@ async def test_what_is_not_finished_within_the_limit_goes_on_elsewhere(
 async def test_a_pool_rests_while_the_writer_of_a_landing_may_go_on(
     local_cluster: Callable[..., Any],
 ) -> None:
-    slow = FakeModelSpec(step_s=0.05)
+    may_compute = threading.Event()
     async with open_roles(
-        local_cluster, drain_s=0.0, quarantine_s=0.2, make_engine=lambda: FakeEngine(slow)
+        local_cluster,
+        drain_s=0.0,
+        quarantine_s=0.2,
+        make_engine=lambda: HeldEngine(may_compute),
     ) as live:
         load = asyncio.create_task(live.require_tokens(n_requests=12, n_new=3))
         held = live.cluster.core.cluster.decodes.requests
@@ -177,6 +238,7 @@ async def test_a_pool_rests_while_the_writer_of_a_landing_may_go_on(
         )
         with capture_logs() as logs:
             await live.change("prefill")
+        may_compute.set()
         await load
     assert [each["seconds"] for each in logs if each["event"] == "pool_rests"] == [0.2]
 
@@ -196,6 +258,25 @@ async def test_the_last_worker_of_a_role_keeps_it_and_goes_on(
         await live.until_it_takes("decode")
         await live.require_tokens()
         assert live.service.stages.count("ready") == 1
+
+
+async def test_a_change_is_refused_while_the_metadata_server_is_away(
+    local_cluster: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_roles(local_cluster) as live:
+
+        def refuse(*_: object, **__: object) -> None:
+            raise MetadataError("a test")
+
+        with monkeypatch.context() as away, capture_logs() as logs:
+            for call in ("list", "get", "compare_and_swap"):
+                away.setattr(live.cluster.store, call, refuse)
+            live.tell("prefill")
+            await live.cluster.until(lambda: bool(refusals(logs)))
+        assert "the metadata server can't be asked" in refusals(logs)[0]
+        await live.require_tokens()
+        await live.change("prefill")
+        await live.require_tokens()
 
 
 async def test_a_change_within_the_cool_down_and_one_to_the_present_role_are_refused_by_name(
@@ -246,11 +327,44 @@ async def test_a_role_that_a_worker_does_not_list_is_dropped(
 async def test_a_worker_told_to_stop_while_it_changes_stops(
     local_cluster: Callable[..., Any],
 ) -> None:
-    async with open_roles(local_cluster, drain_s=30.0) as live:
+    slow = FakeModelSpec(step_s=0.01)
+    async with open_roles(
+        local_cluster,
+        drain_s=30.0,
+        model="fake://fake?step_s=0.01",
+        make_engine=lambda: FakeEngine(slow),
+    ) as live:
+        held = live.cluster.core.cluster.decodes.requests
         load = asyncio.create_task(live.require_tokens(n_requests=12, n_new=200))
-        await live.cluster.until(lambda: live.cluster.core.n_requests["decoding"] > 2)
+        await live.cluster.until(lambda: len(held(FLEXIBLE)) > 2)
         live.tell("prefill")
-        await live.cluster.until(lambda: live.info is not None and live.info.draining)
+        await live.cluster.until(lambda: "draining" in live.service.stages)
         live.service.stopping.set()
         await load
     assert live.service.stages.count("ready") == 1
+
+
+async def test_a_second_signal_ends_a_worker_whose_record_can_not_be_written(
+    local_cluster: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_roles(local_cluster, drain_s=30.0) as live:
+        store = live.cluster.store
+        writing, may_write, write = threading.Event(), threading.Event(), store.compare_and_swap
+
+        def write_late(key: str, *value: Any, **how: Any) -> bool:
+            if key.endswith(FLEXIBLE):
+                writing.set()
+                may_write.wait(60)
+            return bool(write(key, *value, **how))
+
+        monkeypatch.setattr(store, "compare_and_swap", write_late)
+        live.tell("prefill")
+        await live.cluster.until(writing.is_set)
+        live.service.stopping.set()
+        await asyncio.sleep(0)
+        live.running.cancel()
+        await asyncio.sleep(0)
+        may_write.set()
+        await live.cluster.until(live.running.done)
+        assert live.running.cancelled()
+        assert "draining" not in live.service.stages

@@ -10,12 +10,18 @@ from dataclasses import dataclass
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import msgspec
+from prometheus_client import Counter
 
 from halfmoon_protocol.kv_layout import DType, KvLayout
 from halfmoon_protocol.messages import DecodeCost, PrefillCost, WorkerInfo
 from halfmoon_runtime.engine_settings import EngineSettings
 from halfmoon_runtime.lifecycle import CannotStart, Service
 from halfmoon_runtime.worker.forward_watchdog import ForwardWatchdog
+
+MODEL_LOADS = Counter(
+    "halfmoon_model_loads",
+    "Models that this process loaded; a change of role loads none.",
+)
 
 
 class LoadedModel(Protocol):
@@ -112,7 +118,7 @@ async def load_model(
     """
     service.report_stage("loading", worker_id=settings.worker_id, model=settings.model)
     try:
-        return await asyncio.to_thread(
+        model = await asyncio.to_thread(
             open_engine,
             settings.model,
             block_size=settings.block_size,
@@ -124,6 +130,8 @@ async def load_model(
         )
     except refusal as error:
         raise CannotStart(str(error)) from error
+    MODEL_LOADS.inc()
+    return model
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from halfmoon_workers.prefill.prefill_settings import PrefillSettings
 from halfmoon_workers.prefill.serve_prefill import serve_prefill
 from halfmoon_workers.prefill.stage_engine import open_stage
 from halfmoon_workers.roles.role_settings import roles_of
+from halfmoon_workers.start.role_change_times import RoleChangeTimes
 from halfmoon_workers.start.role_switch import RoleSwitch
 from halfmoon_workers.start.worker_pool import DevicePool, WorkerPool
 from halfmoon_workers.start.worker_start import WorkerStart
@@ -53,13 +54,15 @@ async def run_worker(
         placed = await stack.enter_async_context(
             place_model(settings, service, engine, pool.allocate, pool.keep_device)
         )
-        switch = RoleSwitch(role, roles_of(settings), settings.role_cooldown_s)
+        times = RoleChangeTimes(tracer=tracer)
+        switch = RoleSwitch(role, roles_of(settings), settings.role_cooldown_s, times=times)
         process = _Process(settings, service, engine, pool, placed, switch, tracer, stage_engine)
         while True:
             quarantine_s = await process.serve_once(role)
             if service.stopping.is_set():
                 return
             service.starting()
+            switch.times.next_phase()
             if quarantine_s:
                 log.info("pool_rests", worker_id=settings.worker_id, seconds=quarantine_s)
             with suppress(TimeoutError):
@@ -107,6 +110,8 @@ class _Process:
         self._switch = switch
         self._tracer = tracer
         self._stage_engine = stage_engine
+        #: Of the last start; the metadata server may have lost its counters since.
+        self._generation = 0
 
     async def serve_once(self, role: Role) -> float:
         """Serve in this role until it is to be left; return the seconds for which the pool rests.
@@ -115,7 +120,10 @@ class _Process:
         the memory.
         """
         settings = self._settings
-        async with open_worker(settings, self._service, role, open_transfer_engine) as opened:
+        async with open_worker(
+            settings, self._service, role, open_transfer_engine, above=self._generation
+        ) as opened:
+            self._generation = opened.info.generation
             start = WorkerStart(
                 opened,
                 self._engine,

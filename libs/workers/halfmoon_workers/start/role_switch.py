@@ -17,6 +17,7 @@ from halfmoon_protocol.messages import ChangeRole, Role
 from halfmoon_runtime.channels.network import Port
 from halfmoon_runtime.observability.metrics import MetricSnapshot
 from halfmoon_runtime.worker.message_loop import drop_unexpected
+from halfmoon_workers.start.role_change_times import RoleChangeTimes
 
 log = structlog.get_logger()
 
@@ -35,12 +36,15 @@ class RoleSwitch:
     #: Seconds after a change in which none follows.
     cooldown_s: float = 0.0
     now: Callable[[], float] = time.monotonic
+    times: RoleChangeTimes = field(default_factory=RoleChangeTimes)
     #: Changes since the process started, and requests for one that were refused.
     n_changes: int = field(default=0, init=False)
     n_refused: int = field(default=0, init=False)
     _wanted: Role | None = field(default=None, init=False)
     _is_wanted: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _changed_s: float = field(default=-math.inf, init=False)
+    #: Role before the change under way, once it has left that; None: none is under way.
+    _left: Role | None = field(default=None, init=False)
 
     @property
     def record_roles(self) -> tuple[Role, ...]:
@@ -63,6 +67,8 @@ class RoleSwitch:
             reason = message.reason[:_MAX_LOGGED]
             log.info("role_change_requested", role=message.role, reason=reason)
             self._wanted = message.role
+            if self._left is None:
+                self.times.begin()
             self._is_wanted.set()
 
     def _refusal(self, role: Role) -> str:
@@ -94,24 +100,35 @@ class RoleSwitch:
         assert self._wanted is not None, "no change was wanted"
         role = self._wanted
         self._clear()
+        self.times.abandon()
         self.refuse(role, reason)
 
     def complete(self) -> Role:
         """Return the role of the next start: the one that is wanted."""
         assert self._wanted is not None, "no change was wanted"
-        self.role = self._wanted
+        self._left, self.role = self.role, self._wanted
         self._changed_s = self.now()
         self.n_changes += 1
         self._clear()
+        self.times.next_phase()
         return self.role
+
+    def on_serving(self) -> None:
+        """Note that the worker takes requests; it may just have changed its role."""
+        if self._left is not None and self.role is not None:
+            self.times.complete(self._left, self.role)
+            self._left = None
+            if self._wanted is not None:
+                self.times.begin()
 
     def _clear(self) -> None:
         self._wanted = None
         self._is_wanted.clear()
 
     def metrics(self) -> MetricSnapshot:
-        """Return the counters of changes and refusals."""
+        """Return the counters of changes and refusals, and the seconds of changes."""
         return {
+            **self.times.metrics(),
             "halfmoon_role_changes_total": (
                 "Changes between prefill and decode, without loading the model again.",
                 self.n_changes,

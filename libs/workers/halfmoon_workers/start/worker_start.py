@@ -6,7 +6,6 @@ start     generation, transfer engine, port, record         one for each role ch
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import dataclass
 
 import msgspec
@@ -85,6 +84,7 @@ class WorkerStart:
 
     async def _until_leaving(self, membership: Membership) -> None:
         """Wait for the signal to stop, or for a change of role that the cluster can afford."""
+        self.switch.on_serving()
         stopped = asyncio.create_task(self.opened.service.stopping.wait())
         wanted = asyncio.create_task(self._until_spared(membership))
         try:
@@ -94,8 +94,7 @@ class WorkerStart:
         finally:
             for task in (stopped, wanted):
                 task.cancel()
-                with suppress(asyncio.CancelledError):
-                    await task
+            await asyncio.wait((stopped, wanted))  # a cancellation of this wait is not lost
 
     async def _until_spared(self, membership: Membership) -> None:
         """Wait for a change of role while another worker of the present role takes requests.
