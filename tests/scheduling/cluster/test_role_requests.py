@@ -1,5 +1,6 @@
 """Operators pin workers to roles; the policy leaves pinned workers alone."""
 
+import io
 from typing import Any
 
 import msgspec
@@ -11,8 +12,10 @@ from halfmoon_scheduling.cluster.role_changes import ANSWER_S, RETURN_S
 from halfmoon_scheduling.cluster.role_outlook import RoleOutlook, WorkerRole
 from halfmoon_scheduling.commands import AnyCommand, Send
 from halfmoon_scheduling.conductor.conductor_machine import Conductor
+from halfmoon_scheduling.conductor.journal import encode_entry, encode_header, replay_journal
 from halfmoon_scheduling.config import SchedulingConfig
 from halfmoon_scheduling.events import (
+    AnyEvent,
     MessageReceived,
     RequestedRole,
     RoleChangeRequested,
@@ -189,6 +192,29 @@ def test_a_worker_that_never_comes_back_is_not_expected_for_ever() -> None:
     assert core.row("decode-1").changing_to == "prefill"
     core.wait(RETURN_S)
     assert "decode-1" not in {each.worker_id for each in core.outlook().workers}
+
+
+def test_a_journal_with_requests_for_roles_replays_to_the_same_commands() -> None:
+    core = Conductor(SchedulingConfig())
+    journal = [encode_header(core.config)]
+    events: list[AnyEvent] = [
+        *(
+            WorkerJoined(msgspec.structs.replace(a_worker(name), roles=BOTH))
+            for name in ("prefill-0", "decode-0", "decode-1")
+        ),
+        RoleChangeRequested(WorkerId("decode-1"), "prefill"),
+        Tick(),
+        RoleChangeRequested(WorkerId("decode-0"), "prefill"),
+        RoleChangeRequested(WorkerId("decode-1"), "auto"),
+        Tick(),
+    ]
+    asked_for: Asked = []
+    for number, event in enumerate(events):
+        commands = core.handle(event, 8.0 * number)
+        asked_for += asked(commands)
+        journal.append(encode_entry(8.0 * number, event, commands))
+    assert asked_for == [("decode-1", "prefill")]
+    assert replay_journal(io.BytesIO(b"".join(journal))) == (len(events), None)
 
 
 # -- requests that are refused -------------------------------------------------------------------
