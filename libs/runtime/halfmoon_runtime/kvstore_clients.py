@@ -6,7 +6,6 @@ kvstore that does not answer is skipped: its blocks are then computed, not kept,
 
 import asyncio
 import itertools
-from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Protocol, TypeVar, assert_never
@@ -38,6 +37,7 @@ from halfmoon_protocol.messages import (
 from halfmoon_protocol.trace_context import TraceContext
 from halfmoon_runtime.channels.dropped_messages import record_drop
 from halfmoon_runtime.channels.network import Network, PeerUnreachable, WorkerLink
+from halfmoon_runtime.keyed_locks import KeyedLocks
 
 log = structlog.get_logger()
 
@@ -316,7 +316,7 @@ class KvstoreClients:
         self._timeout_s = timeout_s
         self._clients: dict[KvstoreAddress, KvstoreClient] = {}
         #: Held while a kvstore is dialled, by its name: one that hangs does not delay the others.
-        self._dialling: defaultdict[WorkerId, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._dialling: KeyedLocks[WorkerId] = KeyedLocks()
 
     async def client_for(self, address: KvstoreAddress) -> KvstoreClient:
         """Return the connected client of this kvstore.
@@ -333,7 +333,7 @@ class KvstoreClients:
             ) from None
 
     async def _connected(self, address: KvstoreAddress) -> KvstoreClient:
-        async with self._dialling[address.worker_id]:
+        async with self._dialling.lock(address.worker_id):
             client = self._clients.get(address)
             if client is not None and client.alive:
                 return client

@@ -4,7 +4,6 @@ The heartbeats of a link notice a stage that is lost or stopped within three sec
 """
 
 import asyncio
-from collections import defaultdict
 from collections.abc import Callable
 
 import structlog
@@ -13,6 +12,7 @@ from halfmoon_protocol.ids import RequestId, WorkerId
 from halfmoon_protocol.messages import StageAddress, ToFirstStage, ToFurtherStage
 from halfmoon_runtime.channels.dropped_messages import record_drop
 from halfmoon_runtime.channels.network import Network, PeerUnreachable, WorkerLink
+from halfmoon_runtime.keyed_locks import KeyedLocks
 
 log = structlog.get_logger()
 
@@ -83,11 +83,11 @@ class StageLinks:
         self._network = network
         self._links: dict[StageAddress, StageLink] = {}
         #: Held while a stage is dialled: one that hangs does not delay the others.
-        self._dialling: defaultdict[WorkerId, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._dialling: KeyedLocks[WorkerId] = KeyedLocks()
 
     async def link(self, address: StageAddress) -> StageLink:
         """Return the link to this start of a worker, perhaps one that is down already."""
-        async with self._dialling[address.worker_id]:
+        async with self._dialling.lock(address.worker_id):
             link = self._links.get(address)
             if link is not None and link.alive:
                 return link
