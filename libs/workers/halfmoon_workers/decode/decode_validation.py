@@ -5,12 +5,12 @@ with the landing. So a start that would fail a forward pass, and with it other r
 into one.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from halfmoon_protocol.messages import StartDecode, StartPrefill
 from halfmoon_protocol.regions import Region
-from halfmoon_protocol.sampling import Sampling
 from halfmoon_scheduling.prefill.prefill_events import PrefillFailure
+from halfmoon_workers.prefill.prefill_validation import bias_fault
 
 
 def start_fault(start: StartDecode, *, n_landed: int, n_vocab: int, block_size: int) -> str:
@@ -42,14 +42,6 @@ def start_fault(start: StartDecode, *, n_landed: int, n_vocab: int, block_size: 
     if (worst := max(start.history)) >= n_vocab:
         return f"history has token {worst}, the vocabulary has {n_vocab} tokens"
     return bias_fault(start.sampling, n_vocab)
-
-
-def bias_fault(sampling: Sampling, n_vocab: int) -> str:
-    """Return what is wrong with a request's logit biases; empty when nothing is."""
-    biased: Iterable[int] = (token for token, _ in sampling.logit_bias)
-    if (worst := max(biased, default=0)) >= n_vocab:
-        return f"logit_bias has token {worst}, the vocabulary has {n_vocab} tokens"
-    return ""
 
 
 def local_prefill_fault(

@@ -1,4 +1,4 @@
-"""Look up how members are reached before there are bytes for them, in case of an outage.
+"""Look up the endpoints of members before there are bytes for them, in case of an outage.
 
 The address of a peer is in the metadata server, and is remembered once it was read. A peer whose
 address is first needed during an outage of that server can't be reached, however well it is. Where
@@ -22,8 +22,8 @@ log = structlog.get_logger()
 
 #: Seconds between two looks at the list of members, if they are few.
 REFRESH_S = 2.0
-#: And for each of many: all of them look at all, and their records, of some 2 kB, would be most of
-#: what the metadata server sends.
+#: The same for each of many members. All of them look at all records, of some 2 kB each, which
+#: would be most of what the metadata server sends.
 REFRESH_S_PER_MEMBER = 0.1
 #: Seconds after which a peer that is no member any more is forgotten: longer than a member stays
 #: unseen while it starts again, or while the metadata server lost it.
@@ -41,8 +41,8 @@ class PeerEndpointCache:
         transfer: what remembers how they are reached.
         own: this worker.
         look_s: seconds between two looks, more where there are many members.
-        forget_after_s: seconds after which one who is no member any more is forgotten, with the
-            connections to it. Only looks that the server answered count.
+        forget_after_s: seconds after which a peer that is no member any more is forgotten, with
+            the connections to it. Only looks that the server answered count.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class PeerEndpointCache:
         self._n_looks = {"done": 0, "failed": 0}
 
     async def keep(self) -> None:
-        """Look again and again; until cancelled."""
+        """Look up all members at intervals, until cancelled."""
         while True:
             self._n_looks["done" if await self._look() else "failed"] += 1
             await asyncio.sleep(self.pause_s())

@@ -10,6 +10,7 @@ from halfmoon_protocol.errors import LayoutMismatch
 from halfmoon_protocol.ids import WorkerId
 from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_protocol.messages import StartPrefill
+from halfmoon_protocol.sampling import Sampling
 from halfmoon_scheduling.prefill.prefill_events import PrefillFailure
 
 
@@ -46,8 +47,12 @@ def request_fault(start: StartPrefill, *, n_vocab: int, max_context: int) -> str
         return f"token_ids has {n_tokens} tokens, max_context is {max_context}"
     if (worst := max(start.token_ids)) >= n_vocab:
         return f"token_ids has token {worst}, the vocabulary has {n_vocab} tokens"
-    worst = max((token for token, _ in start.sampling.logit_bias), default=0)
-    if worst >= n_vocab:
+    return bias_fault(start.sampling, n_vocab)
+
+
+def bias_fault(sampling: Sampling, n_vocab: int) -> str:
+    """Say what is wrong with a request's logit biases; empty when nothing is."""
+    if (worst := max((token for token, _ in sampling.logit_bias), default=0)) >= n_vocab:
         return f"logit_bias has token {worst}, the vocabulary has {n_vocab} tokens"
     return ""
 
