@@ -78,6 +78,7 @@ class Pair:
         self.decoding: list[RequestId] = []
         self.sequence = 0
         self.n_placed = 0
+        self.priorities = dice.choice(((0,), (0, 0, 0, 1), range(-9, 9)))
         #: Of the cluster: whether there are groups, local prefill, one profile for all.
         self.grouped, self.local, self.alike = (dice.random() < p for p in (0.2, 0.2, 0.5))
         self.names = [
@@ -187,7 +188,7 @@ class Pair:
             n_tokens=dice.choice(LENGTHS),
             prompt=dice.randrange(N_PROMPTS),
             max_new_tokens=dice.choice((1, 8, 40)),
-            priority=dice.choice((0, 0, 0, 1)),
+            priority=dice.choice(self.priorities),
             ttft_slo_s=dice.choice((None, None, 1.0)),
             tbt_slo_s=dice.choice((None, None, 0.1)),
         )
@@ -385,6 +386,27 @@ def test_neither_a_try_that_avoids_a_worker_nor_any_mode_compares_all_workers(
     assert len(again.estimates) >= ordered_placement.KEPT_ROWS
     assert used.prefill not in (again.prefill, *(row.worker_id for row in again.estimates))
     assert again.decode not in (None, used.decode)
+
+
+def test_a_request_goes_where_the_least_is_before_it_in_the_order_of_priorities() -> None:
+    core = Conductor(SchedulingConfig(placement="load_balance"))
+    for name in ("prefill-0", "prefill-1", "decode-0", "kvstore-0"):
+        core.handle(
+            WorkerJoined(a_worker(name, prefill_cost=PrefillCost(0.0, 0.01), n_blocks=999)), 0.0
+        )
+
+    def place(name: str, n_tokens: int, priority: int) -> tuple[WorkerId, float]:
+        core.handle(RequestArrived(a_request(name, n_tokens=n_tokens, priority=priority)), 0.0)
+        core.check()
+        row = core.decisions[-1].placement.chosen
+        return row.worker_id, row.queue_s
+
+    assert place("long", 1000, 0) == ("prefill-0", 0.0)
+    assert place("urgent", 100, 1) == ("prefill-0", 0.0)
+    assert place("urgent too", 100, 1) == ("prefill-1", 0.0)
+    assert place("urgent as well", 100, 1) == ("prefill-0", 1.0)
+    assert place("late", 100, 0) == ("prefill-1", 1.0)
+    assert place("most urgent", 100, 2) == ("prefill-0", 0.0)
 
 
 def test_a_reader_with_a_faster_path_than_others_is_found_among_equal_workers() -> None:

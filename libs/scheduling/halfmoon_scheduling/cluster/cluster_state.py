@@ -193,7 +193,9 @@ class Cluster:
     def accepts(self, role: Role, worker_id: WorkerId) -> bool:
         """Return whether `accepting` has a worker, in a cluster without servers."""
         info = self._infos.get(worker_id)
-        return info is not None and info.role == role and self._takes_work(info)
+        if info is None or info.role != role or info.stage_layers_only:
+            return False
+        return self._takes_work(info)
 
     @property
     def groups(self) -> tuple[PrefillGroup, ...]:
@@ -221,15 +223,15 @@ class Cluster:
         return StageAddress(prefill, info.generation, info.commands)
 
     def prefill_candidates(
-        self, workers: Sequence[WorkerInfo], now: float
+        self, workers: Sequence[WorkerInfo], now: float, priority: int
     ) -> list[PrefillCandidate]:
-        """Return the candidates of these prefill workers, for placement."""
+        """Return the candidates of these prefill workers for a request of a priority."""
         self._find_homes()
-        return self.prefills.candidates(workers, self._homes, now)
+        return self.prefills.candidates(workers, self._homes, now, priority)
 
-    def prefill_candidate(self, worker_id: WorkerId, now: float) -> PrefillCandidate:
-        """Return the candidate of a live prefill worker."""
-        return self.prefills.candidate(worker_id, self.home_of(worker_id), now)
+    def prefill_candidate(self, worker_id: WorkerId, now: float, priority: int) -> PrefillCandidate:
+        """Return the candidate of a live prefill worker for a request of a priority."""
+        return self.prefills.candidate(worker_id, self.home_of(worker_id), now, priority)
 
     def guests(self, kvstore: WorkerId) -> Collection[WorkerId]:
         """Return the prefill workers whose home a kvstore is."""

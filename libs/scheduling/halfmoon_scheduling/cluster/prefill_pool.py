@@ -1,23 +1,22 @@
 """Track the queue of each prefill worker.
 
 A queue consists of our own requests that have not ended, and of other conductors' tokens. The
-worker reports all queued tokens; those beyond ours are other conductors'. Queued time is kept as a
-sum, so that reading it does not visit the queue. An order of all workers is kept up to date with
-what has changed, whenever placement asks for it.
+worker reports all queued tokens; those beyond ours are other conductors'. Queued time is kept as
+sums by priority, so that reading it does not visit the queue. Orders of all workers are kept up to
+date with what has changed, whenever placement asks for them.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from bisect import bisect_left, insort
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf
 
 from halfmoon_protocol.ids import RequestId, WorkerId
 from halfmoon_protocol.messages import PrefillCost, PrefillLoad, WorkerInfo
-from halfmoon_scheduling.cluster.linear_order import Triple
-from halfmoon_scheduling.cluster.prefill_order import (
-    PrefillOrder,
-    PrefillQueueState,
-    PrefillTwins,
-)
+from halfmoon_scheduling.cluster.planned_queue import PlannedQueue
+from halfmoon_scheduling.cluster.prefill_order import PrefillOrder, PrefillQueueState
+from halfmoon_scheduling.cluster.priority_orders import PriorityOrders
 from halfmoon_scheduling.placement.estimates import Estimate, PlacementRequest, PrefillCandidate
 from halfmoon_scheduling.placement.prefill_groups import GroupEstimate
 from halfmoon_scheduling.prediction.cost_model import CostModel, unscaled_prefill_s
@@ -25,12 +24,13 @@ from halfmoon_scheduling.prediction.cost_model import CostModel, unscaled_prefil
 
 @dataclass(slots=True)
 class _Planned:
-    """A request's place in a prefill worker's queue."""
+    """A request's claim on a prefill worker."""
 
     predicted_s: float
     n_computed: int
     #: The kvstore that it reads from over the network, if any.
     source: WorkerId | None
+    priority: int = 0
     #: At the first stage of a group: the workers of the other stages, with claims of their own.
     others: tuple[WorkerId, ...] = ()
     #: When its prefill worker was told to start.
@@ -41,14 +41,12 @@ class _Planned:
 class _Prefill:
     info: WorkerInfo
     cost: PrefillCost
-    #: Our requests there, including reserving ones, in the order in which they will run.
+    #: Our requests there, including reserving ones, as they came.
     planned: dict[RequestId, _Planned] = field(default_factory=dict)
     #: Sum of `n_computed` of all of `planned`.
     planned_tokens: int = 0
-    #: Predicted seconds of all of `planned` except the first; 0 without others.
-    behind_s: float = 0.0
-    #: When the first of `planned` should end; minus infinity without one.
-    head_ends_s: float = -inf
+    #: Exactly those of `planned`, in the order in which they will run.
+    queue: PlannedQueue = field(default_factory=PlannedQueue)
     #: When a request last left the queue that the worker has computed, or had begun to.
     last_computed_s: float = -inf
     #: When the worker last answered that a request is done or failed.
@@ -65,11 +63,11 @@ class PrefillPool:
         self._workers: dict[WorkerId, _Prefill] = {}
         #: Reads planned or under way at each kvstore; no value is 0.
         self.transfers: dict[WorkerId, int] = {}
-        #: The workers that take whole prompts, as they were but for those in `_changed`.
-        self._order = PrefillOrder()
-        self._changed: set[WorkerId] = set()
-        #: When the order was brought up to date.
-        self._settled_s = -inf
+        #: The workers that take whole prompts.
+        self._orders = PriorityOrders(self._state)
+        #: Priorities of planned requests, with how many have each; and the same, sorted.
+        self._n_of_priority: Counter[int] = Counter()
+        self._priorities: list[int] = []
 
     # -- live workers ------------------------------------------------------------------------
 
@@ -89,15 +87,14 @@ class PrefillPool:
             self._workers[info.worker_id] = _Prefill(info, cost)
         else:
             worker.info, worker.cost = info, cost
-        self._changed.add(info.worker_id)
+        self._orders.note(info.worker_id)
 
     def leave(self, worker_id: WorkerId) -> None:
         """Remove a worker that is gone, with its queue."""
         for request_id in list(self._workers[worker_id].planned):
             self.release(worker_id, request_id, now=0.0)
         del self._workers[worker_id]
-        self._order.discard(worker_id)
-        self._changed.discard(worker_id)
+        self._orders.drop(worker_id)
 
     def takes_work(self, worker_id: WorkerId) -> bool:
         """Return whether a worker is live and takes new work, perhaps of its group only."""
@@ -109,33 +106,32 @@ class PrefillPool:
         worker = self._workers.get(worker_id)
         return worker is not None and _takes_whole_prompts(worker.info)
 
-    def candidate(self, worker_id: WorkerId, home: WorkerId | None, now: float) -> PrefillCandidate:
-        """Return the candidate of a live worker."""
+    def candidate(
+        self, worker_id: WorkerId, home: WorkerId | None, now: float, priority: int | None = None
+    ) -> PrefillCandidate:
+        """Return the candidate of a live worker for a request of a priority; None: the least."""
         worker = self._workers[worker_id]
-        return PrefillCandidate(worker_id, worker.cost, home, self._queue_s(worker, now))
+        return PrefillCandidate(worker_id, worker.cost, home, self._queue_s(worker, now, priority))
 
-    def search(
-        self,
-        weights: Triple,
-        extra_s: float,
-        limit_s: float,
-        now: float,
-        see: Callable[[PrefillTwins], float],
-    ) -> float:
-        """Visit the workers that take work and may be soon enough; see `PrefillOrder.search`."""
-        self._settle(now)
-        return self._order.search(weights, extra_s, limit_s, now, see)
+    def order_for(self, priority: int, now: float) -> PrefillOrder | None:
+        """Return the workers that take whole prompts, ordered for requests of a priority.
+
+        None: requests of too many priorities are placed; all workers must be compared.
+        """
+        is_least = not self._priorities or priority <= self._priorities[0]
+        return self._orders.find(None if is_least else priority, self._workers, now)
 
     def candidates(
         self,
         workers: Iterable[WorkerInfo],
         homes: Mapping[WorkerId, WorkerId | None],
         now: float,
+        priority: int | None = None,
     ) -> list[PrefillCandidate]:
         """Return the candidates of these workers, with their homes."""
         made = []
         for info in workers:
-            made.append(self.candidate(info.worker_id, homes[info.worker_id], now))
+            made.append(self.candidate(info.worker_id, homes[info.worker_id], now, priority))
         return made
 
     # -- claims ------------------------------------------------------------------------------
@@ -148,10 +144,11 @@ class PrefillPool:
         n_computed = job.n_tokens - chosen.n_blocks * job.block_size
         first, *others = chosen.workers
         stage_s = chosen.stage_s if isinstance(chosen, GroupEstimate) else (chosen.prefill_s,)
-        planned = _Planned(stage_s[0], n_computed, source, tuple(others))
+        planned = _Planned(stage_s[0], n_computed, source, job.priority, tuple(others))
         self._queue(first, job.request_id, planned, now)
         for other, seconds in zip(others, stage_s[1:], strict=True):
-            self._queue(other, job.request_id, _Planned(seconds, n_computed, None), now)
+            share = _Planned(seconds, n_computed, None, job.priority)
+            self._queue(other, job.request_id, share, now)
 
     def start(self, worker_id: WorkerId, request_id: RequestId, now: float) -> None:
         """Record that a worker was told to prefill a request."""
@@ -180,9 +177,11 @@ class PrefillPool:
         worker = self._workers.get(worker_id)
         if worker is None or request_id not in worker.planned:
             return
-        self._changed.add(worker_id)
-        was_first = next(iter(worker.planned)) == request_id
+        self._orders.note(worker_id)
+        was_first = worker.queue.is_first(request_id)
         gone = worker.planned.pop(request_id)
+        worker.queue.remove(request_id, now)
+        self._count_priority(gone.priority, -1)
         worker.planned_tokens -= gone.n_computed
         # One that decode refused, or that was cancelled in the queue, has kept no worker busy.
         if gone.started_s < inf and (was_first or worker.last_answer_s == now):
@@ -191,16 +190,6 @@ class PrefillPool:
                     self._workers[busy].last_computed_s = now
         for other in gone.others:
             self.release(other, request_id, now)
-        if not was_first:
-            worker.behind_s = max(0.0, worker.behind_s - gone.predicted_s)
-        elif worker.planned:
-            head = next(iter(worker.planned.values()))
-            worker.head_ends_s = now + head.predicted_s
-            worker.behind_s = max(0.0, worker.behind_s - head.predicted_s)
-        if len(worker.planned) <= 1:
-            worker.behind_s = 0.0  # exactly: sums of fractions drift
-        if not worker.planned:
-            worker.head_ends_s = -inf
         if gone.source is not None:
             self.transfers[gone.source] -= 1
             if not self.transfers[gone.source]:
@@ -208,14 +197,20 @@ class PrefillPool:
 
     def _queue(self, worker_id: WorkerId, request_id: RequestId, one: _Planned, now: float) -> None:
         worker = self._workers[worker_id]
-        if worker.planned:
-            worker.behind_s += one.predicted_s
-        else:
-            worker.head_ends_s = now + one.predicted_s
-            worker.behind_s = 0.0
+        worker.queue.add(request_id, one.predicted_s, one.priority, now)
+        self._count_priority(one.priority, 1)
         worker.planned[request_id] = one
         worker.planned_tokens += one.n_computed
-        self._changed.add(worker_id)
+        self._orders.note(worker_id)
+
+    def _count_priority(self, priority: int, change: int) -> None:
+        self._n_of_priority[priority] += change
+        n = self._n_of_priority[priority]
+        if n == change == 1:
+            insort(self._priorities, priority)
+        elif not n:
+            del self._n_of_priority[priority]
+            del self._priorities[bisect_left(self._priorities, priority)]
 
     def requests(self, worker_id: WorkerId) -> set[RequestId]:
         """Return our requests at a live worker."""
@@ -249,49 +244,39 @@ class PrefillPool:
             before = worker.foreign_tokens
             worker.foreign_tokens = max(0, load.queued_tokens - worker.planned_tokens)
             if worker.foreign_tokens != before:
-                self._changed.add(worker_id)
+                self._orders.note(worker_id)
 
     def check(self) -> None:
         """Check that queued time and transfers are those of the queues."""
         transfers: dict[WorkerId, int] = {}
+        priorities: Counter[int] = Counter()
         for worker in self._workers.values():
             planned = list(worker.planned.values())
             assert worker.planned_tokens == sum(one.n_computed for one in planned)
-            assert planned or worker.head_ends_s == -inf
-            behind_s = sum(one.predicted_s for one in planned[1:])
-            assert abs(worker.behind_s - behind_s) <= 1e-6 * max(1.0, behind_s)
+            worker.queue.check()
+            priorities.update(one.priority for one in planned)
             for one in planned:
                 if one.source is not None:
                     transfers[one.source] = transfers.get(one.source, 0) + 1
         assert transfers == self.transfers
-        settled = {
-            worker_id: self._state(worker, self._settled_s)
-            for worker_id, worker in self._workers.items()
-            if worker_id not in self._changed and _takes_whole_prompts(worker.info)
-        }
-        self._order.check(settled, besides=self._changed)
+        assert priorities == self._n_of_priority
+        assert sorted(priorities) == self._priorities
+        self._orders.check(self._workers)
 
-    def _settle(self, now: float) -> None:
-        """Bring the order up to date."""
-        self._settled_s = now = max(now, self._settled_s)
-        self._changed.update(self._order.overdue(now))
-        for worker_id in self._changed:
-            worker = self._workers[worker_id]
-            if _takes_whole_prompts(worker.info):
-                self._order.put(worker_id, self._state(worker, now))
-            else:
-                self._order.discard(worker_id)
-        self._changed.clear()
-
-    def _state(self, worker: _Prefill, now: float) -> PrefillQueueState:
-        head_ends_s = worker.head_ends_s if worker.head_ends_s > now else -inf
-        scale = self._costs.scale(worker.info.worker_id)
+    def _state(
+        self, worker_id: WorkerId, priority: int | None, now: float
+    ) -> PrefillQueueState | None:
+        """Return a queue as a request of a priority sees it; None: no whole prompt is taken."""
+        worker = self._workers[worker_id]
+        if not _takes_whole_prompts(worker.info):
+            return None
+        head_ends_s = worker.queue.head_ends_s(priority)
         return PrefillQueueState(
-            worker.behind_s,
-            head_ends_s,
+            worker.queue.behind_s(priority),
+            head_ends_s if head_ends_s > now else -inf,
             worker.foreign_tokens,
             self._foreign_s(worker) if worker.foreign_tokens else 0.0,
-            scale,
+            self._costs.scale(worker_id),
             worker.cost,
         )
 
@@ -300,9 +285,13 @@ class PrefillPool:
         per_token = PrefillCost(0.0, worker.cost.c1_s, 0.0)
         return self._costs.prefill_s(worker.info.worker_id, per_token, worker.foreign_tokens, 0)
 
-    def _queue_s(self, worker: _Prefill, now: float) -> float:
-        """Return the predicted seconds of all queued requests, less those that have run."""
-        queue_s = worker.behind_s + max(0.0, worker.head_ends_s - now)
+    def _queue_s(self, worker: _Prefill, now: float, priority: int | None = None) -> float:
+        """Return the predicted seconds of the requests before a new one, less those that have run.
+
+        `priority` is the new request's; None: all are before it.
+        """
+        queue = worker.queue
+        queue_s = queue.behind_s(priority) + max(0.0, queue.head_ends_s(priority) - now)
         if worker.foreign_tokens:
             queue_s += self._foreign_s(worker)
         return queue_s

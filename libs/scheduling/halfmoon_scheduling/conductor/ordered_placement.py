@@ -22,7 +22,7 @@ from typing import Any
 from halfmoon_protocol.ids import WorkerId
 from halfmoon_protocol.messages import WorkerInfo
 from halfmoon_scheduling.cluster.cluster_state import Cluster
-from halfmoon_scheduling.cluster.prefill_order import PrefillTwins
+from halfmoon_scheduling.cluster.prefill_order import PrefillOrder, PrefillTwins
 from halfmoon_scheduling.placement.cached_prefixes import CachedPrefixes
 from halfmoon_scheduling.placement.estimates import Estimate, Placement, PlacementRequest
 from halfmoon_scheduling.placement.placement_mode import (
@@ -80,7 +80,7 @@ class RowSearch:
             return row
         if worker_id in self._excluded or not self._cluster.prefills.takes_work(worker_id):
             return None
-        candidate = self._cluster.prefill_candidate(worker_id, self._now)
+        candidate = self._cluster.prefill_candidate(worker_id, self._now, self._job.priority)
         row = estimate_row(self._mode, self._job, candidate, self._cached, self._costs)
         self._rows[worker_id] = row
         return row
@@ -88,6 +88,7 @@ class RowSearch:
     def place(
         self,
         candidates: Sequence[WorkerInfo],
+        order: PrefillOrder,
         ttft_slo_s: TtftSlo,
         decode: WorkerId | None,
         tbt_s: float,
@@ -96,6 +97,7 @@ class RowSearch:
 
         Args:
             candidates: prefill workers that take work, by their ids; not all are excluded.
+            order: the same, ordered for requests of this priority.
             ttft_slo_s: the limit of its time to first token at a prefill worker.
             decode: the chosen decode worker, if one has room.
             tbt_s: its predicted seconds between tokens.
@@ -103,10 +105,14 @@ class RowSearch:
         n_candidates = len(candidates) - len(self._excluded)
         self._compare_holders()
         n_holders = len(self._rows)
-        self._compare_others()
+        self._compare_others(order)
         rows = {row.worker_id: row for *_, row in self._best}
         wanted = self._mode.preferred_worker(self._job)
-        if wanted is not None and (row := self.row_of(wanted)) is not None:
+        if (
+            wanted is not None
+            and self._cluster.prefills.takes_whole_prompts(wanted)
+            and (row := self.row_of(wanted)) is not None
+        ):
             rows[wanted] = row
         chosen, preferred = self._drawn(candidates, n_candidates), None
         if chosen is not None:
@@ -139,11 +145,11 @@ class RowSearch:
                 if self._cluster.prefills.takes_whole_prompts(worker_id):
                     self._compare(worker_id)
 
-    def _compare_others(self) -> None:
+    def _compare_others(self, order: PrefillOrder) -> None:
         """Compare workers that hold nothing of the prompt, as far as they may be soon enough."""
         cached, job = self._cached, self._job
         if self._mode.ranks_by == "queue":
-            self._search((0.0, 0.0, 0.0), 0.0)
+            self._search(order, (0.0, 0.0, 0.0), 0.0)
             return
         source = cached.if_none_own
         if source is not PrefixSource.OWN:
@@ -151,9 +157,9 @@ class RowSearch:
             self._readers = self._costs.readers(cached.longest)
             n_bytes = cached.n_longest * job.block_bytes
             extra_s = self._costs.unseen_transfer_s(cached.longest, n_bytes, cached.n_active)
-            self._search(self._weights(cached.n_longest * job.block_size), extra_s)
+            self._search(order, self._weights(cached.n_longest * job.block_size), extra_s)
         if source is not PrefixSource.LONGEST:
-            self._search(self._weights(0), 0.0)
+            self._search(order, self._weights(0), 0.0)
         for worker_id in self._readers:
             if self._cluster.prefills.takes_whole_prompts(worker_id):
                 self._compare(worker_id)
@@ -163,8 +169,10 @@ class RowSearch:
         n_computed = n_tokens - n_cached
         return 1.0, float(n_computed), float(n_computed * (n_tokens + n_cached))
 
-    def _search(self, weights: tuple[float, float, float], extra_s: float) -> None:
-        self._cluster.prefills.search(weights, extra_s, self._limit(), self._now, self._see)
+    def _search(
+        self, order: PrefillOrder, weights: tuple[float, float, float], extra_s: float
+    ) -> None:
+        order.search(weights, extra_s, self._limit(), self._now, self._see)
 
     def _see(self, twins: PrefillTwins) -> float:
         """Compare the first of some twins: the others are later in order of their ids."""

@@ -96,6 +96,7 @@ class Placer:
             layout.block_size,
             layout.block_bytes,
             request.block_hashes,
+            request.priority,
         )
 
         def ttft_slo_s(prefill: WorkerId) -> float | None:
@@ -170,10 +171,12 @@ class Placer:
     ) -> _Found | None:
         """Find the best workers by the orders of the pools; None: all must be compared."""
         cluster = self._cluster
+        if (order := cluster.prefills.order_for(job.priority, now)) is None:
+            return None
         cached = CachedPrefixes.of(self._mode, job, prefixes, cluster.transfers, NO_SERVERS)
         search = RowSearch(self._mode, job, cached, cluster, self._costs, now, left_out)
         decode, tbt_s = cluster.decodes.choose(job.n_pages, job.n_tokens, not_to_ask)
-        placement = search.place(cluster.accepting("prefill"), ttft_slo_s, decode, tbt_s)
+        placement = search.place(cluster.accepting("prefill"), order, ttft_slo_s, decode, tbt_s)
         if (
             self._config.replication_bytes_per_s > 0
             and cached.if_none_own is PrefixSource.FASTER
@@ -197,7 +200,7 @@ class Placer:
         placement = place(
             self._mode,
             job,
-            cluster.prefill_candidates(prefills, now),
+            cluster.prefill_candidates(prefills, now, job.priority),
             cluster.decodes.candidates(_without(decodes, not_to_ask), job.n_pages),
             prefixes,
             cluster.transfers,

@@ -21,6 +21,8 @@ class PlacementRequest:
     block_bytes: int
     #: Chained hashes of the prompt's full blocks: each one identifies all tokens up to its end.
     block_hashes: tuple[BlockHash, ...] = ()
+    #: The largest goes first in a prefill queue.
+    priority: int = 0
 
     @property
     def max_cached_blocks(self) -> int:
