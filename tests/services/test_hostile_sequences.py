@@ -200,10 +200,37 @@ def hush() -> list[Message]:
     return [Cancel(request_id=request_id) for request_id in OWN]
 
 
+@pytest.mark.parametrize("local_prefill_tokens", [0, 64])
 async def test_nothing_said_to_a_decode_worker_harms_another_conductors_requests(
-    local_cluster: LocalCluster, random: Random
+    local_cluster: LocalCluster, random: Random, local_prefill_tokens: int
 ) -> None:
+    def start_prefill(caller: WorkerCaller) -> Message:
+        """Mostly of a landing that this caller has reserved."""
+        landed = [m for m in caller.received if isinstance(m, DecodeReserved)]
+        if not landed:
+            return Cancel(request_id=name_for(random, []))
+        chosen = random.choice(landed[-3:])
+        n_tokens = {"mine-0": 1, "mine-1": 16, "mine-2": 17}.get(chosen.request_id, 40)
+        tokens = tuple(random.randrange(997) for _ in range(n_tokens))
+        hashes = tuple(block_hashes(tokens, model=LAYOUT.model, salt="own", block_size=SIZE))
+        info = cluster.worker("kvstore-0").info
+        store = KvstoreAddress(info.worker_id, info.generation, info.commands)
+        return StartPrefill(
+            request_id=chosen.request_id,
+            token_ids=tokens,
+            n_prompt=n_tokens,
+            block_hashes=hashes,
+            landing=chosen.landing,
+            landing_expires_s=random.choice((0.0, 0.001, 9.0, 9.0)),
+            sampling=sampling(random),
+            stopping=Stopping(max_new_tokens=3),
+            cached=random.choice((None, CachedPrefix(store, 2, (store,)))),
+            store_in=random.choice((None, store)),
+        )
+
     def make(caller: WorkerCaller) -> Message:
+        if local_prefill_tokens and random.random() < 0.3:
+            return start_prefill(caller)
         request_id = name_for(random, worker.batch.request_ids())
         n_tokens = {"mine-0": 1, "mine-1": 16, "mine-2": 17}.get(request_id, 40)
         stopping = Stopping(max_new_tokens=random.choice((1, 2, 5, 30)))
@@ -229,8 +256,12 @@ async def test_nothing_said_to_a_decode_worker_harms_another_conductors_requests
                 hello = Hello(conductor_id=ConductorId(random.choice(NAMES)), session=1)
                 return random.choice((hello, Unwelcome(reason="not mine")))
 
-    patience = {"landing_ttl_s": 3.0, "quarantine_s": 0.05}
-    async with local_cluster(Strict, n_pages=200, decode_settings=patience) as cluster:
+    settings = {
+        "landing_ttl_s": 3.0,
+        "quarantine_s": 0.05,
+        "local_prefill_tokens": local_prefill_tokens,
+    }
+    async with local_cluster(Strict, n_pages=200, decode_settings=settings) as cluster:
         crowd = Crowd(cluster, "decode-0", random)
         worker = crowd.worker
         await haunt(cluster, crowd, make, hush)
