@@ -3,6 +3,7 @@
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from prometheus_client.parser import text_string_to_metric_families
 from transformers import AutoModelForCausalLM
 
+from halfmoon_cli.up.embedded_cluster import ProcessSpec, ServiceProcess
 from halfmoon_testing.models.tiny_models import make_tiny_model
 
 pytestmark = pytest.mark.e2e
@@ -56,9 +58,9 @@ def prompt_of(n: int, first: int) -> list[int]:
     return [first, *(10 + (i * 37) % 300 for i in range(n - 1))]
 
 
-def n_shares(cluster: Any, name: str) -> int:
+def n_shares(process: ServiceProcess) -> int:
     """How many shares of prompts a member has computed."""
-    page = httpx.get(f"{cluster.process(name).status['operators']}/metrics", timeout=10).text
+    page = httpx.get(f"{process.status['operators']}/metrics", timeout=10).text
     families = text_string_to_metric_families(page)
     samples = [each for family in families for each in family.samples]
     return sum(int(s.value) for s in samples if s.name == "halfmoon_prefill_shares_total")
@@ -76,9 +78,9 @@ def test_long_prompts_are_computed_in_stages_cold_and_cached(
     last = f"prefill-{cluster.cluster.plan.n_prefill - 1}"
     for n_tokens in (500, 1000):
         prompt = prompt_of(n_tokens, 7)
-        before = n_shares(cluster, last)
+        before = n_shares(cluster.process(last))
         assert ask(cluster, prompt, 12) == generate(prompt, 12)
-        assert n_shares(cluster, last) > before
+        assert n_shares(cluster.process(last)) > before
         assert ask(cluster, prompt, 12) == generate(prompt, 12)
         longer = [*prompt, *prompt_of(400, 8)]  # its cached prefix is read by each stage
         assert ask(cluster, longer, 12) == generate(longer, 12)
@@ -89,6 +91,54 @@ def test_prompts_of_all_lengths_share_the_members(cluster: Any, generate: Genera
     with ThreadPoolExecutor(len(prompts)) as clients:
         found = list(clients.map(lambda prompt: ask(cluster, prompt, 8), prompts))
     assert found == [generate(prompt, 8) for prompt in prompts]
+
+
+@contextmanager
+def member(cluster: Any, name: str, *flags: str) -> Iterator[ServiceProcess]:
+    """One prefill worker more, for the length of a block."""
+    plan, folder = cluster.cluster.plan, cluster.cluster.folder
+    common = ["--metadata", f"{plan.url}/metadata", "--model", plan.model, "--host", plan.host]
+    named = ["--served-model-name", plan.served_model_name, "--worker-id", name]
+    arguments = (*common, *named, *plan.extra["prefill"], *flags)
+    process = ServiceProcess(ProcessSpec(name, "prefill", arguments), folder)
+    try:
+        yield process
+    finally:
+        process.signal(signal.SIGTERM)
+        if not process.wait(30.0):
+            process.signal(signal.SIGKILL)
+
+
+@pytest.mark.parametrize("only", [(), ("--stage-layers-only",)])
+def test_a_member_whose_layers_do_not_divide_is_refused_by_name_and_the_others_go_on(
+    cluster: Any, generate: Generate, only: Sequence[str]
+) -> None:
+    with member(cluster, "odd", "--group=odd", "--stage=0/4", *only) as odd:
+        cluster.until(lambda: odd.exit_code is not None)
+        assert odd.exit_code
+        assert odd.refusal and "layers" in odd.refusal and "do not divide" in odd.refusal
+    prompt = prompt_of(40, 60)
+    assert ask(cluster, prompt, 4) == generate(prompt, 4)
+
+
+def test_members_with_half_of_the_layers_compute_long_prompts_beside_a_worker_with_all(
+    start_cluster: Callable[..., Any], model: Path, generate: Generate
+) -> None:
+    both = ["--dtype", "float32", "--block-size", "16"]
+    extra = {"prefill": [*both, "--no-measure"], "decode": both}
+    parts = ["--group=parts", "--stage-layers-only", "--group-chunk-tokens=64"]
+    with (
+        start_cluster(str(model), extra=extra) as live,
+        member(live, "part-0", *parts, "--stage=0/2") as first,
+        member(live, "part-1", *parts, "--stage=1/2") as last,
+    ):
+        live.until(lambda: {"part-0", "part-1"} <= set(live.live()))
+        for n_tokens in (40, 800, 1000):  # a longer one begins with the one before it
+            prompt = prompt_of(n_tokens, 70)
+            assert ask(live, prompt, 8) == generate(prompt, 8)
+        for process, layers in ((first, "0 to 2"), (last, "3 to 5")):
+            assert f"layers {layers} of 6 are loaded" in "\n".join(process.last_lines(400))
+            assert n_shares(process) > 0
 
 
 @pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGKILL])
