@@ -31,11 +31,11 @@ FAKE = "fake://tiny?step_s=0.001"
 class Up:
     """A running `halfmoon up` and what it has printed."""
 
-    def __init__(self, folder: Path, **environment: str) -> None:
+    def __init__(self, folder: Path, *words: str, **environment: str) -> None:
         self.output = folder / "output"
         with self.output.open("wb") as sink:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "halfmoon_cli", "up"],
+                [sys.executable, "-m", "halfmoon_cli", "up", *words],
                 env={**os.environ, "COLUMNS": "300", **environment},
                 cwd=folder,
                 stdout=sink,
@@ -59,8 +59,8 @@ class Up:
 
 
 @contextmanager
-def up(folder: Path, **environment: str) -> Iterator[Up]:
-    running = Up(folder, **environment)
+def up(folder: Path, *words: str, **environment: str) -> Iterator[Up]:
+    running = Up(folder, *words, **environment)
     try:
         yield running
     finally:
@@ -81,6 +81,42 @@ def test_up_prints_a_curl_line_that_works_and_stops_everything_on_ctrl_c(tmp_pat
         children = running.children()
         services = [c for c in children if "halfmoon_sandbox.template_process" not in c.cmdline()]
         assert len(services) == 5
+        running.process.send_signal(signal.SIGINT)
+        assert running.process.wait(60) == 0
+        assert not any(child.is_running() for child in children)
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("n_workers", [1, 2])
+def test_flexible_workers_answer_change_by_load_and_stop_on_ctrl_c(
+    tmp_path: Path, n_workers: int
+) -> None:
+    policy = {"role-lasting-s": 1, "role-rest-s": 1, "tbt-slo-s": 1e-4, "admission": "none"}
+    words = [word for flag, value in policy.items() for word in ("-o", f"conductor.{flag}={value}")]
+    port, n = free_port(), str(n_workers)
+    environment = {"MODEL": FAKE, "PREFILL": n, "DECODE": n, "PORT": str(port)}
+    with up(tmp_path, "--flexible", *words, **environment) as running:
+        running.until(lambda: "Ctrl-C stops it" in running.text)
+        assert ("--flexible changes nothing" in running.text) == (n_workers == 1)
+        url = f"http://127.0.0.1:{port}"
+
+        def complete(n_new: int) -> str:
+            body = {"model": "tiny", "prompt": [1, 2], "max_tokens": n_new, "temperature": 0}
+            answer = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
+            assert answer.status_code == 200, answer.text
+            return str(answer.json()["choices"][0]["text"])
+
+        def decodes() -> list[dict[str, Any]]:
+            there = httpx.get(f"{url}/debug/cluster", timeout=20).json()["workers"]
+            return [each for each in there if each["role"] == "decode" and not each["draining"]]
+
+        expected = complete(300)
+        if n_workers == 2:  # an answer always runs, and no prompt waits
+            running.until(lambda: complete(300) == expected and len(decodes()) == 3)
+            (changed,) = [each for each in decodes() if each["worker_id"].startswith("prefill")]
+            assert changed["generation"] == 2
+        assert complete(300) == expected
+        children = running.children()
         running.process.send_signal(signal.SIGINT)
         assert running.process.wait(60) == 0
         assert not any(child.is_running() for child in children)
@@ -117,6 +153,13 @@ def test_a_port_in_use_is_refused_with_a_way_out() -> None:
         result = CliRunner().invoke(app, ["up", "--model", FAKE, "--port", str(port)])
     assert result.exit_code == 2
     assert str(port) in result.output and "PORT=" in result.output
+
+
+def test_members_of_a_group_can_not_be_flexible_and_are_refused_by_name() -> None:
+    words = ["up", "--model", FAKE, "--prefill", "2", "--group", "2", "--flexible"]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 2
+    assert "--flexible with --group 2" in result.output and "leave one" in result.output
 
 
 @pytest.mark.parametrize("option", ["prefill", "prefill.x", "master.x=1"])

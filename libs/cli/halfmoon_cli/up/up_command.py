@@ -102,6 +102,18 @@ def up(
             f"--group is {group} and --prefill {prefill}: a group has two workers or more, and "
             "--prefill is a multiple of it"
         )
+    if flexible and group:
+        _give_up(
+            f"--flexible with --group {group}: the engine of a group's member computes one stage of"
+            " a prompt and can't be a decode worker's; leave one of them out"
+        )
+    if flexible and prefill + decode == 2:
+        console.print(
+            "--flexible changes nothing with one prefill and one decode worker: each is the last"
+            " one of its role. --prefill 2 or --decode 2 gives one that can change.",
+            highlight=False,
+            soft_wrap=True,
+        )
     chosen = port or (DEFAULT_PORT if is_free(DEFAULT_PORT) else free_port())
     if not model:
         try:
