@@ -1,8 +1,8 @@
 """Measure changes of role: seconds of each phase, as metrics, a span and a log line.
 
-drain   from the conductor's command until the worker's record is removed
-rest    while writers of given-up landings may still write to the pool
-start   until the worker takes requests in its new role
+- `drain`: from the conductor's command until the worker's record is removed.
+- `rest`: while writers of given-up landings may still write to the pool.
+- `start`: until the worker takes requests in its new role.
 """
 
 from dataclasses import dataclass, field
