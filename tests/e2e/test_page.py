@@ -386,7 +386,7 @@ def test_a_worker_changes_its_role_by_the_switch_on_its_card(
     start_cluster: StartCluster, open_page: OpenPage
 ) -> None:
     flexible = ["--roles", "prefill,decode", "--role-cooldown-s", "0"]
-    extra = {"prefill": flexible, "decode": flexible}
+    extra = {"decode": flexible}
     with (
         start_cluster(FAKE, n_prefill=1, n_decode=2, n_kvstore=0, extra=extra) as live,
         open_page(live.url, may_fail="status of 409") as page,
@@ -399,6 +399,7 @@ def test_a_worker_changes_its_role_by_the_switch_on_its_card(
             return page.locator(f'#map .column.{role} [data-key="{worker}"][data-state="live"]')
 
         expect(switch("decode-1")).to_have_value("auto")
+        expect(switch("prefill-0")).to_be_hidden()
         expect(page.locator("#roles-note")).to_contain_text("role_changes is off")
         switch("decode-1").select_option("prefill")
         expect(in_column("prefill", "decode-1")).to_contain_text("pinned to prefill")

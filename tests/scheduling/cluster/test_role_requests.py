@@ -140,6 +140,7 @@ def test_a_worker_changes_as_an_operator_requests_and_stays_pinned() -> None:
     core.join("decode-1", role="prefill", roles=BOTH)
     back = core.row("decode-1")
     assert (back.role, back.pinned, back.changing_to) == ("prefill", "prefill", None)
+    assert core.outlook().rest_s == 0.0  # the policy is off, so it does not rest
     assert core.wait(100.0) == []
 
 

@@ -159,7 +159,7 @@ class RoleBalancer:
             automatic=self._automatic,
             pools={side: SideOutlook(forecast.loads[side], len(loads[side])) for side in _SIDES},
             next=self._next(forecast),
-            rest_s=forecast.rest_s,
+            rest_s=forecast.rest_s if self._automatic else 0.0,
             reason=reason,
             workers=tuple(
                 self._worker_role(worker_id, infos.get(worker_id), by_worker.get(worker_id))
