@@ -14,6 +14,7 @@ import yaml
 from halfmoon_conductor.settings import ConductorSettings
 from halfmoon_engine import demo
 from halfmoon_kvstore.settings import KvstoreSettings
+from halfmoon_protocol.messages import Stage
 from halfmoon_runtime.settings import ServiceSettings
 from halfmoon_workers.decode.decode_settings import DecodeSettings
 from halfmoon_workers.prefill.prefill_settings import PrefillSettings
@@ -136,6 +137,52 @@ def test_ports_are_named_where_they_are_opened(release: Any) -> None:
         assert {p for p in opened if isinstance(p, str)} == set(ports)
 
 
+@pytest.mark.parametrize("layers_only", [False, True])
+def test_a_group_has_a_pod_for_each_stage_beside_the_replicas(
+    render: Callable[[Any], Any], values_of: Callable[[str], Any], layers_only: bool
+) -> None:
+    group = {"group": {"stages": 3, "layersOnly": layers_only}}
+    release = render({**values_of("defaults"), "prefill": group})
+    alone = render(values_of("defaults"))
+    assert release.workloads.keys() - alone.workloads.keys() == {
+        f"prefill-stage-{stage}" for stage in range(3)
+    }
+    settings = []
+    for stage in range(3):
+        workload = release.workloads[f"prefill-stage-{stage}"]
+        assert workload["spec"]["replicas"] == 1
+        assert selects(workload["spec"]["selector"]["matchLabels"], workload)
+        # Only its own pods: those of the replicas lack the label.
+        assert not selects(
+            workload["spec"]["selector"]["matchLabels"], release.workloads["prefill"]
+        )
+        policy = release.of("NetworkPolicy")["hm-prefill"]["spec"]
+        assert selects(policy["podSelector"]["matchLabels"], workload)
+        (container,) = pod(workload)["containers"]
+        given = {one["name"]: one.get("value") for one in container["env"]}
+        assert len(given) == len(container["env"]), "a variable is given twice"
+        names = ("group", "stage", "stage_layers_only")
+        fields = {name: given[f"HALFMOON_{name.upper()}"] for name in names}
+        settings.append(PrefillSettings(model="m", **fields))
+    assert [each.stage_record for each in settings] == [
+        Stage("group-0", stage, 3, chunk_tokens=1024) for stage in range(3)
+    ]
+    assert {each.stage_layers_only for each in settings} == {layers_only}
+    (container,) = pod(release.workloads["prefill"])["containers"]
+    assert not any("STAGE" in one["name"] for one in container["env"])
+
+
+def test_a_group_that_can_not_be_is_refused_by_name(
+    helm: Any, chart: Any, values_of: Callable[[str], Any]
+) -> None:
+    values = values_of("defaults")
+    with pytest.raises(helm.HelmError, match=r"prefill\.group\.stages is 1: a group has 2"):
+        chart.render({**values, "prefill": {"group": {"stages": 1}}}, name="hm")
+    parts = {"group": {"stages": 2, "layersOnly": True}, "replicas": 0}
+    with pytest.raises(helm.HelmError, match="short prompts need a worker with all layers"):
+        chart.render({**values, "prefill": parts}, name="hm")
+
+
 def test_a_drained_node_leaves_one_of_each(release: Any) -> None:
     for role, workload in release.workloads.items():
         scaling = release.of("HorizontalPodAutoscaler").get(f"hm-{role}")
@@ -220,13 +267,18 @@ def reached(release: Any) -> set[tuple[str, str]]:
 
 def test_policies_open_the_ways_that_the_protocol_names_and_no_others(release: Any) -> None:
     told = (ROOT / "docs/protocol.md").read_text()
-    assert "Conductors connect; prefill workers connect to kvstores." in re.sub(r"\s+", " ", told)
+    assert (
+        "Conductors connect. Prefill and decode workers connect to kvstores, and stage 0 of a "
+        "group to the other stages."
+    ) in re.sub(r"\s+", " ", told)
     assert reached(release) == {
         ("conductor", "prefill"),
         ("conductor", "decode"),
         ("conductor", "kvstore"),
+        ("prefill", "prefill"),  # stages of a group
         ("prefill", "decode"),  # the landing
         ("prefill", "kvstore"),
+        ("decode", "kvstore"),  # answers, and prefixes of prompts that decode computes
         ("kvstore", "kvstore"),  # replicas, and what a node that leaves hands on
     }
     for role in ROLES:

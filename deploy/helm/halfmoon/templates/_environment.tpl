@@ -1,6 +1,6 @@
 {{/* Environment variables of a service: what the chart knows, then what the values set. */}}
 
-{{/* {root, role} */}}
+{{/* {root, role}, and {stage} for a member of the group */}}
 {{- define "halfmoon.environment" -}}
 {{- $values := .root.Values }}
 {{- $role := index $values .role }}
@@ -56,6 +56,11 @@
 {{- $_ := set $options $name (include "halfmoon.number" $value) }}
 {{- end }}
 - {name: HALFMOON_ENGINE_OPTIONS, value: {{ $options | toJson | quote }}}
+{{- end }}
+{{- if hasKey . "stage" }}
+- {name: HALFMOON_GROUP, value: group-0}
+- {name: HALFMOON_STAGE, value: {{ printf "%d/%d" .stage (int $role.group.stages) | quote }}}
+- {name: HALFMOON_STAGE_LAYERS_ONLY, value: {{ $role.group.layersOnly | quote }}}
 {{- end }}
 {{- with $values.model.hubToken }}
 {{- if .secret }}

@@ -9,11 +9,14 @@
 {{ include "halfmoon.fullname" .root }}-{{ .role }}
 {{- end }}
 
-{{/* {root, role}: what its pods are found by; never changes. */}}
+{{/* {root, role}, and {stage} for a member of the group: what its pods are found by; never changes. */}}
 {{- define "halfmoon.selector" -}}
 app.kubernetes.io/name: halfmoon
 app.kubernetes.io/instance: {{ .root.Release.Name }}
 app.kubernetes.io/component: {{ .role }}
+{{- if hasKey . "stage" }}
+halfmoon/stage: {{ .stage | quote }}
+{{- end }}
 {{- end }}
 
 {{- define "halfmoon.labels" -}}
