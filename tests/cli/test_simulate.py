@@ -142,3 +142,15 @@ def test_a_paper_prints_ours_beside_theirs_and_writes_a_page(tmp_path: Path) -> 
     assert result.exit_code == 0, result.output
     assert "published" in result.output
     assert page.read_text().startswith("## capacity")
+
+
+def test_a_paper_replaces_its_part_of_a_page_of_all(tmp_path: Path) -> None:
+    page = tmp_path / "papers.md"
+    page.write_text("# Old\n\n| `capacity` | old |\n\n## ratio: kept\n\nkept\n\n## capacity: old\n")
+    result = halfmoon("paper", "capacity", "--requests", "200", "--page", str(page))
+    assert result.exit_code == 0, result.output
+    text = page.read_text()
+    assert "## ratio: kept\n\nkept\n" in text
+    assert "## capacity: Hit rate over capacity" in text
+    assert "| `capacity` | share of the maximum with 3 M tokens" in text
+    assert "old" not in text.lower().replace("holds", "")

@@ -1,24 +1,57 @@
-"""The speed that enough requests stand lies between two runs, or is said to be a bound."""
+"""What a system can serve is told by runs alone, and a sweep that does not enclose it says so."""
 
 import pytest
 
-from halfmoon_simulator.papers.goodput import capacity
+from halfmoon_simulator.papers.goodput import ENOUGH, NEAR, capacity, gain, next_speed
+
+BETWEEN = capacity({0.75: 1.0, 1.0: 0.95, 2.0: 0.45, 3.0: 0.1})
+NEVER_TOO_FAST = capacity({1.0: 1.0, 2.0: 0.97})
+NEVER_ENOUGH = capacity({1.0: 0.7, 2.0: 0.4})
 
 
-def test_a_speed_lies_between_the_last_run_with_enough_and_the_first_without() -> None:
-    found = capacity({0.75: 1.0, 1.0: 0.95, 2.0: 0.45, 3.0: 0.1})
+def test_what_a_system_serves_lies_between_two_runs() -> None:
+    assert (BETWEEN.enough, BETWEEN.too_fast) == (1.0, 2.0)
+    assert BETWEEN.enough_run({1.0: 0.95}) == "1× (95%)"
+    assert BETWEEN.too_fast_run({2.0: 0.45}) == "2× (45%)"
+
+
+def test_a_sweep_that_does_not_enclose_it_says_so() -> None:
+    assert NEVER_TOO_FAST.too_fast_run({}) == "not reached: the sweep ends"
+    assert NEVER_ENOUGH.enough_run({}) == "none of the runs"
+
+
+def test_a_run_out_of_line_ends_what_counts_as_enough() -> None:
+    found = capacity({1.0: 0.95, 2.0: 0.8, 3.0: 0.95})
     assert (found.enough, found.too_fast) == (1.0, 2.0)
-    assert found.speed == pytest.approx(1.1)
-    assert str(found) == "1.10×"
-    assert found.between == "1× and 2×"
 
 
 @pytest.mark.parametrize(
-    ("shares", "said", "between"),
-    [({1.0: 1.0, 2.0: 0.97}, "≥ 2.00×", "2×"), ({1.0: 0.7, 2.0: 0.4}, "< 1.00×", "1×")],
+    ("ours", "theirs", "said"),
+    [
+        (capacity({4.0: 1.0, 5.0: 0.1}), BETWEEN, "+100% to +400%"),
+        (NEVER_TOO_FAST, BETWEEN, "at least +0%"),
+        (capacity({4.0: 1.0, 5.0: 0.1}), NEVER_ENOUGH, "at least +300%"),
+        (NEVER_ENOUGH, BETWEEN, "at most +0%"),
+        (NEVER_ENOUGH, NEVER_TOO_FAST, "at most -50%"),
+        (NEVER_TOO_FAST, NEVER_TOO_FAST, "unknown"),
+    ],
 )
-def test_what_no_two_runs_enclose_is_said_to_be_a_bound(
-    shares: dict[float, float], said: str, between: str
-) -> None:
-    assert str(capacity(shares)) == said
-    assert capacity(shares).between == between
+def test_a_gain_is_no_more_exact_than_the_runs(ours: object, theirs: object, said: str) -> None:
+    assert gain(ours, theirs) == said  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("true_speed", [0.05, 0.3, 0.9, 1.2, 2.7, 4.2, 7.9, 9.0])
+def test_speeds_are_run_until_two_near_ones_enclose_or_the_sweep_ends(true_speed: float) -> None:
+    def share(speed: float) -> float:
+        return 1.0 if speed <= true_speed else 0.0
+
+    shares = {speed: share(speed) for speed in (1.0, 1.5, 2.0)}
+    while (speed := next_speed(shares)) is not None:
+        assert speed not in shares
+        shares[speed] = share(speed)
+    found = capacity(shares)
+    assert (found.enough is None) == (true_speed < 0.1)
+    assert (found.too_fast is None) == (true_speed > 8)
+    if found.enough and found.too_fast:
+        assert found.enough <= true_speed < found.too_fast <= NEAR * found.enough
+    assert ENOUGH == 0.9

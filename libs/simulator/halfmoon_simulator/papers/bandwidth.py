@@ -41,6 +41,16 @@ def bandwidth(bench: ExperimentRunner) -> PaperReport:
     ]
     return PaperReport(
         name="bandwidth",
+        summary="mean TTFT of kvcache_centric in seconds, "
+        + "; ".join(
+            f"at {speed:g}×: "
+            + ", ".join(f"{found[2 * GBPS.index(g)]:.2f} at {g} Gbps" for g in PUBLISHED)
+            + f", {found[-1]:.2f} with nothing cached"
+            for speed, found in by_speed.items()
+        )
+        + "; published: "
+        + ", ".join(f"{value} at {gbps}" for gbps, value in PUBLISHED.items())
+        + f", {PUBLISHED_RECOMPUTE}",
         title="Mean TTFT over network bandwidth",
         published_in="FAST'25, Figure 13, read off",
         setup=(
@@ -59,9 +69,9 @@ def bandwidth(bench: ExperimentRunner) -> PaperReport:
         checks=tuple(check for speed, found in by_speed.items() for check in _checks(speed, found)),
         differences=(
             "The figure's number of nodes and rate are not stated. At the trace's own speed 8"
-            " prefill workers can't compute everything anew (60,000 tokens/s come), and at 24 Gbps"
-            " their KV alone, 20 GB/s on its way to decode, fills the wires; the paper's load"
-            " must have been lower. At half the speed the values are near the published ones.",
+            " prefill workers can't compute everything anew (60,000 tokens/s arrive). At 24 Gbps"
+            " their KV alone, 20 GB/s to decode, fills the network; the paper's load must have"
+            " been lower. At half the speed the values are near the published ones.",
             "Prefill's KV crosses the network to decode in every case here, so a slow network also"
             " slows what is computed anew; 'nothing cached' is at 800 Gbps, the paper's line is"
             " one value.",

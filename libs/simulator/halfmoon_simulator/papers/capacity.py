@@ -38,6 +38,8 @@ def capacity(bench: ExperimentRunner) -> PaperReport:
         bench.done(i + 1, 3)
     return PaperReport(
         name="capacity",
+        summary="share of the maximum with 3 M tokens (published): "
+        + ", ".join(f"{source} {ours} ({theirs})" for source, ours, theirs, _ in shares),
         title="Hit rate over capacity",
         published_in="FAST'25, Figure 9, read off",
         setup=(*bench.cut_short, *setup, "LRU over one pool of 512-token blocks"),

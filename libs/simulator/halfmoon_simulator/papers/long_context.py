@@ -81,6 +81,9 @@ def long_context(bench: ExperimentRunner) -> PaperReport:
     )
     return PaperReport(
         name="long-context",
+        summary="3P+1D over 4M one by one: "
+        + ", ".join(f"{row[-1]} at {row[0]}" for row in rows)
+        + "; published +50% to +525% over lengths and clusters",
         title="Throughput of long prompts within the limits",
         published_in="arXiv 2407.00079, section 8.1.2: +50 % to +525 % over [4M]",
         setup=(

@@ -1,5 +1,7 @@
 """Print a paper's comparison: our figures beside theirs, the setup, and the differences."""
 
+from textwrap import wrap
+
 import msgspec
 from rich.console import Console
 from rich.table import Table
@@ -32,6 +34,8 @@ class PaperReport(msgspec.Struct, frozen=True, kw_only=True):
     checks: tuple[PaperCheck, ...] = ()
     #: Why ours and theirs differ, a sentence each.
     differences: tuple[str, ...] = ()
+    #: The outcome in one line, of figures of this run alone; "": the checks are counted.
+    summary: str = ""
 
 
 def print_report(report: PaperReport, console: Console) -> None:
@@ -60,17 +64,37 @@ def print_report(report: PaperReport, console: Console) -> None:
 
 def to_markdown(report: PaperReport) -> str:
     """For a page of documentation."""
-    lines = [f"## {report.name}: {report.title}", "", f"Published: {report.published_in}.", ""]
-    lines += [f"- {line}" for line in report.setup]
+    lines = [f"## {report.name}: {report.title}", ""]
+    lines += [*wrap_markdown(f"Published: {report.published_in}."), ""]
+    for line in report.setup:
+        lines += wrap_markdown(line, "- ")
     for table in report.tables:
-        lines += ["", f"{table.title}:", "", "| " + " | ".join(table.columns) + " |"]
+        lines += [
+            "",
+            *wrap_markdown(f"{table.title}:"),
+            "",
+            "| " + " | ".join(table.columns) + " |",
+        ]
         lines += ["|" + "---|" * len(table.columns)]
         lines += ["| " + " | ".join(row) + " |" for row in table.rows]
     if report.checks:
         lines += [""]
     for check in report.checks:
-        lines += [f"- {'holds' if check.holds else '**does not hold**'}: {check.sentence}"]
+        mark = "holds" if check.holds else "**does not hold**"
+        lines += wrap_markdown(f"{mark}: {check.sentence}", "- ")
     if report.differences:
         lines += ["", "Why they differ:", ""]
-    lines += [f"- {line}" for line in report.differences]
+    for line in report.differences:
+        lines += wrap_markdown(line, "- ")
     return "\n".join(lines) + "\n"
+
+
+def wrap_markdown(text: str, bullet: str = "") -> list[str]:
+    """Return a paragraph, or an item of a list, in lines of at most 100 characters."""
+    return wrap(
+        bullet + text,
+        100,
+        subsequent_indent=" " * len(bullet),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
