@@ -41,16 +41,15 @@ def bandwidth(bench: ExperimentRunner) -> PaperReport:
     ]
     return PaperReport(
         name="bandwidth",
-        summary="mean TTFT of kvcache_centric in seconds, "
+        summary=f"mean TTFT in seconds at {' / '.join(map(str, PUBLISHED))} Gbps and with nothing"
+        " cached: "
         + "; ".join(
-            f"at {speed:g}×: "
-            + ", ".join(f"{found[2 * GBPS.index(g)]:.2f} at {g} Gbps" for g in PUBLISHED)
-            + f", {found[-1]:.2f} with nothing cached"
+            f"{speed:g}× "
+            + " / ".join(f"{found[2 * GBPS.index(gbps)]:.2f}" for gbps in PUBLISHED)
+            + f" and {found[-1]:.2f}"
             for speed, found in by_speed.items()
         )
-        + "; published: "
-        + ", ".join(f"{value} at {gbps}" for gbps, value in PUBLISHED.items())
-        + f", {PUBLISHED_RECOMPUTE}",
+        + f"; published {' / '.join(PUBLISHED.values())} and {PUBLISHED_RECOMPUTE}",
         title="Mean TTFT over network bandwidth",
         published_in="FAST'25, Figure 13, read off",
         setup=(

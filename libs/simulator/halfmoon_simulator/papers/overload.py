@@ -162,7 +162,8 @@ def overload(bench: ExperimentRunner) -> PaperReport:
         + " / ".join(MODES)
         + ": "
         + "; ".join(
-            f"{load.name} " + " / ".join(str(one.n_refused) for one in mine.values())
+            f"{load.name.split(' trace')[0].replace(', seed', '')}: "
+            + " / ".join(str(one.n_refused) for one in mine.values())
             for load, mine in zip(loads, outcomes, strict=False)
         )
         + " (published 4183 / 3771 / 3589 of 23,000 on another load)",
