@@ -191,6 +191,18 @@ async def test_a_whole_prompt_at_one_stages_layers_is_refused_by_name(
             await cluster.settled()
 
 
+async def test_the_log_names_a_group_without_all_of_its_stages(
+    local_cluster: LocalCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with local_cluster(fake(), config=EAGER) as cluster:
+        await cluster.start_prefill("prefill-1", group="parts", stage="0/2")
+        await cluster.until(lambda: bool(cluster.core.cluster.group_faults))
+        assert await cluster.generate(PROMPT, 4) == ORACLE.expected(PROMPT, 4)
+        await cluster.settled()
+    said = capsys.readouterr().out
+    assert "prefill_group_fault" in said and "no worker is stage 1" in said
+
+
 # -- refusals --------------------------------------------------------------------------------
 
 

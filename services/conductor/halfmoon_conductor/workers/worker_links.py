@@ -270,7 +270,8 @@ class WorkerLinks:
                 member.joined = True
                 self.shell.post(WorkerJoined(info))
                 self._log_unused_kvstores()
-                self._log_group_faults()
+                if info.stage is not None:
+                    self._log_group_faults()
             case Welcome(worker=info):
                 record_drop(
                     "foreign", member.info.commands, f"{worker_id} speaks for {info.worker_id}"
