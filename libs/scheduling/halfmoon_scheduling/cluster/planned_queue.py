@@ -90,14 +90,11 @@ class PlannedQueue:
         Args:
             priority: of the new request; None: less than all here.
         """
-        return sum(
-            (
-                level.seconds
-                for of_level, level in self._levels.items()
-                if priority is None or of_level >= priority
-            ),
-            0.0,
-        )
+        seconds = 0.0
+        for of_level, level in self._levels.items():
+            if priority is None or of_level >= priority:
+                seconds += level.seconds
+        return seconds
 
     def head_ends_s(self, priority: int | None = None) -> float:
         """Return when the running request should end; minus infinity if it would pause.

@@ -46,6 +46,9 @@ class _SearchScope(NamedTuple):
     decodes: Collection[WorkerId]
 
 
+_NONE_LEFT_OUT = _SearchScope((), ())
+
+
 class Placer:
     """Gather the inputs of placement, and remember at which workers a request failed."""
 
@@ -110,7 +113,9 @@ class Placer:
         found = None
         decodes: Sequence[WorkerInfo]
         if scope is not None:
-            decodes, not_to_ask = self._cluster.accepting("decode"), {*not_to_ask, *scope.decodes}
+            decodes = self._cluster.accepting("decode")
+            if scope.decodes:
+                not_to_ask = {*not_to_ask, *scope.decodes}
             found = self._search(job, scope.prefills, prefixes, not_to_ask, ttft_slo_s, now)
         if found is None:
             prefills, decodes = self._able(request, apart_from)
@@ -150,6 +155,8 @@ class Placer:
         if able[0] is not prefills.workers or able[1] is not decodes.workers:
             return None
         avoided = self._avoided.get(original_request_id(request.request_id), ())
+        if not avoided and not apart_from:
+            return _NONE_LEFT_OUT
         left_out = []
         for capacity in (prefills, decodes):
             role = capacity.workers[0].role
