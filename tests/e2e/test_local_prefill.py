@@ -84,6 +84,29 @@ def test_answers_are_those_of_transformers_wherever_a_prompt_is_prefilled(
             )
 
 
+def test_prompts_of_any_length_are_prefilled_beside_the_batch_with_equal_tokens(
+    start_cluster: StartCluster, tiny_model: Path, generated: Callable[[list[int]], list[int]]
+) -> None:
+    fp32 = ["--dtype", "float32", "--block-size", "16"]
+    hybrid = ["--local-prefill-tokens", str(2**31 - 1), "--local-prefill-tbt-s", "0.2"]
+    extra = {"prefill": fp32, "decode": [*fp32, *hybrid], "conductor": ["--tbt-slo-s", "30"]}
+    with start_cluster(str(tiny_model), extra=extra) as cluster, ThreadPoolExecutor(8) as clients:
+        prompts = [[10 + (k * 41 + i * 101) % 300 for k in range(300 + 75 * i)] for i in range(8)]
+
+        def ask(prompt: list[int]) -> list[int]:
+            said = cluster.complete(
+                prompt=prompt,
+                max_tokens=N_NEW,
+                ignore_eos=True,
+                return_token_ids=True,
+                temperature=0,
+            )
+            return list(said["choices"][0]["token_ids"])
+
+        assert list(clients.map(ask, prompts)) == [generated(prompt) for prompt in prompts]
+        assert local_prefills(cluster), "one prefill process has no time for all of them"
+
+
 def test_a_decode_process_killed_in_mid_prefill_costs_no_token(start_cluster: StartCluster) -> None:
     spec = "fake://slow?step_s=0.004&token_s=0.003&max_context=8192"
     oracle = FakeEngine(parse_fake_spec(spec), block_size=64)

@@ -152,6 +152,25 @@ async def test_the_parts_of_a_prompt_leave_room_for_a_step_of_the_batch(
         await cluster.settled()
 
 
+async def test_no_part_is_computed_before_steps_made_up_for_the_one_before(
+    local_cluster: LocalCluster,
+) -> None:
+    # A limit that no step keeps: the part that was computed is never made up for beside the batch.
+    spaced = {**LOCAL, "local_prefill_step_s": 0.005, "local_prefill_tbt_s": 1e-9}
+    async with local_cluster(RecordingEngine, decode_settings=spaced) as cluster:
+        engine = cluster.members["decode-0"].engine
+        stream = cluster.events(prompt_of(20), 500)
+        first = [await anext(stream) for _ in range(3)]
+        engine.passes.clear()
+        prompt = prompt_of(200, salt=3)
+        assert await cluster.generate(prompt, 10) == ORACLE.expected(prompt, 10)
+        rest = [event.token async for event in stream]
+        assert [event.token for event in first] + rest == ORACLE.expected(prompt_of(20), 500)
+        parts = [lengths for lengths in engine.passes if max(lengths) > 1]
+        assert parts == [[16], [184]], "the second one when no request is running"
+        await cluster.settled()
+
+
 async def test_without_a_batch_a_prompt_is_computed_in_larger_parts(
     local_cluster: LocalCluster,
 ) -> None:

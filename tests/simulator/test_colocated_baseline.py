@@ -142,3 +142,21 @@ def test_every_request_ends_once_and_nothing_leaks(
     assert [record.outcome for record in result.records] == ["finished"] * 12
     assert all(record.intervals.n == record.n_output - 1 for record in result.records)
     assert all(instance.pool.n_available == 14 for instance in world.instances)
+
+
+def test_the_kv_router_prefers_the_instance_that_has_the_prefix_or_the_least_to_do() -> None:
+    asks = [
+        a_trace_request(n_input=96, n_output=2, shared=5),
+        a_trace_request(at_s=0.5, n_input=32, n_output=2, prompt=1),
+        a_trace_request(at_s=20.0, n_input=16, n_output=40, prompt=2),
+        a_trace_request(at_s=21.5, n_input=96, n_output=2, prompt=3, shared=5),
+        a_trace_request(at_s=21.6, n_input=64, n_output=2, prompt=4),
+    ]
+    for router, expected in (("kv", [0, 1, 0, 0, 1]), ("requests", [0, 1, 0, 1, 0])):
+        result, _ = audited(*asks, n_instances=2, prefix_caching=True, router=router)
+        assert [record.prefill for record in result.records] == [f"instance-{i}" for i in expected]
+
+
+def test_an_unknown_router_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="router is 'best', it is one of: requests, kv"):
+        ColocatedSpec(router="best")

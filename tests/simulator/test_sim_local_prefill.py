@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from halfmoon_protocol.ids import WorkerId
 from halfmoon_simulator.cluster.cluster_sim import ClusterSim, WorkerFault
 from halfmoon_simulator.cluster.cluster_spec import ClusterSpec
 from halfmoon_simulator.results.run_report import results_to_json
@@ -224,3 +225,63 @@ def test_the_same_run_gives_the_same_bytes() -> None:
         for _ in range(3)
     }
     assert len(texts) == 1
+
+
+@pytest.mark.parametrize(("tbt_s", "n_between"), [(0.0, 0), (1.2, 2)])
+def test_a_long_prompt_is_computed_in_parts_with_steps_between_them(
+    tbt_s: float, n_between: int
+) -> None:
+    # Beside steps of 1 s there is room for 48 tokens, 0.48 s: a pass costs its second once. At a
+    # limit of 1.2 s each step pays 0.2 s of that, the one with the part in it as well.
+    asks = [
+        a_trace_request(n_input=16, n_output=60),
+        a_trace_request(at_s=10.1, n_input=2000, n_output=1, prompt=2),
+        a_trace_request(at_s=10.2, n_input=96, n_output=1, prompt=1),
+    ]
+    world = a_world(
+        *asks,
+        local_prefill_tokens=10_000,
+        local_prefill_step_s=2.48,
+        local_prefill_tbt_s=tbt_s,
+        n_pages=200,
+    )
+    first, _, long = audited(world).records
+    assert (long.prefill, long.outcome) == ("decode-0", "finished")
+    steps = [round(seconds, 6) for n, seconds in first.intervals.runs for _ in range(n)]
+    parts = [i for i, seconds in enumerate(steps) if seconds == 1.48]
+    assert len(parts) == 2
+    assert parts[1] - parts[0] - 1 == n_between
+
+
+def test_alone_at_a_worker_parts_follow_each_other() -> None:
+    asks = [
+        a_trace_request(n_input=2000, n_output=1, prompt=2),
+        a_trace_request(at_s=0.1, n_input=96, n_output=1, prompt=1),
+    ]
+    world = a_world(
+        *asks,
+        local_prefill_tokens=10_000,
+        local_prefill_step_s=1.48,
+        local_prefill_tbt_s=1.2,
+        n_pages=200,
+        n_decode=2,
+    )
+    _, long = audited(world).records
+    assert long.prefill == "decode-1"
+    assert long.ttft_s == pytest.approx(2.0 + 2 * 1.48)  # a pass each
+
+
+def test_kvstores_stand_on_the_hosts_of_decode_workers_too() -> None:
+    asks = [
+        a_trace_request(n_input=400, n_output=1),
+        a_trace_request(at_s=0.1, n_input=48, n_output=1, prompt=1),
+    ]
+    world = a_world(*asks, n_kvstore=2)
+    audited(world)
+    for _ in range(200):  # blocks are kept after the answer
+        world.event_queue.step()
+    beside = world.kvstores[WorkerId("kvstore-1")]
+    assert beside.host == world.decodes[WorkerId("decode-0")].host
+    assert beside.cache.n_stored == 3
+    with pytest.raises(ValueError, match="n_kvstore is 3; one kvstore stands on a host"):
+        ClusterSpec(n_prefill=1, n_decode=1, n_kvstore=3)

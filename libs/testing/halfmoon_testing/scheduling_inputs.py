@@ -32,6 +32,8 @@ def a_worker(
     stage: Stage | None = None,
     stage_layers_only: bool = False,
     local_prefill_tokens: int = 0,
+    local_prefill_step_s: float = 0.0,
+    local_prefill_tbt_s: float = 0.0,
     server: str = "",
 ) -> WorkerInfo:
     """Return a worker whose role is the first part of its id, as in ``decode-0``."""
@@ -65,6 +67,8 @@ def a_worker(
         stage=stage,
         stage_layers_only=stage_layers_only,
         local_prefill_tokens=local_prefill_tokens,
+        local_prefill_step_s=local_prefill_step_s,
+        local_prefill_tbt_s=local_prefill_tbt_s,
         server=server,
     )
 

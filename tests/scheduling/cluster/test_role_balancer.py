@@ -24,7 +24,13 @@ def worker(name: str, **fields: Any) -> WorkerInfo:
 class Core:
     """Two prefill and three decode workers, whose work comes from another conductor."""
 
-    def __init__(self, *, roles: tuple[Role, ...] = BOTH, switched_on: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        roles: tuple[Role, ...] = BOTH,
+        switched_on: bool = True,
+        local_tokens: int = 0,
+    ) -> None:
         self.now = 0.0
         self.core = Conductor(
             SchedulingConfig(
@@ -36,7 +42,9 @@ class Core:
             )
         )
         for name in (*PREFILLS, *DECODES):
-            self.core.handle(WorkerJoined(worker(name, roles=roles)), 0.0)
+            local = local_tokens if name in DECODES else 0
+            info = worker(name, roles=roles, local_prefill_tokens=local)
+            self.core.handle(WorkerJoined(info), 0.0)
 
     def prefill_load(self, queued_tokens: int) -> None:
         for name in PREFILLS:
@@ -113,3 +121,14 @@ def test_a_worker_that_is_back_in_another_role_is_of_that_side() -> None:
         "decode-0",
     }
     core.core.check()
+
+
+@pytest.mark.parametrize(("local_tokens", "told"), [(4096, {"decode"}), (4095, set())])
+def test_prefill_workers_with_work_are_spared_where_decode_workers_take_any_prompt(
+    local_tokens: int, told: set[str]
+) -> None:
+    core = Core(local_tokens=local_tokens)  # the longest context is 4,096 tokens
+    core.prefill_load(1)
+    core.told_by(60.0)
+    core.decode_load(free_pages=2)
+    assert {role for _, _, role in core.told_by(120.0)} == told

@@ -462,6 +462,7 @@ class World(RuleBasedStateMachine):
                 host="host",
                 stage=stage,
                 local_prefill_tokens=20 if self.local and name.startswith("decode") else 0,
+                local_prefill_step_s=0.05 * (self.generation % 2),
                 server=f"server-{name[-1]}" if self.served else "",
             )
             batch = None

@@ -306,7 +306,9 @@ class Pair:
             replicates=True,
             stage=stage,
             stage_layers_only=stage is not None and dice.random() < 0.3,
-            local_prefill_tokens=50 if self.local and role == "decode" else 0,
+            local_prefill_tokens=dice.choice((50, 4096)) if self.local and role == "decode" else 0,
+            local_prefill_step_s=dice.choice((0.0, 0.05)),
+            local_prefill_tbt_s=dice.choice((0.0, 0.02)),
             prefill_cost=PrefillCost(
                 dice.choice(times) * 0.01, dice.choice(times) * 1e-3, dice.choice((0.0, 1e-5))
             )

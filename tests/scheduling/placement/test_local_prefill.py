@@ -268,3 +268,45 @@ def test_limits_that_are_multiples_are_those_of_the_prefill_pool() -> None:
     core = Core(admission="early", ttft_slo_multiple=0.005)
     core.arrive(n_tokens=20)
     assert core.conductor.decisions[-1].outcome == "refused"
+
+
+# -- prompts of any length, in parts -------------------------------------------------------------
+
+
+def a_hybrid_core(**fields: Any) -> Core:
+    core = Core()
+    core.join_decode(tokens=4096, local_prefill_step_s=0.36, **fields)
+    return core
+
+
+def test_a_long_prompt_is_predicted_in_parts_with_steps_between_them() -> None:
+    core = a_hybrid_core()
+    core.arrive("cmpl-1", n_tokens=200, prompt=1)  # 2 s on an idle worker
+    chosen = core.arrive("cmpl-2", n_tokens=320)
+    assert isinstance(chosen, LocalPrefillEstimate)
+    # Ten parts of 32 tokens, each with a step of 0.04 s; behind the first one and half a step.
+    assert chosen.prefill_s == pytest.approx(3.2 + 10 * 0.04)
+    assert chosen.queue_s == pytest.approx(2.0 + 0.02)
+    assert chosen.stalled_step_s == pytest.approx(0.36)
+
+
+def test_a_worker_that_spaces_parts_takes_prompts_of_requests_with_limits() -> None:
+    for tbt_s, local in ((0.1, True), (0.12, False), (0.0, False)):
+        core = a_hybrid_core(local_prefill_tbt_s=tbt_s)
+        core.arrive("cmpl-1", n_tokens=20, prompt=1, tbt_slo_s=0.11)
+        chosen = core.arrive("cmpl-2", n_tokens=320, tbt_slo_s=0.11)
+        assert isinstance(chosen, LocalPrefillEstimate) == local
+        if local:
+            # A part of 0.32 s is paid by steps of 0.04 s, 0.06 s each.
+            assert chosen.stalled_step_s == pytest.approx(0.04 + 0.32 / 6)
+            assert chosen.prefill_s == pytest.approx(3.2 + 10 * 0.04 + 9 * 5 * 0.04)
+
+
+def test_new_blocks_go_to_the_kvstore_beside_the_worker_that_computes_them() -> None:
+    core = a_hybrid_core(host="here")
+    core.join("kvstore-2", host="here")
+    core.hear("kvstore-2", BlocksSnapshot(sequence=-1, hashes=()))
+    core.arrive(n_tokens=100)
+    start = core.reserved().message
+    assert isinstance(start, StartPrefill)
+    assert start.store_in == KvstoreAddress(WorkerId("kvstore-2"), 1, "memory://kvstore-2/commands")

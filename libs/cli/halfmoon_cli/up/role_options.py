@@ -29,6 +29,14 @@ FLEXIBLE_OPTIONS = (
     "conductor.role-changes=true",
 )
 
+#: Further options of `--hybrid`: a worker prefills prompts of any length while it decodes.
+ANY_LENGTH = 2**31 - 1
+HYBRID_OPTIONS = (
+    *FLEXIBLE_OPTIONS,
+    f"prefill.local-prefill-tokens={ANY_LENGTH}",
+    f"decode.local-prefill-tokens={ANY_LENGTH}",
+)
+
 
 class BadRoleOption(Exception):
     """An option that can't be passed on; the text has the reason and the way out."""

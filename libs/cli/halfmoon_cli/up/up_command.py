@@ -12,7 +12,12 @@ from halfmoon_cli.common.demo_model import DEMO_MODEL_NAME, DemoModelMissing, de
 from halfmoon_cli.up.default_limits import SUMMARY, default_limits
 from halfmoon_cli.up.embedded_cluster import ClusterPlan
 from halfmoon_cli.up.foreground import run_up
-from halfmoon_cli.up.role_options import FLEXIBLE_OPTIONS, BadRoleOption, role_options
+from halfmoon_cli.up.role_options import (
+    FLEXIBLE_OPTIONS,
+    HYBRID_OPTIONS,
+    BadRoleOption,
+    role_options,
+)
 from halfmoon_cli.up.worker_threads import worker_threads
 from halfmoon_engine.checkpoints.model_folder import check_model
 from halfmoon_metadata.tcp_ports import free_port, is_free
@@ -61,6 +66,13 @@ def up(
         typer.Option(
             help="Let workers change between prefill and decode by load: all of them list both"
             " roles, and the conductor decides"
+        ),
+    ] = False,
+    hybrid: Annotated[
+        bool,
+        typer.Option(
+            help="As --flexible, and decode workers prefill prompts of any length where that is"
+            " predicted to bring the first token sooner"
         ),
     ] = False,
     port: Annotated[
@@ -121,7 +133,8 @@ def up(
         except DemoModelMissing as error:
             _give_up(str(error))
     try:
-        extra = role_options([*(FLEXIBLE_OPTIONS if flexible else ()), *(option or [])])
+        options = HYBRID_OPTIONS if hybrid else FLEXIBLE_OPTIONS if flexible else ()
+        extra = role_options([*options, *(option or [])])
         flags = [flag for of_role in extra.values() for flag in of_role]
         torch_only = engine == "torch" and not any(f.startswith("--engine=") for f in flags)
         # Other engines can tell themselves which quantised models they serve.

@@ -94,10 +94,15 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     stage: Stage | None = None
     #: True when it has the layers of its stage alone: it computes prompts of its group only.
     stage_layers_only: bool = False
-    #: Longest uncached rest of a prompt, in tokens, that this decode worker computes in one of
+    #: Longest uncached rest of a prompt, in tokens, that this decode worker computes beside
     #: its steps when it gets `StartPrefill` for a landing of its own; 0: it can't. If it can, its
     #: record states a `prefill_cost`.
     local_prefill_tokens: Count = 0
+    #: It computes such a rest in parts: the most seconds of a step and of the part computed with
+    #: it; 0: the rest is computed in one step.
+    local_prefill_step_s: Seconds = 0.0
+    #: Mean seconds between tokens that its parts leave to running requests; 0: it promises none.
+    local_prefill_tbt_s: Seconds = 0.0
     #: URL of this worker's HTTP interface for operators; empty: it has none.
     http: Address = ""
     #: What computes its model, for operators: a library and its instruction set; empty: not said.

@@ -135,6 +135,12 @@ class Cluster:
             self._guests.setdefault(home, set()).add(prefill)
         return home
 
+    def kvstore_beside(self, worker_id: WorkerId) -> WorkerId | None:
+        """Return the kvstore for a live worker's blocks on its own host; None: there is none."""
+        info = self._infos[worker_id]
+        on_host = {k: host for k, host in self._near_kvstores(info).items() if host == info.host}
+        return choose_home(worker_id, info.host, None, on_host)
+
     def _near_kvstores(self, info: WorkerInfo) -> Mapping[WorkerId, str]:
         """Return the hosts of the kvstores among which the home of a prefill worker is chosen."""
         if self._kvstores is None:
@@ -217,6 +223,14 @@ class Cluster:
             self._local_tokens = max((i.local_prefill_tokens for i in decodes), default=0)
         return self._local_tokens
 
+    @property
+    def decodes_take_prompts(self) -> bool:
+        """Return whether all decode workers prefill prompts of any length: they are hybrid."""
+        decodes = self.accepting("decode")
+        return bool(decodes) and all(
+            info.local_prefill_tokens >= max(1, info.max_context) for info in decodes
+        )
+
     def stage_address(self, prefill: WorkerId) -> StageAddress:
         """Return the address at which the other stages of its group reach a prefill worker."""
         info = self._infos[prefill]
@@ -256,7 +270,7 @@ class Cluster:
         """Claim the prefill queue and the decode pages for a request where it was placed."""
         chosen, local_s = placement.chosen, 0.0
         if isinstance(chosen, LocalPrefillEstimate):
-            local_s = chosen.stalled_step_s
+            local_s = chosen.prefill_s
         else:
             self.prefills.plan(chosen, job, now)
         n_pages = -(-job.n_tokens // job.block_size)

@@ -38,7 +38,7 @@ class _Held:
     stay: DecodeStay
     #: Its TBT limit, seconds.
     tbt_slo_s: float = inf
-    #: Predicted seconds of the step that prefills it there; 0 if none does, or it is done.
+    #: Predicted seconds in which it is prefilled there; 0 if it is not, or that is done.
     local_s: float = 0.0
     #: "asked": not in any load yet. "landing": loads count it as reserved. "running".
     state: HeldState = "asked"
@@ -242,7 +242,7 @@ class DecodePool:
             stay: its start, and its tokens of context.
             n_wanted: pages that must be free for it; None: those of its prompt.
             tbt_slo_s: its TBT limit, seconds; None: no limit.
-            local_s: seconds of the step that prefills it there; 0: none does.
+            local_s: seconds in which it is prefilled there; 0: it is not.
         """
         worker = self._workers[worker_id]
         worker.held[request_id] = held = _Held(
@@ -486,6 +486,8 @@ class DecodePool:
             step_s if n_requests else 0.0,
             sum(held.local_s for held in worker.held.values()),
             min((held.tbt_slo_s for held in worker.held.values()), default=inf),
+            worker.info.local_prefill_step_s,
+            worker.info.local_prefill_tbt_s,
         )
 
     def _step_s(self, worker_id: WorkerId, n_more: float, tokens_more: float) -> float:

@@ -8,6 +8,10 @@ A decode worker has two as well: the time of a step over the TBT limit, and the 
 that are reserved. Without a limit seconds count. Only workers whose records allow it are changed,
 and draining workers belong to no side.
 
+Where all decode workers prefill prompts of any length, they take what prefill workers have no time
+for. So a prefill worker with work is no sign that prefill is short, or that it can't be spared: its
+queue alone counts.
+
 An operator's request pins a worker to a role. The policy leaves a pinned worker alone, and the
 worker is asked again until it has the role.
 """
@@ -118,13 +122,12 @@ class RoleBalancer:
     def _loads(self, now: float) -> dict[Side, dict[WorkerId, float]]:
         """Return the loads of the workers of each side that stay there."""
         queues_s = self._cluster.prefills.queues_s(now)
+        busy = {} if self._cluster.decodes_take_prompts else self._busy
         steps_s = self._cluster.decodes.loads_s()
         used = self._cluster.decodes.used_shares()
         return {
             "prefill": {
-                i.worker_id: max(
-                    queues_s[i.worker_id] / self._ttft_s, self._busy.get(i.worker_id, 0.0)
-                )
+                i.worker_id: max(queues_s[i.worker_id] / self._ttft_s, busy.get(i.worker_id, 0.0))
                 for i in self._changes.staying("prefill")
             },
             "decode": {

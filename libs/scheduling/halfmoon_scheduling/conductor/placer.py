@@ -360,11 +360,13 @@ class Placer:
     def store_for(self, request_id: RequestId, chosen: Estimate) -> WorkerId | None:
         """Return the kvstore that is to keep this request's blocks.
 
-        A decode worker has no kvstore of its own: it uses the one that it reads from. A server
-        keeps its blocks by itself.
+        A decode worker uses the kvstore that it reads from, or else one on its host. A server keeps
+        its blocks by itself.
         """
         if isinstance(chosen, LocalPrefillEstimate):
             home = chosen.home
+            if chosen.source is None and chosen.worker_id in self._cluster:
+                home = self._cluster.kvstore_beside(chosen.worker_id) or home
             home = home if home is not None and home in self._cluster else None
         else:
             home = self._cluster.home_of(chosen.worker_id)

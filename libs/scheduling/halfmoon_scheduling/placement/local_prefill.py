@@ -1,10 +1,11 @@
-"""Prefill the short uncached rest of a prompt where it is decoded: conditional disaggregation.
+"""Prefill the uncached rest of a prompt where it is decoded: conditional disaggregation.
 
 A prompt of which nearly all is cached needs one small forward pass. In the prefill pool it waits
 in a queue, and its KV crosses the network twice. In a step of the decode worker it makes that step
 longer for all requests in it. Mooncake inlines it if it needs no chunking and keeps the time
 between tokens (arXiv 2407.00079, section 5.1). Here it must also bring the first token sooner. A
-decode worker's record says whether it can, and up to how many tokens.
+decode worker's record says whether it can, and up to how many tokens. One that takes whole prompts
+in parts is a hybrid worker: prefill and decode on one machine, behind the same placement.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +22,7 @@ from halfmoon_scheduling.placement.estimates import (
     PlacementRequest,
 )
 from halfmoon_scheduling.prediction.cost_model import CostModel, unscaled_prefill_s
+from halfmoon_scheduling.prefill.part_pacing import forecast_parts
 
 
 class LocalPrefillCandidate(msgspec.Struct, frozen=True, gc=False):
@@ -28,7 +30,7 @@ class LocalPrefillCandidate(msgspec.Struct, frozen=True, gc=False):
 
     worker_id: WorkerId
     prefill_cost: PrefillCost
-    #: Most tokens that it computes in one step.
+    #: Most tokens of an uncached rest that it computes.
     max_tokens: int
     #: Predicted seconds of its steps with its present requests; 0 without any.
     step_s: float
@@ -36,12 +38,16 @@ class LocalPrefillCandidate(msgspec.Struct, frozen=True, gc=False):
     queue_s: float
     #: The least TBT limit of its requests, seconds; infinite without one.
     tbt_slo_s: float
+    #: Most seconds of a step with a part of a prompt, and the mean between tokens that its parts
+    #: leave: `WorkerInfo.local_prefill_step_s` and `local_prefill_tbt_s`.
+    max_step_s: float = 0.0
+    paced_tbt_s: float = 0.0
 
 
 class LocalPrefillEstimate(Estimate, frozen=True, gc=False):
-    """The estimate of a decode worker that prefills: `prefill_s` is its whole step."""
+    """The estimate of a decode worker that prefills: `prefill_s` has its steps meanwhile."""
 
-    #: The longest step that other requests there would wait for, and their limit.
+    #: Mean seconds between tokens of other requests there meanwhile, and their limit.
     stalled_step_s: float
     tbt_slo_s: float
     #: The prefill worker, or first stage of a group, that would prefill otherwise.
@@ -69,9 +75,10 @@ def prefer_local_prefill(
 ) -> Placement:
     """Place a request at a decode worker that prefills by itself if that is better.
 
-    It is better when the first token comes sooner than through the prefill pool. The uncached rest
-    must fit one step of the worker. Neither that step nor those after it may take longer than the
-    limits of the requests there allow.
+    It is better when the first token comes sooner than through the prefill pool. Neither the steps
+    meanwhile nor those after it may take longer than the limits of the requests there allow. A
+    worker that computes prompts in parts keeps a mean over its steps; others compute the rest in
+    one step.
 
     Args:
         placement: the best placement through the prefill pool, with a decode worker.
@@ -96,7 +103,17 @@ def prefer_local_prefill(
         if decode.free_pages < job.n_pages or job.n_tokens - n_cached > terms.max_tokens:
             continue
         tbt_s = decode.step_s + decode.per_token_s * job.n_tokens
-        stalled_s = terms.step_s + unscaled_prefill_s(terms.prefill_cost, job.n_tokens, n_cached)
+        cost, n_computed = terms.prefill_cost, job.n_tokens - n_cached
+        work_s = unscaled_prefill_s(cost, job.n_tokens, n_cached) - cost.c0_s
+        forecast = forecast_parts(
+            work_s,
+            pass_s=cost.c0_s,
+            block_s=work_s * min(1.0, job.block_size / n_computed),
+            step_s=terms.step_s,
+            max_step_s=terms.max_step_s,
+            tbt_s=terms.paced_tbt_s,
+        )
+        stalled_s = forecast.mean_step_s
         own_s = tbt_slo_s(terms.worker_id)
         if stalled_s > terms.tbt_slo_s or tbt_s > terms.tbt_slo_s:
             continue
@@ -116,8 +133,8 @@ def prefer_local_prefill(
             n_blocks,
             queue_s,
             transfer_s,
-            stalled_s,
-            queue_s + transfer_s + stalled_s,
+            forecast.seconds,
+            queue_s + transfer_s + forecast.seconds,
             stalled_s,
             terms.tbt_slo_s,
             placement.chosen.worker_id,

@@ -129,8 +129,10 @@ class ClusterSim:
         self._n_role_changes = 0
         self._last_loads: dict[WorkerId, ToConductor] = {}
         n_kvstore = spec.n_prefill if spec.n_kvstore is None else spec.n_kvstore
+        hosts = [f"host-p{i}" for i in range(spec.n_prefill)]
+        hosts += [f"host-d{i}" for i in range(spec.n_decode)]
         for i in range(n_kvstore):
-            self._hosts[f"kvstore-{i}"] = f"host-p{i}"
+            self._hosts[f"kvstore-{i}"] = hosts[i]
         for i in range(spec.n_prefill):
             self._hosts[f"prefill-{i}"] = f"host-p{i}"
         for i in range(spec.n_decode):
@@ -361,6 +363,8 @@ class ClusterSim:
             n_blocks=n_blocks,
             prefill_cost=self.costs.prefill if role != "kvstore" else None,
             local_prefill_tokens=self.spec.local_prefill_tokens if role == "decode" else 0,
+            local_prefill_step_s=self.spec.local_prefill_step_s if role == "decode" else 0.0,
+            local_prefill_tbt_s=self.spec.local_prefill_tbt_s if role == "decode" else 0.0,
             decode_cost=self.costs.decode if role == "decode" else None,
             replicates=role == "kvstore",
             stage=stage,

@@ -21,6 +21,14 @@ _AT_LEAST_1 = (
     "max_new_tokens",
 )
 
+_AT_LEAST_0 = (
+    "disk_bytes",
+    "disk_latency_s",
+    "read_ahead",
+    "local_prefill_step_s",
+    "local_prefill_tbt_s",
+)
+
 _ABOVE_0 = (
     "max_chunk_s",
     "report_s",
@@ -40,7 +48,8 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     n_prefill: int = 8
     n_decode: int = 8
-    #: One kvstore on the host of each of the first so many prefill workers; None: on all.
+    #: One kvstore on each of the first so many hosts, those of prefill workers before those of
+    #: decode workers; None: on those of all prefill workers.
     n_kvstore: int | None = None
     #: Tokens per block, page and slot.
     block_tokens: int = 512
@@ -56,8 +65,13 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     group_size: int = 1
     #: Tokens of a chunk that goes through a group's stages, at the most.
     group_chunk_tokens: int = 2048
-    #: Longest uncached rest of a prompt that decode workers prefill in a step; 0: none.
+    #: Longest uncached rest of a prompt that decode workers prefill; 0: none.
     local_prefill_tokens: int = 0
+    #: They compute it in parts: the most predicted seconds of a step with a part of it. 0: in one
+    #: step.
+    local_prefill_step_s: float = 0.0
+    #: Mean seconds between tokens that parts leave to running requests; 0: no bound.
+    local_prefill_tbt_s: float = 0.0
     #: Requests held by a prefill worker at the most.
     max_requests: int = 100_000
     #: Requests in a decode batch at the most, landings included.
@@ -104,15 +118,16 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         for name in _AT_LEAST_1:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, it is at least 1")
-        if self.n_kvstore is not None and not 0 <= self.n_kvstore <= self.n_prefill:
+        n_hosts = self.n_prefill + self.n_decode
+        if self.n_kvstore is not None and not 0 <= self.n_kvstore <= n_hosts:
             raise ValueError(
-                f"n_kvstore is {self.n_kvstore}; kvstores stand on prefill hosts, of which there"
-                f" are {self.n_prefill}"
+                f"n_kvstore is {self.n_kvstore}; one kvstore stands on a host, of which there are"
+                f" {n_hosts}"
             )
         for name in _ABOVE_0:
             if not 0 < getattr(self, name) < inf:
                 raise ValueError(f"{name} is {getattr(self, name)}, it must be more than 0")
-        for name in ("disk_bytes", "disk_latency_s", "read_ahead"):
+        for name in _AT_LEAST_0:
             if not 0 <= getattr(self, name) < inf:
                 raise ValueError(f"{name} is {getattr(self, name)}, it must be at least 0")
 

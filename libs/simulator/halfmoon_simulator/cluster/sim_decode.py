@@ -34,12 +34,11 @@ from halfmoon_protocol.messages import (
 from halfmoon_protocol.regions import Landing, Region
 from halfmoon_scheduling.decode.decode_batch import BatchStep, DecodeBatch, ReservationRefused
 from halfmoon_scheduling.decode.page_allocator import PageAllocator
-from halfmoon_scheduling.prefill.prefill_queue import PrefillChunk
 from halfmoon_simulator.cluster.cluster_spec import ClusterSpec
 from halfmoon_simulator.cluster.event_queue import EventQueue
 from halfmoon_simulator.cluster.network_model import NetworkModel
 from halfmoon_simulator.cluster.sim_kvstore import SimKvstore
-from halfmoon_simulator.cluster.sim_local_prefill import SimLocalPrefills
+from halfmoon_simulator.cluster.sim_local_prefill import LocalPart, SimLocalPrefills
 from halfmoon_simulator.cluster.sim_prefill import FIRST_TOKEN_ID, STOP_TOKEN_ID
 from halfmoon_simulator.costs.cost_file import CostFile
 from halfmoon_simulator.results.token_intervals import TokenIntervals
@@ -75,8 +74,8 @@ class _Run:
     #: Requests in it, and tokens of context at its start.
     n_requests: int
     context_tokens: int
-    #: A prompt that is prefilled in it; it has one step then.
-    local: PrefillChunk | None = None
+    #: A part of a prompt that is prefilled in it; it has one step then.
+    local: LocalPart | None = None
 
     def after_s(self, n_steps: int) -> float:
         """Return the seconds from its start to the end of its first `n_steps` steps."""
@@ -152,7 +151,8 @@ class SimDecode:
         self.local = SimLocalPrefills(
             worker_id,
             host,
-            self.layout,
+            spec,
+            costs,
             event_queue,
             network,
             kvstores,
@@ -320,14 +320,17 @@ class SimDecode:
     def _begin(self) -> None:
         """Take arrivals and cancellations between two steps, and begin the next run."""
         self._border()
-        if self.local.machine.requests and (chunk := self.local.take()) is not None:
-            self._begin_with(chunk)
+        prompts = self.local.machine.requests
+        if prompts and (part := self.local.take(self.step_s)) is not None:
+            self._begin_with(part)
             return
         n_requests = self.batch.n_running
         if not n_requests:
             return
         least_left = min(g.n_output - g.n_new for g in self._generations.values())
         n_steps = min(self.batch.quiet_steps, least_left - 1)
+        if prompts and (n_until_due := self.local.pacing.steps_until_due(self.step_s)):
+            n_steps = min(n_steps, n_until_due)
         step = None
         if n_steps < 1:
             n_steps = 1
@@ -351,16 +354,16 @@ class SimDecode:
         )
         self._plan_end(self._run)
 
-    def _begin_with(self, chunk: PrefillChunk) -> None:
-        """Begin a step with a prompt in it: one pass, so that its fixed part is taken once."""
+    def _begin_with(self, part: LocalPart) -> None:
+        """Begin a step with a part of a prompt in it."""
         step = self.batch.next_step() if self.batch.n_running else BatchStep((), ())
         for request_id in step.preempted:
             self._preempt(request_id)
         n_requests, context = len(step.rows), self.batch.context_tokens
-        seconds = self._costs.prefill_s(chunk.stop, chunk.start)
+        seconds = part.alone_s
         if n_requests:
-            seconds += self._costs.step_s(n_requests, context) - self._costs.pass_s
-        self._run = _Run(self._event_queue.now, 1, seconds, 0.0, step, n_requests, context, chunk)
+            seconds = part.seconds + self._costs.step_s(n_requests, context)
+        self._run = _Run(self._event_queue.now, 1, seconds, 0.0, step, n_requests, context, part)
         self._plan_end(self._run)
 
     def _border(self) -> None:
@@ -433,6 +436,9 @@ class SimDecode:
         self._log.append((n_steps, mean_s))
         if run.local is None:  # what decoding takes, without what it did besides
             self._step_s = self._smoothed(mean_s, n_steps)
+            self.local.pacing.on_steps(n_steps, mean_s)
+        elif run.n_requests:
+            self.local.pacing.on_steps(1, max(0.0, mean_s - run.local.seconds))
         self.busy_s += mean_s * n_steps
         self.n_steps += n_steps
 

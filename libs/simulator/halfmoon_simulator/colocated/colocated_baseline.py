@@ -11,6 +11,8 @@ Prefix caching keeps the KV of finished prompts in the instance's own pages unti
 needs them. Out of pages, the youngest request is preempted and prefilled again later.
 
 A balancer sends each request to the instance with the fewest requests, the first among equals.
+Router `kv` is that of NVIDIA Dynamo (lib/kv-router, default weights): the least sum of prompt
+blocks that wait for computation, the request's uncached ones among them, and blocks in use.
 """
 
 from collections import deque
@@ -31,6 +33,8 @@ from halfmoon_simulator.results.run_results import (
 from halfmoon_simulator.results.token_intervals import TokenIntervals
 from halfmoon_simulator.workloads.traces import TraceRequest, with_sessions
 
+ROUTERS = ("requests", "kv")
+
 
 class ColocatedSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Instances and how they batch."""
@@ -38,6 +42,8 @@ class ColocatedSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     n_instances: int = 16
     block_tokens: int = 512
     prefix_caching: bool = False
+    #: How a request's instance is chosen: a name in `ROUTERS`.
+    router: str = "requests"
     #: Tokens of one pass in which prompts run along with decoding; None: prompts run alone.
     chunk_tokens: int | None = None
     #: Prompt tokens of one pass of prompts alone; a longer prompt runs by itself.
@@ -63,6 +69,8 @@ class ColocatedSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} is {value}, it is at least 1")
+        if self.router not in ROUTERS:
+            raise ValueError(f"router is {self.router!r}, it is one of: {', '.join(ROUTERS)}")
         if not self.sample_s > 0:
             raise ValueError(f"sample_s is {self.sample_s}, it must be more than 0")
 
@@ -143,6 +151,15 @@ class ColocatedInstance:
         """Requests here."""
         return len(self._waiting) + len(self._filling) + len(self._running)
 
+    def router_cost(self, sequence: _Sequence) -> float:
+        """Return the blocks to prefill here with this request, and the blocks in use."""
+        size = self._spec.block_tokens
+        to_compute = sum(s.n_tokens - self._matched_tokens(s) for s in (*self._waiting, sequence))
+        to_compute += sum(s.n_tokens - s.n_computed for s in self._filling)
+        here = (*self._waiting, *self._filling, *self._running, sequence)
+        in_use = sum(s.n_tokens for s in here)
+        return to_compute / size + in_use / size
+
     @property
     def n_running(self) -> int:
         """Requests that decode."""
@@ -212,7 +229,9 @@ class ColocatedInstance:
         if members:
             n = len(members)
             seconds = self._costs.step_s(n, sum(s.n_tokens for s in members))
-            if not prompts:
+            if prompts:  # one pass: what each pass takes is taken once
+                seconds += self._costs.pass_s - self._costs.shared_pass_s
+            else:
                 growth_s = self._costs.context_step_s(n) * n
                 n_steps = max(1, min(self._quiet_steps(s) for s in members))
         for sequence, n_chunk in prompts:
@@ -418,13 +437,18 @@ class ColocatedSim:
             index, self.event_queue.now, asked.n_input, asked.n_output, attempts=1
         )
         self.records.append(record)
-        chosen = min(range(len(self.instances)), key=lambda i: (self.instances[i].n_requests, i))
-        record.prefill = record.decode = f"instance-{chosen}"
         sequence = _Sequence(record, asked)
+        chosen = min(range(len(self.instances)), key=lambda i: (self._load(i, sequence), i))
+        record.prefill = record.decode = f"instance-{chosen}"
         if not self.instances[chosen].fits(sequence):
             self.end(record, "rejected")
             return
         self.instances[chosen].arrive(sequence)
+
+    def _load(self, instance: int, sequence: _Sequence) -> float:
+        if self.spec.router == "kv":
+            return self.instances[instance].router_cost(sequence)
+        return self.instances[instance].n_requests
 
     def end(self, record: SimRequestRecord, outcome: str = "finished") -> None:
         """End a request."""

@@ -82,6 +82,11 @@ class CostFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """Return the cost of one forward pass, without what a prompt takes once."""
         return msgspec.structs.replace(self.prefill, c0_s=self.pass_s)
 
+    @property
+    def shared_pass_s(self) -> float:
+        """Return the seconds that a prefill pass and a decode step in one pass take once."""
+        return min(self.pass_s, self.decode.d0_s)
+
     def chunk_s(self, start: int, stop: int, *, first: bool) -> float:
         """Return the seconds that one chunk adds to a forward pass; `first`: of its prompt."""
         fixed_s = self.pass_s if first else self.prefill.c0_s

@@ -38,3 +38,8 @@ class DecodeSettings(WorkerSettings):
         description="Predicted seconds at the most of a step and of the part of a prompt that is"
         " computed before it; a part has a block at the least",
     )
+    local_prefill_tbt_s: Annotated[float, Field(ge=0)] = Field(
+        0.0,
+        description="Mean seconds between tokens that such parts leave to running requests: steps"
+        " between two parts make up for them; 0: a part before every step",
+    )

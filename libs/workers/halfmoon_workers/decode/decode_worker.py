@@ -394,6 +394,8 @@ class DecodeWorker:
             self.spans.on_step(self._in_step, began, began + took)
             if step.rows:  # a wait for late tokens alone is no step
                 self._counts.on_step(took, len(step.rows))
+                if self.local_prefills is not None:
+                    self.local_prefills.pacing.on_steps(1, took)
                 self._step_s += (took - self._step_s) * (_STEP_WEIGHT if self._step_s else 1.0)
             self._in_step = set()
             for request_id in self._to_free:

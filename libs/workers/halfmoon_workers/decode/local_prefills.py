@@ -36,6 +36,7 @@ from halfmoon_runtime.worker.request_owners import RequestOwners
 from halfmoon_scheduling.decode.decode_batch import DecodeBatch
 from halfmoon_scheduling.decode.page_allocator import PageAllocator
 from halfmoon_scheduling.prefill.long_chunks import LongChunkLimits, LongChunks
+from halfmoon_scheduling.prefill.part_pacing import PartPacing
 from halfmoon_scheduling.prefill.prefill_commands import ending_message
 from halfmoon_scheduling.prefill.prefill_events import KeepingStopped, PrefillFailure
 from halfmoon_scheduling.prefill.prefill_machine import PrefillMachine, PrefillRules
@@ -104,6 +105,8 @@ class LocalPrefills:
             LongChunkLimits(most, settings.local_prefill_step_s, block_size),
             info.prefill_cost or PrefillCost(),
         )
+        #: When the next part is due beside a running batch.
+        self.pacing = PartPacing(settings.local_prefill_tbt_s)
         self.machine = PrefillMachine(
             PrefillRules(block_size, overlaps_fetch=False, max_pass_prompts=1),
             PrefillQueue(
@@ -222,6 +225,8 @@ class LocalPrefills:
     async def run_pass(self, thread: ForwardThread, step_s: float) -> bool:
         """Run the pass that is due, if there is one; return whether there was.
 
+        Beside a batch, none is due before its steps have made up for earlier ones.
+
         Args:
             thread: computes the batch's steps, too.
             step_s: predicted seconds of the batch's next step; 0: it has none.
@@ -230,9 +235,16 @@ class LocalPrefills:
             EngineLost: no pass can be computed any more.
         """
         self._chunks.reserved_s = step_s
-        if step_s:
-            return await self._loop.run_next(thread, delayed_wait_s=0.0)
-        return await self._loop.run_next(thread)
+        if not step_s:
+            self.pacing.on_idle()
+            return await self._loop.run_next(thread)
+        if not self.pacing.is_due:
+            return False
+        began_s = self._clock.now()
+        ran = await self._loop.run_next(thread, delayed_wait_s=0.0)
+        if ran:
+            self.pacing.on_part(self._clock.now() - began_s)
+        return ran
 
     async def _answer(self, peer: PeerId, message: Message) -> None:
         """Send a conductor a message; a decode worker does not answer a cancellation."""

@@ -34,6 +34,8 @@ async def serve_decode(start: WorkerStart, settings: DecodeSettings) -> int:
             decode_cost=placed.decode_cost,
             prefill_cost=placed.prefill_cost if settings.local_prefill_tokens else None,
             local_prefill_tokens=settings.local_prefill_tokens,
+            local_prefill_step_s=settings.local_prefill_step_s,
+            local_prefill_tbt_s=settings.local_prefill_tbt_s,
             keeps_answers=settings.keep_answers,
         )
         worker = DecodeWorker(
