@@ -7,6 +7,7 @@ from halfmoon_simulator.papers.cache_policies import cache_policies
 from halfmoon_simulator.papers.capacity import capacity
 from halfmoon_simulator.papers.experiment_runner import ExperimentRunner
 from halfmoon_simulator.papers.goodput import goodput
+from halfmoon_simulator.papers.hybrid import hybrid
 from halfmoon_simulator.papers.long_context import long_context
 from halfmoon_simulator.papers.overload import overload
 from halfmoon_simulator.papers.paper_report import PaperReport
@@ -22,4 +23,5 @@ PAPERS: dict[str, Callable[[ExperimentRunner], PaperReport]] = {
     "long-context": long_context,
     "bandwidth": bandwidth,
     "ratio": ratio,
+    "hybrid": hybrid,
 }
