@@ -17,13 +17,23 @@ from typer.testing import CliRunner
 
 from halfmoon_cli.__main__ import app
 from halfmoon_cli.up.embedded_cluster import START_ORDER, ClusterPlan, plan_processes
-from halfmoon_cli.up.role_options import RESERVED_FLAGS, BadRoleOption, role_options
+from halfmoon_cli.up.role_options import (
+    HYBRID_OPTIONS,
+    RESERVED_FLAGS,
+    BadRoleOption,
+    role_options,
+)
 from halfmoon_conductor.settings import ConductorSettings
 from halfmoon_kvstore.settings import KvstoreSettings
 from halfmoon_metadata.tcp_ports import free_port
 from halfmoon_runtime.settings import SECRETS, ServiceSettings
 from halfmoon_workers.decode.decode_settings import DecodeSettings
 from halfmoon_workers.prefill.prefill_settings import PrefillSettings
+from halfmoon_workers.roles.role_settings import (
+    read_decode_settings,
+    read_prefill_settings,
+    roles_of,
+)
 
 FAKE = "fake://tiny?step_s=0.001"
 SETTINGS: dict[str, type[ServiceSettings]] = {
@@ -208,3 +218,22 @@ def test_an_unknown_flag_is_named_and_nothing_stays_behind(tmp_path: Path) -> No
     assert "decode-0 ended with status 2" in text
     with pytest.raises(psutil.NoSuchProcess):
         children()
+
+
+def test_hybrid_workers_have_both_roles_and_prefill_any_prompt_while_they_decode() -> None:
+    flags = role_options(HYBRID_OPTIONS)
+    model = ["--model", FAKE]
+    prefill = read_prefill_settings([*flags["prefill"], *model], "prefill")
+    decode = read_decode_settings([*flags["decode"], *model], "decode")
+    for settings in (prefill, decode):
+        assert roles_of(settings) == ("prefill", "decode")
+        assert isinstance(settings, DecodeSettings)
+        assert settings.local_prefill_tokens >= 10**9
+    conductor = ConductorSettings.from_args([*flags["conductor"], *model], "conductor")
+    assert conductor.scheduling.role_changes
+
+
+def test_hybrid_is_an_option_of_up() -> None:
+    result = CliRunner().invoke(app, ["up", "--hybrid", "-o", "decode.targets=x"])
+    assert result.exit_code == 2
+    assert "decode.targets" in result.output

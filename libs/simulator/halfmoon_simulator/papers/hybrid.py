@@ -64,7 +64,7 @@ SYSTEMS = (
 
 @dataclass(frozen=True)
 class HybridOutcome:
-    """What a run is compared by."""
+    """Hold the measures by which runs are compared."""
 
     ttft_mean_s: float
     ttft_p99_s: float
