@@ -304,6 +304,7 @@ def test_a_worker_that_spaces_parts_takes_prompts_of_requests_with_limits() -> N
 
 def test_new_blocks_go_to_the_kvstore_beside_the_worker_that_computes_them() -> None:
     core = a_hybrid_core(host="here")
+    core.join("prefill-0", prefill_cost=PrefillCost(0.0, 1.0, 0.0), home_kvstore="kvstore-0")
     core.join("kvstore-2", host="here")
     core.hear("kvstore-2", BlocksSnapshot(sequence=-1, hashes=()))
     core.arrive(n_tokens=100)
