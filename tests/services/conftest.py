@@ -81,6 +81,8 @@ class LocalCluster:
     #: Prefill workers of each group; 0: there are no groups. Their engines are fakes.
     group_size: int = 0
     group_chunk_tokens: int = 64
+    #: Whether prefill workers say so in their records.
+    skips_held_blocks: bool = True
     prefill_settings: dict[str, Any] = field(default_factory=dict)
     decode_settings: dict[str, Any] = field(default_factory=dict)
     kvstore_settings: dict[str, Any] = field(default_factory=dict)
@@ -193,6 +195,7 @@ class LocalCluster:
             home_kvstore=WorkerId(config.home_kvstore) if config.home_kvstore else None,
             stage=stage,
             stage_layers_only=config.stage_layers_only,
+            skips_held_blocks=self.skips_held_blocks,
         )
         worker = PrefillWorker(
             port=port,
@@ -237,7 +240,15 @@ class LocalCluster:
             "prefill_cost": PrefillCost(1e-3, 1e-5) if config.local_prefill_tokens else None,
         }
         info = self._info(
-            name, "decode", generation, port, engine, keeps_answers=config.keep_answers, **local
+            name,
+            "decode",
+            generation,
+            port,
+            engine,
+            keeps_answers=config.keep_answers,
+            keeps_pages=config.keep_pages,
+            skips_held_blocks=True,
+            **local,
         )
         worker = DecodeWorker(
             port=port,

@@ -82,7 +82,8 @@ async def test_each_turn_reads_all_whole_blocks_of_the_prompts_and_answers_befor
 async def test_turns_that_are_prefilled_at_decode_read_the_answers_before_them(
     local_cluster: LocalCluster,
 ) -> None:
-    async with local_cluster(decode_settings={"local_prefill_tokens": 128}) as cluster:
+    settings = {"local_prefill_tokens": 128, "keep_pages": False}
+    async with local_cluster(decode_settings=settings) as cluster:
         for n_cached, n_before in await turns(cluster, 6):
             assert n_cached == whole(max(0, n_before - 1))
         pool = cluster.worker("prefill-0").metrics()["halfmoon_prefill_requests_ended_total"][1]

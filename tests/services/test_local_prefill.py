@@ -37,7 +37,8 @@ ORACLE = FakeEngine()
 GREEDY = Sampling(temperature=0.0)
 SEEDED = Sampling(seed=7, temperature=0.9, repetition_penalty=1.3)
 MINE = RequestId("mine")
-LOCAL = {"local_prefill_tokens": 256}
+#: Prefixes are read from kvstores: `test_kept_pages` has those that are in the worker's pages.
+LOCAL = {"local_prefill_tokens": 256, "keep_pages": False}
 
 
 def prompt_of(n: int, salt: int = 0) -> list[int]:

@@ -109,7 +109,13 @@ EXAMPLES: tuple[Message, ...] = (
     Unwelcome(reason="KV layouts differ: block_size is 16 at the cluster, 32 at decode-1"),
     Cancel(request_id=REQUEST, landing_in_doubt=True),
     ChangeRole(role="decode", reason="decode has had a load of 1.30, the other side of 0.20"),
-    ReserveDecode(request_id=REQUEST, n_tokens=20, stopping=STOPPING, trace=TRACE),
+    ReserveDecode(
+        request_id=REQUEST,
+        n_tokens=20,
+        stopping=STOPPING,
+        trace=TRACE,
+        block_hashes=HASHES[:1],
+    ),
     StartDecode(
         request_id=REQUEST,
         first_token=301,
@@ -119,7 +125,7 @@ EXAMPLES: tuple[Message, ...] = (
         history=(1, 5),
         answer_chain=AnswerChain(KVSTORE, HASHES[0], (7, 9, 11, 13), tenant="lab"),
     ),
-    DecodeReserved(request_id=REQUEST, landing=LANDING, expires_s=120.0),
+    DecodeReserved(request_id=REQUEST, landing=LANDING, expires_s=120.0, n_held_blocks=1),
     DecodeRefused(request_id=REQUEST, reason="2 pages wanted, 1 of 64 free", retryable=True),
     TokensProduced(
         step=9, produced=(Produced(REQUEST, 302), Produced(RequestId("cmpl-90b1~2"), 2, "stop"))
@@ -144,6 +150,7 @@ EXAMPLES: tuple[Message, ...] = (
         stages=(StageAddress(WorkerId("prefill-1"), 1, "tcp://127.0.0.1:7111"),),
         trace=TRACE,
         cache_salt="tenant-a",
+        n_held_blocks=1,
     ),
     PrefillDone(
         request_id=REQUEST,

@@ -39,6 +39,9 @@ class ReserveDecode(Message, frozen=True, tag="reserve_decode"):
     stopping: Stopping
     #: Parent of the worker's span, which lasts until the last token; none: not traced.
     trace: TraceContext | None = None
+    #: Hashes of the prompt's full blocks. Only for a worker whose record says `keeps_pages`, and if
+    #: all that write to the landing say `skips_held_blocks`; empty: no page of it is shared.
+    block_hashes: tuple[BlockHash, ...] = ()
 
 
 class AnswerChain(msgspec.Struct, frozen=True):
@@ -89,6 +92,9 @@ class DecodeReserved(Message, frozen=True, tag="decode_reserved"):
     landing: Landing
     #: Seconds after which the pages are given to others if decoding has not started.
     expires_s: Seconds
+    #: So many blocks at the landing's beginning have their KV already, and nothing may write to
+    #: their pages: other requests may read them. At least the last block of the prompt is to land.
+    n_held_blocks: Count = 0
 
 
 class DecodeRefused(Message, frozen=True, tag="decode_refused"):

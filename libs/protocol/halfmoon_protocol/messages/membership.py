@@ -90,6 +90,10 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     replicates: bool = False
     #: True when this decode worker handles `StartDecode.answer_chain`.
     keeps_answers: bool = False
+    #: True when this decode worker handles `ReserveDecode.block_hashes`.
+    keeps_pages: bool = False
+    #: True when this worker handles `StartPrefill.n_held_blocks`, and that of `StartShare`.
+    skips_held_blocks: bool = False
     #: The stage of this prefill worker in a group, besides whole prompts; None: it is in no group.
     stage: Stage | None = None
     #: True when it has the layers of its stage alone: it computes prompts of its group only.

@@ -91,6 +91,9 @@ class StartPrefill(Message, frozen=True, tag="start_prefill"):
     trace: TraceContext | None = None
     #: The salt in `block_hashes`, for a server that hashes the blocks by itself; empty: none.
     cache_salt: Salt = ""
+    #: So many blocks at the landing's beginning have their KV already: nothing is written to their
+    #: pages. Only for a worker whose record says `skips_held_blocks`.
+    n_held_blocks: Count = 0
 
 
 # prefill -> conductor

@@ -87,6 +87,8 @@ class StartShare(Message, frozen=True, tag="start_share"):
     deadline_s: Seconds | None = None
     #: Parent of the worker's span; none: not traced.
     trace: TraceContext | None = None
+    #: As in `StartPrefill`.
+    n_held_blocks: Count = 0
 
 
 class StopShare(Message, frozen=True, tag="stop_share"):

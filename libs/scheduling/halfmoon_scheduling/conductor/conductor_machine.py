@@ -302,7 +302,8 @@ class Conductor:
             return send_if_live(self.cluster, worker_id, Cancel(request_id=request_id))
         if state.phase is not Phase.RESERVING:
             return []
-        if landing_fault(message, len(state.request.token_ids), self.cluster.layout):
+        n_tokens, may_hold = len(state.request.token_ids), state.may_share_pages
+        if landing_fault(message, n_tokens, self.cluster.layout, may_hold=may_hold):
             full_until_s = now + self.config.reserve_timeout_s
             commands = send_if_live(self.cluster, worker_id, Cancel(request_id=request_id))
             return commands + self._admission.try_elsewhere(state, worker_id, full_until_s, now)
@@ -345,6 +346,7 @@ class Conductor:
             ),
             tenant=request.tenant,
             cache_salt=request.cache_salt,
+            n_held_blocks=reserved.n_held_blocks,
         )
         return send_if_live(self.cluster, chosen.worker_id, start)
 

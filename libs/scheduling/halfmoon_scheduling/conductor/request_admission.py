@@ -360,10 +360,29 @@ class RequestAdmission:
         self._table.deadlines.set(state, now + self._config.reserve_timeout_s)
         self._kvstores.on_prefix_used(request, placement, job.block_size, now)
         self._log.record(state, placement, verdict, now, "placed")
+        state.may_share_pages = self._may_share_pages(request, placement, decode)
         message = ReserveDecode(
-            request_id=request.request_id, n_tokens=job.n_tokens, stopping=request.stopping
+            request_id=request.request_id,
+            n_tokens=job.n_tokens,
+            stopping=request.stopping,
+            block_hashes=request.block_hashes if state.may_share_pages else (),
         )
         return send_if_live(self._cluster, decode, message)
+
+    def _may_share_pages(self, request: Request, placement: Placement, decode: WorkerId) -> bool:
+        """Return whether decode may share pages of blocks that it has with a request.
+
+        Then all workers that prefill it must leave these blocks out. A decode worker that prefills
+        by itself computes in the landing's own pages: with scores of the prompt, in all of them.
+        """
+        info = self._cluster.get(decode)
+        if info is None or not info.keeps_pages:
+            return False
+        writers = placement.chosen.workers
+        if not writers and request.sampling.prompt_logprobs is not None:
+            return False
+        infos = (self._cluster.get(writer) for writer in writers or (decode,))
+        return all(info is not None and info.skips_held_blocks for info in infos)
 
     def check(self) -> None:
         """Audit: no request waits although another placement would succeed."""

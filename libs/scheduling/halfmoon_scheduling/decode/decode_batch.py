@@ -7,7 +7,14 @@
                 cancel             cancel
 
 Pages belong to a request from `reserve` until it leaves, by any arrow. Another holder, such as a
-transfer that reads them, may share them and release them later. Only numbers live here; the engine
+transfer that reads them, may share them and release them later.
+
+A landing may begin with pages that are held or kept already, since their blocks are those of its
+prompt: it shares them, and only the rest is to land. They are complete blocks before the last one
+of the prompt, so neither prefill nor a step writes to them. With `start` all complete blocks of the
+prompt are kept for others. Until then prefill may write to them.
+
+ Only numbers live here; the engine
 runs the forward passes. The worker calls this between steps, never during one, since a freed
 page may be another request's a moment later. For the same reason the pages of a landing whose
 writer could not be stopped stay aside for as long as the caller says. They are free at the
@@ -19,9 +26,11 @@ that the pool is overcommitted. When it has no free page, the request that start
 pages, since the least work is lost with it.
 """
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from halfmoon_protocol.ids import RequestId
+from halfmoon_protocol.ids import BlockHash, RequestId
 from halfmoon_protocol.sampling import Finish, Stopping
 from halfmoon_scheduling.decode.page_allocator import OutOfPages, PageAllocator
 
@@ -79,6 +88,10 @@ class _Held:
 @dataclass(slots=True)
 class _Landing(_Held):
     deadline_s: float
+    #: Blocks at its beginning that were there when it was reserved.
+    n_held_blocks: int
+    #: Complete blocks of the prompt, to be kept; empty: none is.
+    block_hashes: Sequence[BlockHash]
 
 
 @dataclass(slots=True)
@@ -92,6 +105,10 @@ class _Running(_Held):
     @property
     def position(self) -> int:
         return self.n_landed + self.n_new - 1
+
+
+def _pages_of(landings: Sequence[_Landing]) -> set[int]:
+    return {page for landing in landings for page in landing.pages}
 
 
 def finish_reason(stopping: Stopping, n_new: int, token: int) -> Finish:
@@ -161,12 +178,12 @@ class DecodeBatch:
     @property
     def pages_landing(self) -> int:
         """Pages of landings that wait for their start."""
-        return sum(len(landing.pages) for landing in list(self._landings.values()))
+        return len(_pages_of(list(self._landings.values())))
 
     @property
     def pages_quarantined(self) -> int:
-        """Pages of landings cancelled in doubt; not yet free."""
-        return sum(len(landing.pages) for landing in list(self._aside))
+        """Pages of landings cancelled in doubt; not yet free, and of no other landing."""
+        return len(_pages_of(list(self._aside)) - _pages_of(list(self._landings.values())))
 
     @property
     def context_tokens(self) -> int:
@@ -199,10 +216,28 @@ class DecodeBatch:
         landing = self._landings.get(request_id)
         return () if landing is None else tuple(landing.pages)
 
+    def held_blocks(self, request_id: RequestId) -> int:
+        """Return the blocks of a landing that were there when it was reserved."""
+        landing = self._landings.get(request_id)
+        return 0 if landing is None else landing.n_held_blocks
+
     def reserve(
-        self, request_id: RequestId, n_tokens: int, stopping: Stopping, now: float
+        self,
+        request_id: RequestId,
+        n_tokens: int,
+        stopping: Stopping,
+        now: float,
+        block_hashes: Sequence[BlockHash] = (),
     ) -> list[int]:
         """Reserve pages for the KV of `n_tokens` tokens, for `landing_ttl_s`.
+
+        Args:
+            request_id: not here yet.
+            n_tokens: of the prompt.
+            stopping: the request's rules.
+            now: seconds.
+            block_hashes: complete blocks of the prompt, from its first one on. Those that are here
+                are shared, and the others are kept once they have landed.
 
         Raises:
             ReservationRefused: it can never fit (not retryable), or not now (retryable).
@@ -222,16 +257,21 @@ class DecodeBatch:
             )
         growing = sum(held.may_grow for held in (*self._running.values(), *self._landings.values()))
         headroom = growing + (n_pages < max_pages)
-        if n_pages + headroom > self._pages.n_free:
+        held = self._pages.kept.longest_prefix(block_hashes[: (n_tokens - 1) // self._block_size])
+        # Kept pages without holders are free ones.
+        n_wanted = n_pages - sum(self._pages.n_holders(page) > 0 for page in held)
+        if n_wanted + headroom > self._pages.n_free:
             raise ReservationRefused(
-                f"{n_pages} pages wanted and {headroom} to be left for growing, "
+                f"{n_wanted} pages wanted and {headroom} to be left for growing, "
                 f"{self._pages.n_free} of {self._pages.n_pages} are free",
                 retryable=True,
                 lacks_pages=True,
             )
-        pages = self._pages.allocate(n_pages)
+        self._pages.hold(held)
+        pages = [*held, *self._pages.allocate(n_pages - len(held))]
+        deadline_s = now + self._landing_ttl_s
         self._landings[request_id] = _Landing(
-            pages, max_pages, n_tokens, stopping, now + self._landing_ttl_s
+            pages, max_pages, n_tokens, stopping, deadline_s, len(held), block_hashes
         )
         return list(pages)
 
@@ -251,6 +291,9 @@ class DecodeBatch:
         if landing.deadline_s <= now:
             self._pages.release(landing.pages)
             raise KeyError(f"the landing of request {request_id!r} ran out before its start")
+        n_full = landing.n_landed // self._block_size
+        for page, block in zip(landing.pages[:n_full], landing.block_hashes, strict=False):
+            self._pages.keep(page, block)
         self._running[request_id] = _Running(
             landing.pages,
             landing.max_pages,
@@ -388,7 +431,7 @@ class DecodeBatch:
         return late
 
     def check(self) -> None:
-        """Check that every page has one request, and that pages cover every row's context.
+        """Check that pages cover every row's context, and that those written have one request.
 
         A page may have further holders, which read it.
         """
@@ -396,15 +439,23 @@ class DecodeBatch:
         assert not self._running.keys() & self._landings.keys()
         assert len(self._running) + len(self._landings) <= self._max_running
         held = [*self._running.values(), *self._landings.values(), *self._aside]
-        pages = self.held_pages
-        assert len(set(pages)) == len(pages), "a page belongs to two requests"
-        assert all(self._pages.n_holders(page) >= 1 for page in pages), "a page here is free"
-        assert len(pages) + self._pages.n_free <= self._pages.n_pages
+        n_requests = Counter(self.held_pages)
+        for page, n in n_requests.items():
+            assert n == 1 or page in self._pages.kept, "a page belongs to two requests"
+            assert self._pages.n_holders(page) >= n, "a page here is free"
+        assert len(n_requests) + self._pages.n_free <= self._pages.n_pages
+        for landing in (*self._landings.values(), *self._aside):
+            self._check_unshared(landing.pages[landing.n_held_blocks :])
+        for running in self._running.values():
+            self._check_unshared(running.pages[running.position // self._block_size :])
         for one in held:
             assert self._pages_for(one.n_landed) <= len(one.pages) <= one.max_pages
         for running in self._running.values():
             assert running.n_new < running.stopping.max_new_tokens
             assert running.position <= len(running.pages) * self._block_size
+
+    def _check_unshared(self, written: Sequence[int]) -> None:
+        assert not any(page in self._pages.kept for page in written), "a kept page is written"
 
     def _grow(self, request_id: RequestId, preempted: list[RequestId]) -> bool:
         """Allocate pages up to a row's position; return False if there are none."""

@@ -25,7 +25,7 @@ class FetchPrefix(msgspec.Struct, frozen=True):
     #: Pages of the pool, one for each block of the prompt; empty where the KV is computed in
     #: place.
     pages: tuple[int, ...]
-    #: Blocks to lease at the most.
+    #: Blocks to have at the most: those in the landing already, then leased ones.
     n_blocks: int
     #: Reserve room at the home kvstore from this block on at the same time, and say so in
     #: `PrefixLeased`; None: `ReserveRoom` follows, if there is a home.

@@ -62,7 +62,7 @@ class PrefixLeased(msgspec.Struct, frozen=True):
     request_id: RequestId
     #: The kvstore that holds the lease; None: no kvstore had any of the blocks.
     source: KvstoreAddress | None = None
-    #: Leased blocks; the prompt's first ones.
+    #: The prompt's first blocks that need not be computed: leased, or in its landing already.
     n_blocks: int = 0
     #: Whether room was reserved at the same time; None: that was not asked for.
     has_room: bool | None = None

@@ -30,7 +30,8 @@ shells exist: `services/prefill`, and the simulator's workers.
 
 What differs from worker to worker is in `PrefillRules`. A worker with a pool of its own begins a
 pass while cached blocks are still on their way, layer by layer. A decode worker computes in the
-landing itself (no pages), with the whole prefix there, one prompt a step. What differs from
+landing itself (no pages), behind the blocks that it has, with the whole prefix there, one prompt a
+step. What differs from
 request to request is in its `PromptShare`: all layers, or those of one stage of a group.
 
 A prompt of a group is a request at each stage. At stage 0 it takes the way above, with
@@ -212,6 +213,8 @@ class PrefillMachine:
         start, share = event.start, event.share
         assert start.request_id not in self.requests, f"{start.request_id!r} is here already"
         request = PrefillRequest(start, len(start.token_ids), now, share, event.n_leased)
+        if self.pages is None:
+            request.n_held_blocks = start.n_held_blocks
         if not share.is_whole:
             request.has_room = event.has_room
             request.flow = ChunkFlow(share, request.n_tokens, event.chunk_tokens)
@@ -278,7 +281,7 @@ class PrefillMachine:
         if request is None:
             return []
         request.n_cached = event.n_blocks * self._rules.block_size
-        request.prefix_fetched = event.n_blocks == 0
+        request.prefix_fetched = event.n_blocks == request.n_held_blocks
         self.queue.rebase(event.request_id, request.n_cached)
         if not request.share.is_whole:
             request.flow.begin(request.n_cached)

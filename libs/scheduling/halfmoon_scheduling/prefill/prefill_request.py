@@ -62,10 +62,12 @@ class PrefillRequest:
     share: PromptShare = WHOLE_PROMPT
     #: Blocks that stage 0 has leased for this further stage.
     n_leased: int = 0
+    #: Blocks that are in the pages before anything is fetched: in a landing, those of others.
+    n_held_blocks: int = 0
     phase: PrefillPhase = PrefillPhase.WAITING
     #: Pages of the pool from `LEASING` to the end; in no other request's.
     pages: list[int] = field(default_factory=list)
-    #: Tokens whose KV comes from a kvstore; a guess until `PrefixLeased`.
+    #: Tokens whose KV is not computed; a guess until `PrefixLeased`.
     n_cached: int = 0
     #: Whether the leased blocks are all in the pages; true when there are none.
     prefix_fetched: bool = True
@@ -102,10 +104,10 @@ class PrefillRequest:
         """
         if not self.share.is_first:
             return self.n_leased
-        if self.start.cached is None or self.start.sampling.prompt_logprobs is not None:
+        if self.start.sampling.prompt_logprobs is not None:
             return 0
-        whole = (self.n_tokens - 1) // block_size
-        return min(self.start.cached.n_blocks, whole)
+        n_blocks = 0 if self.start.cached is None else self.start.cached.n_blocks
+        return min(max(n_blocks, self.n_held_blocks), (self.n_tokens - 1) // block_size)
 
     def times(self, now: float) -> PrefillTimes:
         """Split the time since the arrival into queue, fetch, compute and transfer."""

@@ -72,6 +72,8 @@ class RequestState:
     #: that it joined; 0 where none was predicted.
     forecast_tbt_s: float = 0.0
     joined_tbt_s: float = 0.0
+    #: Whether its decode worker may share pages with it, of blocks that are there already.
+    may_share_pages: bool = False
     #: When its decode worker was asked for pages.
     reserve_sent_s: float = 0.0
     #: When decode frees the pages held for it, unless it starts decoding.

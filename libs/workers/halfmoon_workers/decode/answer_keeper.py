@@ -1,4 +1,6 @@
-"""Put the blocks that decode completes into a kvstore, for the conversation's next turn.
+"""Keep the blocks that decode completes, for the conversation's next turn.
+
+Their pages are found here until their memory is wanted. Their bytes are put into a kvstore:
 
     step ──▶ block complete ──▶ waiting ──▶ being put ──▶ kept
                                    │            ├──▶ failed
@@ -72,6 +74,7 @@ class AnswerKeeper:
         *,
         block_size: int,
         putter: BlockPutter | None,
+        keeps_pages: bool,
     ) -> None:
         """Keep nothing yet; blocks are put while `run` runs.
 
@@ -80,7 +83,9 @@ class AnswerKeeper:
             page_of: returns the page of a running request's block, by its index.
             block_size: tokens of a page.
             putter: puts blocks; None: nothing is kept.
+            keeps_pages: whether the pages of complete blocks are kept here, too.
         """
+        self._keeps_pages = keeps_pages
         self._pages = pages
         self._page_of = page_of
         self._block_size = block_size
@@ -117,11 +122,13 @@ class AnswerKeeper:
         answer = self._running.get(request_id)
         if answer is None or (block := answer.blocks.on_token(token)) is None:
             return
+        page = self._page_of(request_id, block.index)
+        if self._keeps_pages:
+            self._pages.keep(page, block.hash)
         if answer.is_cut or self._n_waiting >= MAX_WAITING_BLOCKS:
             answer.is_cut = True
             self._n_blocks["dropped"] += 1
             return
-        page = self._page_of(request_id, block.index)
         self._pages.share([page])
         answer.waiting.append((block, page))
         self._waiting.setdefault(answer)

@@ -18,6 +18,7 @@ class DecodeCounts:
         self._step_s = FastHistogram(time_buckets(0.0005, 10.0))
         self._n_rows = FastHistogram(token_buckets(1000))
         self._n_tokens = 0
+        self._landed = {"sent": 0, "held": 0}
         self._given_up: dict[GiveUpReason, int] = dict.fromkeys(
             ("refused", "not_landed", "preempted", "step_failed"), 0
         )
@@ -31,6 +32,11 @@ class DecodeCounts:
         """Count the tokens of a step."""
         self._n_tokens += n_tokens
 
+    def on_landed(self, n_sent: int, n_held: int) -> None:
+        """Count the blocks of a prompt that starts: those that landed, and those held before."""
+        self._landed["sent"] += n_sent
+        self._landed["held"] += n_held
+
     def on_give_up(self, why: GiveUpReason) -> None:
         """Count a request that is not decoded here, or no longer."""
         self._given_up[why] += 1
@@ -43,6 +49,11 @@ class DecodeCounts:
             "halfmoon_decode_tokens_total": (
                 "Tokens generated here; a request's first one is prefill's.",
                 self._n_tokens,
+            ),
+            "halfmoon_decode_prompt_blocks_total": (
+                "Blocks of prompts that started here: sent by prefill, or held already in pages of"
+                " earlier requests.",
+                by_label("source", self._landed),
             ),
             "halfmoon_decode_failures_total": (
                 "Requests that were refused pages, whose KV did not land in time, that had to"
@@ -63,6 +74,10 @@ def batch_metrics(batch: DecodeBatch, pages: PageAllocator) -> MetricSnapshot:
         "halfmoon_decode_context_tokens": (
             "Tokens that the next step attends to.",
             batch.context_tokens,
+        ),
+        "halfmoon_decode_kept_pages": (
+            "Free pages whose KV is found by later requests, until their memory is wanted.",
+            pages.kept.n_unheld,
         ),
         "halfmoon_pages": (
             "Pages of this worker's pool by state.",

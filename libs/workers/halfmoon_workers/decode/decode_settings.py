@@ -28,6 +28,11 @@ class DecodeSettings(WorkerSettings):
     keep_answers: bool = Field(
         True, description="Put the KV of answers into a kvstore, for the next turn to read"
     )
+    keep_pages: bool = Field(
+        True,
+        description="Find the KV of earlier requests in free pages, so that prefill sends the"
+        " rest of a prompt only",
+    )
     local_prefill_tokens: Annotated[int, Field(ge=0)] = Field(
         0,
         description="Tokens at the most of a prompt's uncached rest that this worker prefills by"

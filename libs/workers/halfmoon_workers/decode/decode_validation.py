@@ -7,10 +7,21 @@ into one.
 
 from collections.abc import Sequence
 
-from halfmoon_protocol.messages import StartDecode, StartPrefill
+from halfmoon_protocol.messages import ReserveDecode, StartDecode, StartPrefill
 from halfmoon_protocol.regions import Region
 from halfmoon_scheduling.prefill.prefill_events import PrefillFailure
 from halfmoon_workers.prefill.prefill_validation import bias_fault
+
+
+def reserve_fault(reserve: ReserveDecode, block_size: int) -> str:
+    """Return what is wrong with the blocks of a reservation; empty when nothing is."""
+    n_hashes, n_full = len(reserve.block_hashes), reserve.n_tokens // block_size
+    if n_hashes <= n_full:
+        return ""
+    return (
+        f"block_hashes has {n_hashes} hashes, {reserve.n_tokens} tokens fill {n_full} blocks of"
+        f" {block_size}"
+    )
 
 
 def start_fault(start: StartDecode, *, n_landed: int, n_vocab: int, block_size: int) -> str:
@@ -50,6 +61,7 @@ def local_prefill_fault(
     region: Region,
     pages: Sequence[int],
     n_landed: int,
+    n_held_blocks: int,
     block_size: int,
     max_tokens: int,
 ) -> PrefillFailure | None:
@@ -63,6 +75,7 @@ def local_prefill_fault(
         region: memory of this worker's pages.
         pages: of the landing.
         n_landed: tokens that the landing was reserved for.
+        n_held_blocks: blocks at its beginning that were there already.
         block_size: tokens of a page.
         max_tokens: limit of the uncached rest, from the settings.
     """
@@ -76,7 +89,13 @@ def local_prefill_fault(
     if n_tokens != n_landed:
         reason = f"token_ids has {n_tokens} tokens, {n_landed} were reserved"
         return PrefillFailure(reason, retryable=False)
-    n_blocks = 0 if start.cached is None else start.cached.n_blocks
+    if start.n_held_blocks != n_held_blocks:
+        reason = f"n_held_blocks is {start.n_held_blocks}, the landing has {n_held_blocks}"
+        return PrefillFailure(reason, retryable=False)
+    if n_held_blocks and start.sampling.prompt_logprobs is not None:
+        reason = f"prompt_logprobs computes all blocks, {n_held_blocks} of them are of others"
+        return PrefillFailure(reason, retryable=False)
+    n_blocks = max(n_held_blocks, 0 if start.cached is None else start.cached.n_blocks)
     rest = n_tokens - min(n_blocks, (n_tokens - 1) // block_size) * block_size
     if rest > max_tokens:
         reason = (

@@ -58,7 +58,7 @@ from halfmoon_workers.decode.answer_keeper import AnswerKeeper
 from halfmoon_workers.decode.decode_metrics import DecodeCounts, batch_metrics
 from halfmoon_workers.decode.decode_settings import DecodeSettings
 from halfmoon_workers.decode.decode_spans import DecodeSpans
-from halfmoon_workers.decode.decode_validation import start_fault
+from halfmoon_workers.decode.decode_validation import reserve_fault, start_fault
 from halfmoon_workers.decode.generation_states import GenerationStates
 from halfmoon_workers.decode.local_prefills import LocalPrefillParts, LocalPrefills
 from halfmoon_workers.start.role_switch import RoleSwitch
@@ -124,6 +124,7 @@ class DecodeWorker:
             self.batch.page_of,
             block_size=self.engine.layout.block_size,
             putter=self.putter,
+            keeps_pages=self.settings.keep_pages,
         )
         self.conductors = ConductorConnections(self.port, self._on_owner_lost)
         self._idle.set()
@@ -239,7 +240,10 @@ class DecodeWorker:
         await self.conductors.answer(
             peer,
             DecodeReserved(
-                request_id=request_id, landing=landing, expires_s=self.settings.landing_ttl_s
+                request_id=request_id,
+                landing=landing,
+                expires_s=self.settings.landing_ttl_s,
+                n_held_blocks=self.batch.held_blocks(request_id),
             ),
         )
 
@@ -258,7 +262,15 @@ class DecodeWorker:
                 f"another connection has a request {reserve.request_id!r} here: take another id",
                 retryable=True,
             )
-        wanted = reserve.request_id, reserve.n_tokens, reserve.stopping, self.clock.now()
+        if fault := reserve_fault(reserve, self.engine.layout.block_size):
+            raise ReservationRefused(fault, retryable=False)
+        wanted = (
+            reserve.request_id,
+            reserve.n_tokens,
+            reserve.stopping,
+            self.clock.now(),
+            reserve.block_hashes if self.settings.keep_pages else (),
+        )
         try:
             return self.batch.reserve(*wanted)
         except ReservationRefused as refusal:
@@ -306,6 +318,7 @@ class DecodeWorker:
         if fault:
             await self._end_landing(request_id, fault, retryable=False)
             return
+        n_held = self.batch.held_blocks(request_id)
         try:
             self.batch.start(request_id, start.first_token, self.clock.now())
         except KeyError as error:  # it ran out, and is freed
@@ -315,6 +328,8 @@ class DecodeWorker:
         else:
             self._generations.start(start)
             self.answers.start(start, n_landed)
+            n_blocks = self.engine.layout.blocks_for(n_landed)
+            self._counts.on_landed(n_blocks - n_held, n_held)
             self.spans.on_started(request_id, self.clock.now())
             self._wake.set()
 

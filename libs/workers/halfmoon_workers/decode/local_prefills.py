@@ -198,6 +198,7 @@ class LocalPrefills:
             region=self._region,
             pages=landing,
             n_landed=n_landed,
+            n_held_blocks=self._batch.held_blocks(start.request_id),
             block_size=self._engine.layout.block_size,
             max_tokens=self._settings.local_prefill_tokens,
         )

@@ -37,6 +37,8 @@ async def serve_decode(start: WorkerStart, settings: DecodeSettings) -> int:
             local_prefill_step_s=settings.local_prefill_step_s,
             local_prefill_tbt_s=settings.local_prefill_tbt_s,
             keeps_answers=settings.keep_answers,
+            keeps_pages=settings.keep_pages,
+            skips_held_blocks=True,
         )
         worker = DecodeWorker(
             port=opened.port,

@@ -170,6 +170,10 @@ class PrefillForward:
         job.landing_since_s = job.landing_since_s or now
         if landing := job.landing_pieces(self.pool, layout, layers, blocks):
             job.landing_writes.append(self.submit("write", landing, deadline_s=left_s))
+        if not job.in_place:
+            length = len(layers) * layout.layer_bytes
+            job.n_sent_bytes += len(landing) * length
+            job.n_held_bytes += (len(blocks) - len(landing)) * length
         if put := job.kvstore_pieces(self.pool, layout, layers, blocks):
             job.put_writes.append(self.submit("write", put, deadline_s=left_s))
 

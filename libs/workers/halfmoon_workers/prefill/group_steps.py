@@ -111,6 +111,7 @@ class GroupSteps:
             priority=start.priority,
             deadline_s=None if start.deadline_s is None else max(0.0, start.deadline_s - since_s),
             trace=start.trace,
+            n_held_blocks=start.n_held_blocks,
         )
 
     async def read_back(self, job: PrefillJob) -> bool:

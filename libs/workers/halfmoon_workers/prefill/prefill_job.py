@@ -82,8 +82,11 @@ class PrefillJob:
     put: KvstoreReservation | None = None
     #: Set when one of these two came, until both are let go: what renews them waits for it.
     holds: asyncio.Event = field(default_factory=asyncio.Event)
-    #: Tokens whose KV is fetched rather than computed: whole blocks.
+    #: Tokens whose KV is fetched or held rather than computed: whole blocks.
     n_cached: int = 0
+    #: Bytes of KV that went to the landing, and of blocks that it had already.
+    n_sent_bytes: int = 0
+    n_held_bytes: int = 0
     #: Blocks whose layers have all been handed to the transfer engine.
     n_streamed: int = 0
     #: The layers of cached blocks, as they arrive; empty when nothing is cached. At a further
@@ -138,10 +141,16 @@ class PrefillJob:
             offsets = tuple(place.offset for place in self.lease.places)
         block_bytes = layout.block_bytes
         shift, size = _part_of_block(layout, layers)
+        pages = self.pages[self.n_held_in_place :]
         return [
             Piece(pool, page * block_bytes + shift, source, offset + shift, size)
-            for page, offset in zip(self.pages, offsets, strict=False)
+            for page, offset in zip(pages, offsets, strict=False)
         ]
+
+    @property
+    def n_held_in_place(self) -> int:
+        """Blocks at the beginning of its pages that are there, and are read by others."""
+        return self.start.n_held_blocks if self.in_place else 0
 
     def complete_blocks(self, stop: int, layout: KvLayout) -> range:
         """Return the blocks to hand on once the tokens before `stop` have run."""
@@ -152,6 +161,8 @@ class PrefillJob:
         self, pool: Region, layout: KvLayout, layers: range, blocks: Sequence[int]
     ) -> list[Piece]:
         """List the writes of these blocks from this pool to decode's landing; none in place.
+
+        Blocks that the landing has already are left out.
 
         Args:
             pool: has the blocks.
@@ -173,6 +184,7 @@ class PrefillJob:
                 length,
             )
             for block in blocks
+            if block >= self.start.n_held_blocks
         ]
 
     def kvstore_pieces(

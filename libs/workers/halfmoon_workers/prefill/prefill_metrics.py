@@ -16,6 +16,7 @@ class PrefillCounts:
     def __init__(self) -> None:
         self._ended = {"done": 0, "failed": 0, "stopped": 0}
         self._tokens = {"computed": 0, "cached": 0}
+        self._landed = {"sent": 0, "held": 0}
         #: Prompts of a group whose layers of one stage were computed here.
         self.n_shares = 0
         self._stages = {stage: FastHistogram(time_buckets(0.0001, 100.0)) for stage in _STAGES}
@@ -32,6 +33,11 @@ class PrefillCounts:
         self._stages["compute"].observe(times.compute_s)
         self._stages["transfer"].observe(times.transfer_s)
 
+    def landed(self, n_sent_bytes: int, n_held_bytes: int) -> None:
+        """Count the KV of a prompt, or of a share of one, that is in its landing."""
+        self._landed["sent"] += n_sent_bytes
+        self._landed["held"] += n_held_bytes
+
     def ended(self, how: str) -> None:
         """Count the end of a request: done, failed or stopped."""
         self._ended[how] += 1
@@ -46,6 +52,11 @@ class PrefillCounts:
             "halfmoon_prefill_tokens_total": (
                 "Tokens of prompts that were prefilled, by where their KV is from.",
                 by_label("source", self._tokens),
+            ),
+            "halfmoon_prefill_landing_bytes_total": (
+                "KV of prompts that ended well, by whether it was sent to the decode worker or"
+                " was held there already, in pages of earlier requests.",
+                by_label("source", self._landed),
             ),
             "halfmoon_prefill_shares_total": (
                 "Prompts of a group of which this worker computed one stage's layers.",

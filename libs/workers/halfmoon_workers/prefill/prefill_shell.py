@@ -172,10 +172,11 @@ class PrefillShell:
                 job.pages = job.pages if job.in_place else list(pages)
                 if job.order is not None:
                     self._begin_step(job, lambda job: self._open_share(job, n_blocks))
-                elif n_blocks:
+                elif n_blocks > job.n_held_in_place:
                     self._begin_step(job, lambda job: self._fetch(job, command))
                 else:
-                    self.post(PrefixLeased(request_id))
+                    job.n_cached = n_blocks * job.start.landing.layout.block_size
+                    self.post(PrefixLeased(request_id, n_blocks=n_blocks))
             case ReserveRoom(request_id=request_id, first_block=first):
                 self._begin_step(self.jobs[request_id], lambda job: self._reserve(job, first))
             case StartStages(request_id=request_id):
@@ -246,10 +247,12 @@ class PrefillShell:
         has_room = None if reserving is None else reserving.result()
         if has_room or job.lease is not None:
             self._hold(job)
+        n_held = job.n_held_in_place
         if job.lease is None:
-            return PrefixLeased(job.request_id, has_room=has_room)
+            return PrefixLeased(job.request_id, n_blocks=n_held, has_room=has_room)
         self._watch_fetch(job)
-        return PrefixLeased(job.request_id, job.lease.address, len(job.lease.places), has_room)
+        n_blocks = n_held + len(job.lease.places)
+        return PrefixLeased(job.request_id, job.lease.address, n_blocks, has_room)
 
     @property
     def _groups(self) -> GroupSteps:
@@ -324,6 +327,7 @@ class PrefillShell:
             job.first_scores = [] if last.score is None else [last.score]
             job.prompt_scores = list(last.prompt_scores)
         assert done.first_token is not None, "a prompt is done without its first token"
+        n_held = job.n_held_in_place * job.start.landing.layout.block_size
         message = PrefillDone(
             request_id=job.request_id,
             first_token=done.first_token,
@@ -332,7 +336,7 @@ class PrefillShell:
             queue_s=done.queue_s,
             compute_s=done.compute_s,
             drain_s=done.drain_s,
-            fetched_bytes=done.n_cached * self._token_bytes,
+            fetched_bytes=(done.n_cached - n_held) * self._token_bytes,
             fetch_s=job.fetch_s,
             fetched_from=job.fetched_from,
             score=job.first_scores[-1] if job.first_scores else None,
@@ -382,8 +386,9 @@ class PrefillShell:
         del self.jobs[job.request_id]
         self._owners.remove(job.request_id)
         self._on_ended(job)
-        if ending is None and not job.share.is_whole:
-            self.counts.n_shares += 1
+        if ending is None:
+            self.counts.landed(job.n_sent_bytes, job.n_held_bytes)
+            self.counts.n_shares += not job.share.is_whole
         if ending is not None:
             self.counts.ended("stopped" if isinstance(ending, PrefillStop) else "failed")
         if not self.jobs:

@@ -72,6 +72,11 @@ def start_fault(start: StartPrefill, layout: KvLayout) -> str:
             f"block_hashes has {len(start.block_hashes)} hashes, {n_tokens} tokens fill "
             f"{n_tokens // layout.block_size} blocks of {layout.block_size}"
         )
+    if start.n_held_blocks * layout.block_size >= n_tokens:
+        return (
+            f"n_held_blocks is {start.n_held_blocks}: at least the last block of {n_tokens} tokens"
+            " is to land"
+        )
     return _landing_fault(start, layout)
 
 

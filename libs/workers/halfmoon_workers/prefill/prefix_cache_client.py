@@ -63,11 +63,12 @@ class PrefixCacheClient:
 
         Args:
             job: has pages; gets `lease`, `loads` and `n_cached` if some replica has blocks.
-            n_blocks: blocks to lease at the most.
+            n_blocks: blocks to have at the most; those in its pages already are not leased.
         """
-        cached = job.start.cached
+        cached, n_held = job.start.cached, job.n_held_in_place
         assert cached is not None, "nothing is cached of this prompt"
-        hashes = job.start.block_hashes[:n_blocks]
+        job.n_cached = n_held * self._layout.block_size
+        hashes = job.start.block_hashes[n_held:n_blocks]
         if not hashes:
             return
         job.fetching_since_s = self._clock.now()
@@ -78,7 +79,7 @@ class PrefixCacheClient:
             self._replicas.reads["none"] += 1
             return
         job.holds.set()
-        job.n_cached = len(job.lease.places) * self._layout.block_size
+        job.n_cached += len(job.lease.places) * self._layout.block_size
 
         def submit(layers: range) -> Transfer:
             return self._transfer.submit(
@@ -95,7 +96,7 @@ class PrefixCacheClient:
         groups = layer_groups(self._layout.n_layers, n_layer_bytes)
         read = PrefixFetch(groups, submit, take_over, self._patience_s)
         job.loads = read.layers
-        pages = job.pages[: len(job.lease.places)]
+        pages = job.pages[n_held : n_held + len(job.lease.places)]
         sums = ArrivingChecksums(self._memory.view, self._layout, pages, self._checksum_thread)
         for load in job.loads:
             load.add_done_callback(sums.on_layer)

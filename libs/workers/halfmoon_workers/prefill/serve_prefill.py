@@ -36,6 +36,7 @@ async def serve_prefill(start: WorkerStart, settings: PrefillSettings) -> None:
             home_kvstore=WorkerId(settings.home_kvstore) if settings.home_kvstore else None,
             stage=settings.stage_record,
             stage_layers_only=settings.stage_layers_only,
+            skips_held_blocks=True,
         )
         clock = SystemClock()
         worker = PrefillWorker(

@@ -87,6 +87,7 @@ def as_start(order: StartShare) -> StartPrefill:
         priority=order.priority,
         deadline_s=order.deadline_s,
         trace=order.trace,
+        n_held_blocks=order.n_held_blocks,
     )
 
 
