@@ -23,9 +23,14 @@ candidates = st.builds(
     n_pages=st.integers(1, 9),
     n_tokens=st.integers(0, 3),
     refusing=st.sets(st.integers(0, 7), max_size=3),
+    holder=st.none() | st.integers(0, 8),
 )
 def test_the_choice_is_that_of_comparing_all_workers(
-    changes: list[DecodeCandidate | int], n_pages: int, n_tokens: int, refusing: set[int]
+    changes: list[DecodeCandidate | int],
+    n_pages: int,
+    n_tokens: int,
+    refusing: set[int],
+    holder: int | None,
 ) -> None:
     order, present = DecodeOrder(), dict[WorkerId, DecodeCandidate]()
     for change in changes:
@@ -37,9 +42,12 @@ def test_the_choice_is_that_of_comparing_all_workers(
             present[change.worker_id] = change
     order.check(present, besides=set())
     left_out = {WorkerId(f"decode-{i}") for i in refusing}
-    job = PlacementRequest(RequestId("cmpl-1"), n_tokens, n_pages, block_size=1, block_bytes=1)
+    pages_at = None if holder is None else WorkerId(f"decode-{holder}")
+    job = PlacementRequest(
+        RequestId("cmpl-1"), n_tokens, n_pages, block_size=1, block_bytes=1, pages_at=pages_at
+    )
     expected = choose_decode(job, [c for w, c in present.items() if w not in left_out])
-    assert order.choose(n_pages, n_tokens, lambda w: w not in left_out) == expected
+    assert order.choose(n_pages, n_tokens, lambda w: w not in left_out, pages_at) == expected
 
 
 def test_of_equal_times_the_lower_name_is_chosen_though_it_is_visited_later() -> None:

@@ -304,6 +304,8 @@ class Pair:
             draining=dice.random() < 0.08,
             home_kvstore=dice.choice((None, "kvstore-0", "kvstore-1")),
             replicates=True,
+            keeps_pages=dice.random() < 0.7,
+            skips_held_blocks=dice.random() < 0.7,
             stage=stage,
             stage_layers_only=stage is not None and dice.random() < 0.3,
             local_prefill_tokens=dice.choice((50, 4096)) if self.local and role == "decode" else 0,

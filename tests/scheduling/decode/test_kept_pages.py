@@ -158,7 +158,7 @@ class PagesHaveTheirTokens(RuleBasedStateMachine):
         if rid in self.models:
             return
         before = data.draw(st.sampled_from(self.said))
-        prompt = [*before, *more][:14]
+        prompt = [*before, *more][: data.draw(st.integers(1, 14))]
         free, rules = self.batch.free_pages, stopping()
         unshared = all(not model.n_held for model in self.models.values())
         try:

@@ -74,7 +74,11 @@ class DecodeOrder:
                 del self._orders[size]
 
     def choose(
-        self, n_pages: int, n_tokens: int, may_ask: Callable[[WorkerId], bool]
+        self,
+        n_pages: int,
+        n_tokens: int,
+        may_ask: Callable[[WorkerId], bool],
+        pages_at: WorkerId | None = None,
     ) -> tuple[WorkerId | None, float]:
         """Return the decode worker that `choose_decode` would choose, and its predicted TBT.
 
@@ -82,6 +86,7 @@ class DecodeOrder:
             n_pages: pages that it must have free.
             n_tokens: tokens of the request's context.
             may_ask: whether a worker may be asked for as many pages.
+            pages_at: the worker that may have pages of the prompt's prefix.
         """
         best: tuple[float, int, int, WorkerId] | None = None
 
@@ -103,7 +108,14 @@ class DecodeOrder:
         for size, order in self._orders.items():
             if 1 << size > n_pages:  # else none of them has so many pages
                 limit = order.search(weights, 0.0, limit, see)
-        return (None, 0.0) if best is None else (best[3], best[0])
+        if best is None:
+            return None, 0.0
+        if pages_at is not None and (twins := self._by_worker.get(pages_at)) is not None:
+            step_s, per_token_s, n_requests, free_pages = twins.state
+            is_equal = (step_s + per_token_s * n_tokens, n_requests) == best[:2]
+            if is_equal and free_pages >= n_pages and may_ask(pages_at):
+                return pages_at, best[0]
+        return best[3], best[0]
 
     def check(self, candidates: Mapping[WorkerId, DecodeCandidate], besides: Set[WorkerId]) -> None:
         """Check that exactly these workers are here, each with its state, besides others."""

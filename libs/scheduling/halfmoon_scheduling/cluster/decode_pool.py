@@ -185,7 +185,11 @@ class DecodePool:
         ]
 
     def choose(
-        self, n_pages: int, n_tokens: int, not_to_ask: Collection[WorkerId]
+        self,
+        n_pages: int,
+        n_tokens: int,
+        not_to_ask: Collection[WorkerId],
+        pages_at: WorkerId | None = None,
     ) -> tuple[WorkerId | None, float]:
         """Return what `choose_decode` chooses among all workers that take work.
 
@@ -193,6 +197,7 @@ class DecodePool:
             n_pages: pages that must be free.
             n_tokens: tokens of the request's context.
             not_to_ask: workers that are left out.
+            pages_at: the worker that may have pages of the prompt's prefix.
         """
         for worker_id in self._changed:
             worker = self._workers[worker_id]
@@ -205,6 +210,7 @@ class DecodePool:
             n_pages,
             n_tokens,
             lambda worker_id: worker_id not in not_to_ask and self._may_ask(worker_id, n_pages),
+            pages_at,
         )
 
     def local_prefill_candidates(

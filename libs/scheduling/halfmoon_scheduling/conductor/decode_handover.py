@@ -102,6 +102,7 @@ class DecodeHandover:
         request, decode = state.request, state.decode
         assert decode is not None
         self._release_prefill(state, now)
+        self._placer.on_landed(request, decode)
         n_tokens = len(request.token_ids)
         state.joined_tbt_s = self._cluster.decodes.running_tbt_s(decode, n_tokens)
         self._cluster.decodes.start(decode, state.request_id, now)

@@ -22,6 +22,7 @@ from halfmoon_scheduling.placement.cached_prefixes import CachedPrefixes
 from halfmoon_scheduling.placement.estimates import Estimate, Placement, PlacementRequest
 from halfmoon_scheduling.placement.local_prefill import LocalPrefillEstimate, prefer_local_prefill
 from halfmoon_scheduling.placement.modes import open_placement_mode
+from halfmoon_scheduling.placement.page_holders import PageHolders
 from halfmoon_scheduling.placement.placement_mode import ModeSettings, PrefixSource, TtftSlo
 from halfmoon_scheduling.placement.placement_policy import NO_SERVERS, place
 from halfmoon_scheduling.placement.prefill_groups import GroupEstimate, prefer_group
@@ -65,6 +66,7 @@ class Placer:
         )
         #: Whether the orders of the pools are used where they can be; tests compare both.
         self.searches = True
+        self._page_holders = PageHolders()
         #: By the client's request, since its tries have different ids.
         self._avoided: OrderedDict[str, set[WorkerId]] = OrderedDict()
 
@@ -100,6 +102,7 @@ class Placer:
             layout.block_bytes,
             request.block_hashes,
             request.priority,
+            self._pages_at(request),
         )
 
         def ttft_slo_s(prefill: WorkerId) -> float | None:
@@ -182,7 +185,7 @@ class Placer:
             return None
         cached = CachedPrefixes.of(self._mode, job, prefixes, cluster.transfers, NO_SERVERS)
         search = RowSearch(self._mode, job, cached, cluster, self._costs, now, left_out)
-        decode, tbt_s = cluster.decodes.choose(job.n_pages, job.n_tokens, not_to_ask)
+        decode, tbt_s = cluster.decodes.choose(job.n_pages, job.n_tokens, not_to_ask, job.pages_at)
         placement = search.place(cluster.accepting("prefill"), order, ttft_slo_s, decode, tbt_s)
         if (
             self._config.replication_bytes_per_s > 0
@@ -373,6 +376,20 @@ class Placer:
         if home in self._cluster.servers:
             return None  # the server keeps them by itself
         return None if home in self._avoided.get(original_request_id(request_id), ()) else home
+
+    def _pages_at(self, request: Request) -> WorkerId | None:
+        """Return the decode worker that may have pages of a prompt's prefix."""
+        if (found := self._page_holders.find(request.block_hashes)) is None:
+            return None
+        worker_id, generation = found
+        info = self._cluster.get(worker_id)
+        return None if info is None or info.generation != generation else worker_id
+
+    def on_landed(self, request: Request, decode: WorkerId) -> None:
+        """Remember where a prompt is decoded, if that worker keeps its pages."""
+        info = self._cluster.get(decode)
+        if info is not None and info.keeps_pages:
+            self._page_holders.put(request.block_hashes, decode, info.generation)
 
     def learn(self, placement: Placement, request: Request, done: PrefillDone, now: float) -> None:
         """Correct the predictions by a prefill's times; it is still in its worker's queue.

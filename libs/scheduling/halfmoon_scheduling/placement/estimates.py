@@ -23,6 +23,8 @@ class PlacementRequest:
     block_hashes: tuple[BlockHash, ...] = ()
     #: The largest goes first in a prefill queue.
     priority: int = 0
+    #: The decode worker that may have pages of its prefix; None: none is known.
+    pages_at: WorkerId | None = None
 
     @property
     def max_cached_blocks(self) -> int:

@@ -140,7 +140,11 @@ def prefer_local_prefill(
             placement.chosen.worker_id,
         )
         rows.append((row, tbt_s))
-    best = min(rows, key=lambda r: (r[0].ttft_s, r[0].worker_id), default=None)
+    best = min(
+        rows,
+        key=lambda r: (r[0].ttft_s, r[0].worker_id != job.pages_at, r[0].worker_id),
+        default=None,
+    )
     if best is None:
         return placement
     placement = replace(
