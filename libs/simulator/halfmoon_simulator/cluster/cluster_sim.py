@@ -11,6 +11,7 @@ from typing import assert_never
 
 import msgspec
 
+from halfmoon_protocol.blocks import MAX_BLOCK_SIZE, MIN_BLOCK_SIZE
 from halfmoon_protocol.ids import RequestId, WorkerId
 from halfmoon_protocol.kv_events import KvEventBatch
 from halfmoon_protocol.messages import (
@@ -128,6 +129,9 @@ class ClusterSim:
         self._changing: dict[WorkerId, Role] = {}
         self._n_role_changes = 0
         self._last_loads: dict[WorkerId, ToConductor] = {}
+        # Chains of live workers have these block sizes alone.
+        is_live_size = MIN_BLOCK_SIZE <= spec.block_tokens <= MAX_BLOCK_SIZE
+        self._keeps_answers = spec.keep_answers and is_live_size
         n_kvstore = spec.n_prefill if spec.n_kvstore is None else spec.n_kvstore
         hosts = [f"host-p{i}" for i in range(spec.n_prefill)]
         hosts += [f"host-d{i}" for i in range(spec.n_decode)]
@@ -323,6 +327,7 @@ class ClusterSim:
                 answer=self._answer,
                 finished=self._decoded,
                 interrupted=self._interrupted,
+                chain_of=lambda request_id: self.clients.chain_of(request_id),
             )
         else:
             self.kvstores[worker_id] = SimKvstore(
@@ -367,6 +372,7 @@ class ClusterSim:
             local_prefill_tbt_s=self.spec.local_prefill_tbt_s if role == "decode" else 0.0,
             decode_cost=self.costs.decode if role == "decode" else None,
             replicates=role == "kvstore",
+            keeps_answers=role == "decode" and self._keeps_answers,
             stage=stage,
             # A stage of a group stays what it is.
             roles=("prefill", "decode") if role != "kvstore" and stage is None else (),
@@ -415,6 +421,7 @@ class ClusterSim:
                 reader.source_lost(kvstore)
             for decode in self.decodes.values():
                 decode.local.source_lost(kvstore)
+                decode.answers.kvstore_lost(kvstore)
         else:
             return
         self._generations[worker_id] += 1  # what is under way to it is lost too

@@ -72,6 +72,9 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     local_prefill_step_s: float = 0.0
     #: Mean seconds between tokens that parts leave to running requests; 0: no bound.
     local_prefill_tbt_s: float = 0.0
+    #: Whether decode workers put the blocks of answers into kvstores. It matters to workloads with
+    #: sessions alone: no other request is known to go on from an answer.
+    keep_answers: bool = True
     #: Requests held by a prefill worker at the most.
     max_requests: int = 100_000
     #: Requests in a decode batch at the most, landings included.

@@ -75,6 +75,8 @@ class SimClients:
         self._streams: dict[str, _Stream] = {}
         #: Indices of the turns to come of each session, the next one last.
         self._turns: dict[str, list[int]] = {}
+        #: Turns of each session that have arrived.
+        self._n_turns: dict[str, int] = {}
         self.n_over = 0
         self.n_rejected = 0
         for index, (request, goes_on) in enumerate(with_sessions(workload)):
@@ -103,6 +105,22 @@ class SimClients:
         stream = self._streams.get(original_request_id(request_id))
         return 1 if stream is None else stream.record.n_output - stream.n_before
 
+    def chain_of(self, request_id: RequestId) -> tuple[BlockHash, ...]:
+        """Return the blocks of a request's prompt and answer of which all KV is computed.
+
+        They are those of its session's next turn; empty if none is to come, or if that turn does
+        not begin with prompt and answer. The last token of an answer is never run.
+        """
+        stream = self._streams.get(original_request_id(request_id))
+        turns = None if stream is None else self._turns.get(stream.asked.session or "")
+        if stream is None or not turns:
+            return ()
+        asked, following = stream.asked, self._workload[turns[-1]]
+        n_said, n_own = asked.n_input + asked.n_output, asked.n_input // self._block_tokens
+        if following.n_input < n_said or following.blocks[:n_own] != asked.blocks[:n_own]:
+            return ()
+        return self._block_hashes(following)[: (n_said - 1) // self._block_tokens]
+
     # -- tries -------------------------------------------------------------------------------
 
     def _arrive(self, index: int) -> None:
@@ -113,7 +131,10 @@ class SimClients:
             asked.n_input,
             asked.n_output,
             ttft_slo_s=asked.ttft_slo_s,
+            turn=self._n_turns.get(asked.session or "", 0),
         )
+        if asked.session is not None:
+            self._n_turns[asked.session] = record.turn + 1
         self.records.append(record)
         stream = self._streams[f"r{index}"] = _Stream(asked, record)
         self._try(stream)

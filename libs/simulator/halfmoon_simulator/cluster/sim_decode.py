@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import assert_never
 
-from halfmoon_protocol.ids import RequestId, WorkerId
+from halfmoon_protocol.ids import BlockHash, RequestId, WorkerId
 from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_protocol.messages import (
     Cancel,
@@ -37,6 +37,7 @@ from halfmoon_scheduling.decode.page_allocator import PageAllocator
 from halfmoon_simulator.cluster.cluster_spec import ClusterSpec
 from halfmoon_simulator.cluster.event_queue import EventQueue
 from halfmoon_simulator.cluster.network_model import NetworkModel
+from halfmoon_simulator.cluster.sim_answers import SimAnswers
 from halfmoon_simulator.cluster.sim_kvstore import SimKvstore
 from halfmoon_simulator.cluster.sim_local_prefill import LocalPart, SimLocalPrefills
 from halfmoon_simulator.cluster.sim_prefill import FIRST_TOKEN_ID, STOP_TOKEN_ID
@@ -109,6 +110,7 @@ class SimDecode:
         answer: Callable[[WorkerId, ToConductor], None],
         finished: Callable[[RequestId, TokenIntervals], None],
         interrupted: Callable[[RequestId, int, TokenIntervals], None],
+        chain_of: Callable[[RequestId], tuple[BlockHash, ...]] = lambda _: (),
     ) -> None:
         """Create an idle worker.
 
@@ -124,6 +126,7 @@ class SimDecode:
             answer: says something to the conductor.
             finished: a request got its last token.
             interrupted: a request lost its pages after so many tokens of this try.
+            chain_of: blocks of a request's prompt and answer, where they are known.
         """
         self.worker_id = worker_id
         self.host = host
@@ -147,6 +150,9 @@ class SimDecode:
         size = self.pages.n_pages * self.layout.block_bytes
         self._region = Region(segment=worker_id, generation=1, key=bytes(16), length=size)
         self._generations: dict[RequestId, _Generation] = {}
+        self.answers = SimAnswers(
+            worker_id, host, self.layout.block_bytes, network, kvstores, chain_of
+        )
         #: What it prefills by itself.
         self.local = SimLocalPrefills(
             worker_id,
@@ -204,7 +210,8 @@ class SimDecode:
     @property
     def idle(self) -> bool:
         """Return whether no request is here, nor pages kept for one."""
-        return not (self.batch.n_running or self.batch.n_reserved or self._starts)
+        has_requests = self.batch.n_running or self.batch.n_reserved or self._starts
+        return not has_requests and self.answers.is_idle
 
     def load(self) -> DecodeLoad:
         """Return the load report of this moment."""
@@ -237,6 +244,7 @@ class SimDecode:
         """Lose the process; its clients keep what they have."""
         self.dead = True
         self.local.crash()
+        self.answers.crash()
         run = self._run
         over = 0
         if run is not None and run.step is None:
@@ -371,10 +379,12 @@ class SimDecode:
             if self._generations.pop(request_id, None) is not None or request_id in self.local:
                 self.local.cancel(request_id)
                 self.batch.cancel(request_id)
+                self.answers.end(request_id)
         self._cancels.clear()
         starts, self._starts = self._starts, []
         for start, since_s in starts:
             request_id = start.request_id
+            n_landed = self.batch.n_landed(request_id) or 0
             try:
                 self.batch.start(request_id, start.first_token, self._event_queue.now)
             except KeyError as error:
@@ -383,6 +393,7 @@ class SimDecode:
                 )
                 self._answer(self.worker_id, failed)
                 continue
+            self.answers.start(start, n_landed // self.layout.block_size)
             gap_s = self._event_queue.now - since_s + 2 * self._costs.message_s  # there and back
             self._generations[request_id] = _Generation(
                 self._n_output(request_id), 1, len(self._log), gap_s
@@ -411,16 +422,24 @@ class SimDecode:
 
     def _produce(self, step: BatchStep) -> None:
         """Give each request of the step a token; end those that have all of theirs."""
+        size = self.layout.block_size
         for row in step.rows:
             generation = self._generations[row.request_id]
             generation.n_new += 1
             over = generation.n_new >= generation.n_output
+            # A run of steps ends where a block does: the next row needs a page.
+            if row.position % size == 0:
+                self.answers.on_block(row.request_id, row.position // size - 1)
+            if over and (row.position + 1) % size == 0:
+                self.answers.on_block(row.request_id, row.position // size)
             if self.batch.on_token(row.request_id, STOP_TOKEN_ID if over else FIRST_TOKEN_ID):
                 del self._generations[row.request_id]
+                self.answers.end(row.request_id)
                 self._finished(row.request_id, self._intervals(generation))
 
     def _preempt(self, request_id: RequestId) -> None:
         generation = self._generations.pop(request_id)
+        self.answers.end(request_id)
         self._interrupted(request_id, generation.n_new, self._intervals(generation))
         failed = DecodeFailed(
             request_id=request_id,
@@ -450,4 +469,5 @@ class SimDecode:
         """Audit: the batch, and that all that runs is known."""
         self.batch.check()
         self.local.check()
+        self.answers.check()
         assert len(self._generations) == self.batch.n_running

@@ -21,6 +21,8 @@ class SimRequestRecord:
     n_output: int
     #: Its own limit of the time to first token; None: the run's.
     ttft_slo_s: float | None = None
+    #: Turns of its session before it.
+    turn: int = 0
     #: One of `OUTCOMES`; "" while it is under way.
     outcome: str = ""
     reason: str = ""
@@ -102,6 +104,8 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     tbt_tail_s: DistributionSummary
     #: Share of prompt tokens, of those that were prefilled, whose KV was reused.
     reused: float
+    #: The same for the first turns of sessions, the second ones, and so on; empty without sessions.
+    reused_by_turn: tuple[float, ...] = ()
     output_tokens_per_s: float
     #: Requests that finished within both SLOs: number, and per second of the run.
     n_good: int
@@ -153,7 +157,8 @@ class RunResult:
         duration_s = max(ended, default=first_s) - first_s
         good = sum(record.meets(self.ttft_slo_s, self.tbt_slo_s) for record in records)
         prefilled = [record for record in records if record.first_token_s is not None]
-        n_prompt = sum(record.n_input for record in prefilled)
+        n_turns = max((record.turn for record in prefilled), default=0) + 1
+        by_turn = [[r for r in prefilled if r.turn == turn] for turn in range(n_turns)]
 
         def count(outcome: str) -> int:
             return sum(record.outcome == outcome for record in records)
@@ -174,7 +179,8 @@ class RunResult:
             ttft_s=summarize_values([r.ttft_s for r in prefilled if r.ttft_s is not None]),
             tbt_s=summarize_values([r.intervals.mean_s for r in several]),
             tbt_tail_s=summarize_values([r.intervals.longest_tenth_s() for r in several]),
-            reused=sum(r.n_cached for r in prefilled) / n_prompt if n_prompt else 0.0,
+            reused=_reused(prefilled),
+            reused_by_turn=tuple(map(_reused, by_turn)) if n_turns > 1 else (),
             output_tokens_per_s=per_second(sum(record.n_out for record in records)),
             n_good=good,
             goodput_per_s=per_second(good),
@@ -187,6 +193,12 @@ class RunResult:
             n_from_memory=self.n_from_memory,
             n_from_disk=self.n_from_disk,
         )
+
+
+def _reused(records: Sequence[SimRequestRecord]) -> float:
+    """Return the share of prompt tokens whose KV was reused."""
+    n_prompt = sum(record.n_input for record in records)
+    return sum(record.n_cached for record in records) / n_prompt if n_prompt else 0.0
 
 
 #: Called now and then with (simulated seconds, requests over, requests in all).

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from halfmoon_simulator.workloads.chat_and_documents import chat_and_documents
+from halfmoon_simulator.workloads.conversations import conversations
 from halfmoon_simulator.workloads.hot_prefixes import hot_prefix_requests
 from halfmoon_simulator.workloads.load_oscillation import oscillating_load
 from halfmoon_simulator.workloads.synthetic_workloads import (
@@ -35,6 +36,7 @@ _SYNTHETIC = SyntheticDataset(mean_input=15_325, mean_output=149, cache_ratio=0.
 #: Workloads that are made by a rate and a seed alone.
 _MADE = {
     "chat-and-documents": chat_and_documents,
+    "conversations": conversations,
     "hot-prefixes": hot_prefix_requests,
     "swinging": oscillating_load,
 }
@@ -44,7 +46,7 @@ class WorkloadSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """The kind, number and rate of requests."""
 
     #: A file, or the name of a published trace, or of a data set in `workloads.DATASETS`,
-    #: or "chat-and-documents", "hot-prefixes" or "swinging".
+    #: or "chat-and-documents", "conversations", "hot-prefixes" or "swinging".
     source: str
     #: Where published traces are looked for, by their published file names.
     folder: str = ""
