@@ -12,7 +12,7 @@ def choose_decode(
 ) -> tuple[WorkerId | None, float]:
     """Return the decode worker with the least predicted TBT that has room, and that TBT.
 
-    Among equals the one with the fewest requests is chosen, then the one that may have pages of the
+    Among equals the one with the fewest requests is chosen. Then the one that may have pages of the
     prompt's prefix, then the one with the most free pages. So work is spread also where the cost
     model sees no difference.
     """
