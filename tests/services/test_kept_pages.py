@@ -103,6 +103,7 @@ async def test_what_is_left_of_a_prefix_is_used_and_the_rest_is_read_from_the_kv
     async with local_cluster(n_pages=24, decode_settings=LOCAL) as cluster:
         prompt = words(151, 1)
         await cluster.generate(prompt, 2)  # 9 full blocks, of 24 pages
+        await cluster.settled()
         other = words(300, 2)
         assert await cluster.generate(other, 2) == ORACLE.expected(other, 2)  # 19 pages
         await cluster.settled()
