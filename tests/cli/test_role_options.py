@@ -120,6 +120,8 @@ def test_a_switch_takes_the_words_that_the_environment_takes(role: str) -> None:
     settings = SETTINGS[role]
     switches = [name for name, each in settings.model_fields.items() if each.annotation is bool]
     required = ["--model", "m"] if "model" in settings.model_fields else []
+    if "stage_layers_only" in switches:  # it needs them
+        required += ["--group", "g", "--stage", "0/2"]
     for name in switches:
         flag = f"--{name.replace('_', '-')}"
         for word, expected in [
