@@ -14,11 +14,10 @@ prompt: it shares them, and only the rest is to land. They are complete blocks b
 of the prompt, so neither prefill nor a step writes to them. With `start` all complete blocks of the
 prompt are kept for others. Until then prefill may write to them.
 
- Only numbers live here; the engine
-runs the forward passes. The worker calls this between steps, never during one, since a freed
-page may be another request's a moment later. For the same reason the pages of a landing whose
-writer could not be stopped stay aside for as long as the caller says. They are free at the
-landing's deadline at the latest: from then on the writer may not write.
+Only numbers live here; the engine runs the forward passes. The worker calls this between steps,
+never during one, since a freed page may be another request's a moment later. For the same reason
+the pages of a landing whose writer could not be stopped stay aside for as long as the caller says.
+They are free at the landing's deadline at the latest: from then on the writer may not write.
 
 Room to grow: a request is admitted only if its own pages leave one free page for each request here,
 itself included, that may still need one. So every request can cross its next block border. Beyond
