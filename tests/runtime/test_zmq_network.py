@@ -318,3 +318,18 @@ async def test_callers_are_given_the_advertised_host() -> None:
     assert port.commands.startswith("tcp://decode-0.example:")
     assert port.events.startswith("tcp://decode-0.example:")
     await network.close()
+
+
+async def test_a_link_that_is_dialled_while_the_network_closes_is_closed_too() -> None:
+    async with opened(patience_s=20) as server:
+        port = await server.bind("worker")
+        async with opened(patience_s=20) as caller:
+            await caller.dial(port.commands)
+            closing = asyncio.create_task(caller.close())
+            await asyncio.sleep(0)  # it waits for the first link
+            late = asyncio.create_task(caller.dial(port.commands))
+            async with asyncio.timeout(60):
+                await closing
+            link = await late
+            with pytest.raises(PeerUnreachable):
+                await link.send(MESSAGE)

@@ -55,7 +55,11 @@ class ZmqNetwork:
 
     async def close(self) -> None:
         """See `Network.close`."""
-        for one in [*self._open]:
-            await one.close()
+        closed: set[ZmqPort | ZmqLink] = set()
+        # A link may be dialled meanwhile. The context would wait for its sockets for ever.
+        while opened := self._open - closed:
+            for one in opened:
+                await one.close()
+            closed |= opened
         # This waits for the linger of the sockets, so not on the event loop.
         await asyncio.to_thread(self._context.term)
