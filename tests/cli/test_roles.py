@@ -71,7 +71,7 @@ def test_each_worker_is_shown_with_role_pin_load_and_change(conductor: ScriptedE
 
 def test_the_loads_and_the_next_change_are_shown_below(conductor: ScriptedEndpoint) -> None:
     out = roles(conductor).output
-    assert "prefill: load 1.50, 1 of workers · decode: load 0.25, 2 of workers" in out
+    assert "prefill: load 1.50, workers: 1 · decode: load 0.25, workers: 2" in out
     assert "next: decode-0 to prefill in 12 s, if the loads stay: prefill has had" in out
 
 

@@ -30,7 +30,7 @@ def _parts(answer: RolesAnswer) -> Iterator[RenderableType]:
     yield table
     yield Text()
     pools = " · ".join(
-        f"{side}: load {pool.load:.2f}, {pool.n_workers} of workers"
+        f"{side}: load {pool.load:.2f}, workers: {pool.n_workers}"
         for side, pool in answer.pools.items()
     )
     yield Text(printable(pools))
