@@ -320,7 +320,7 @@ def test_a_decoder_of_a_stage_refuses_what_does_not_fit_it(tiny: Callable[[str],
         batch = native_batch(runner._native, runner._pool, [Run([1, 2], 0, [0], None)])
         decoder = runner._decoder
         decoder._compute_angles(2)
-        logits = np.empty((n_rows, decoder._n_logits), dtype=np.float32)
+        logits = np.empty((n_rows, decoder._packed.shape["n_logits"]), dtype=np.float32)
         with pytest.raises((ValueError, BufferError), match=named):
             decoder._decoder.forward(
                 batch,

@@ -24,7 +24,8 @@ _ABOVE = (
 _HEAD = ("| command | outcome | duration |", "|---|---|---|")
 _BELOW = (
     "Rates, numbers of nodes and workloads that the papers do not state are ours; the calibration"
-    " is one and was not changed for any table.",
+    " is one and was not changed for any table of a paper. `hybrid` has the costs of Dynamo's"
+    " simulator.",
     "Simulations run on all cores. A duration is that of the run shown, beside whatever else the"
     " machine did; no figure of a simulation depends on it.",
 )
