@@ -189,6 +189,8 @@ def run_service(
         lost: error after which the process can't go on through no fault of its own; it is logged
             as one line.
     """
+    # Files that the service makes are its user's alone: journals, disk tiers, sockets.
+    os.umask(0o077)
     configure_logging(name, settings.worker_id, settings.log_level, settings.log_format)
     report_stage("starting", worker_id=settings.worker_id)
     run = _Run(settings, main, lost)

@@ -37,6 +37,7 @@ class JournalFile:
         """
         if path.exists():
             path.replace(path.with_name(path.name + ".previous"))
+        path.touch(0o600)
         self._path = path
         self._max_bytes = max_bytes
         self._file: BinaryIO | None = path.open("wb")

@@ -149,7 +149,8 @@ class ConductorSettings(TracedSettings):
         "", description="File for a journal of all events and commands; empty: none is kept"
     )
     journal_max_mib: Annotated[int, Field(ge=1)] = Field(
-        1024, description="MiB at which the journal ends; it holds prompts' token ids"
+        1024,
+        description="MiB at which the journal ends; it has hashes of prompts, no tokens",
     )
     drain_s: Annotated[float, Field(ge=0)] = Field(
         30.0, description="Seconds to finish requests after the signal to stop"

@@ -118,6 +118,7 @@ class ChatSession:
 
     def _save(self, path: Path) -> None:
         try:
+            path.touch(0o600)
             path.write_bytes(self._conversation.saved())
         except OSError as error:
             self._complain(str(error))

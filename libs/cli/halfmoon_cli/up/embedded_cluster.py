@@ -135,6 +135,7 @@ class ServiceProcess:
             "HALFMOON_STATUS_FILE": str(self._status_path),
             "PYTHONUNBUFFERED": "1",
         }
+        self.log_path.touch(0o600)
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 [spec.python or sys.executable, "-m", f"halfmoon_{spec.role}", *spec.arguments],
@@ -213,7 +214,7 @@ class EmbeddedCluster:
 
     def start(self) -> None:
         """Start all processes, and return at once; see `ready`."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(0o700, parents=True, exist_ok=True)
         for spec in plan_processes(self.plan):
             (self.folder / f"{spec.name}.log").unlink(missing_ok=True)
             self.processes[spec.name] = ServiceProcess(spec, self.folder)

@@ -5,7 +5,7 @@
 
 The core has no clock and no dice, so a fresh core that handles the same events at the same times
 returns the same commands. Where it does not, its decisions have changed since the journal was
-written, or depend on something besides the events.
+written, or depend on something besides the events. Tokens are zeros (`journal_redaction`).
 """
 
 import struct
@@ -16,6 +16,7 @@ import msgspec
 
 from halfmoon_scheduling.commands import AnyCommand
 from halfmoon_scheduling.conductor.conductor_machine import Conductor
+from halfmoon_scheduling.conductor.journal_redaction import redact
 from halfmoon_scheduling.config import SchedulingConfig
 from halfmoon_scheduling.events import AnyEvent
 
@@ -63,8 +64,9 @@ def encode_header(config: SchedulingConfig) -> bytes:
 
 
 def encode_entry(now: float, event: AnyEvent, commands: list[AnyCommand]) -> bytes:
-    """Return the record of one call of `Conductor.handle`."""
-    return _record(JournalEntry(now, event, tuple(commands)))
+    """Return the record of one call of `Conductor.handle`, without what prompts and answers say."""
+    redacted = tuple([redact(command) for command in commands])
+    return _record(JournalEntry(now, redact(event), redacted))
 
 
 def read_journal(source: BinaryIO) -> tuple[JournalHeader, Iterator[JournalEntry]]:
