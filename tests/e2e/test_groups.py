@@ -110,13 +110,13 @@ def member(cluster: Any, name: str, *flags: str) -> Iterator[ServiceProcess]:
 
 
 @pytest.mark.parametrize("only", [(), ("--stage-layers-only",)])
-def test_a_member_whose_layers_do_not_divide_is_refused_by_name_and_the_others_go_on(
+def test_a_member_of_more_stages_than_layers_is_refused_by_name_and_the_others_go_on(
     cluster: Any, generate: Generate, only: Sequence[str]
 ) -> None:
-    with member(cluster, "odd", "--group=odd", "--stage=0/4", *only) as odd:
+    with member(cluster, "odd", "--group=odd", "--stage=0/7", *only) as odd:
         cluster.until(lambda: odd.exit_code is not None)
         assert odd.exit_code
-        assert odd.refusal and "layers" in odd.refusal and "do not divide" in odd.refusal
+        assert odd.refusal and "6 layers" in odd.refusal and "at most 6" in odd.refusal
     prompt = prompt_of(40, 60)
     assert ask(cluster, prompt, 4) == generate(prompt, 4)
 
@@ -136,7 +136,7 @@ def test_members_with_half_of_the_layers_compute_long_prompts_beside_a_worker_wi
         for n_tokens in (40, 800, 1000):  # a longer one begins with the one before it
             prompt = prompt_of(n_tokens, 70)
             assert ask(live, prompt, 8) == generate(prompt, 8)
-        for process, layers in ((first, "0 to 2"), (last, "3 to 5")):
+        for process, layers in ((first, "0 to 1"), (last, "2 to 5")):
             assert f"layers {layers} of 6 are loaded" in "\n".join(process.last_lines(400))
             assert n_shares(process) > 0
 

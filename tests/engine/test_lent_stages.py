@@ -87,8 +87,8 @@ def test_a_stage_that_can_not_be_lent_is_refused_by_name(
     spec: str, engine_of: Callable[..., Engine]
 ) -> None:
     whole = engine_of("llama") if spec == "model" else open_engine(spec, block_size=16)
-    with pytest.raises(BadEngineStage, match=r"n_stages is 2: the model's 3 layers.*one of 1, 3"):
-        whole.open_stage(0, 2)
+    with pytest.raises(BadEngineStage, match=r"n_stages is 4: the model has 3 layers.*at most 3"):
+        whole.open_stage(0, 4)
     with pytest.raises(BadEngineStage, match="stage 3 of 3 does not exist: stages are 0 to 2"):
         whole.open_stage(3, 3)
     with pytest.raises(BadEngineStage, match="n_stages is 1: layers are lent to one of 2 stages"):

@@ -87,7 +87,7 @@ def test_a_ragged_batch_through_stages_writes_the_kv_of_one_engine(
     prompt_of: Prompt,
 ) -> None:
     whole, chained = engine_of(arch), chain_of(arch)
-    assert chained.layout == whole.layout == whole.model_layout
+    assert chained.layout == whole.layout
     pools: list[bytes] = []
     tokens: list[Any] = []
     for engine in (whole, chained):
@@ -140,7 +140,21 @@ def test_stages_of_several_layers_equal_generate(
     prompt_of: Prompt,
 ) -> None:
     chained = chain_of(arch, 2)
-    assert [each.layout.n_layers for each in chained.stages] == [2, 2]
+    assert [each.stage.n_layers for each in chained.stages] == [1, 3]
+    produced = make_driver(chained, 200).generate(prompt_of(100), N_NEW, chunk=40)
+    assert produced == reference(arch, prompt_of(100), N_NEW)
+
+
+@pytest.mark.parametrize("arch", ["llama", "gpt2", "qwen3_moe"])
+def test_stages_of_a_model_whose_layers_do_not_divide_equal_generate(
+    arch: str,
+    chain_of: Callable[..., Any],
+    make_driver: Callable[..., Any],
+    reference: Reference,
+    prompt_of: Prompt,
+) -> None:
+    chained = chain_of(arch, 2)
+    assert [each.stage.n_layers for each in chained.stages] == [1, 2]
     produced = make_driver(chained, 200).generate(prompt_of(100), N_NEW, chunk=40)
     assert produced == reference(arch, prompt_of(100), N_NEW)
 
@@ -215,7 +229,7 @@ def test_all_stages_name_the_same_model(
     chain_of: Callable[..., Any], engine_of: Callable[..., Engine]
 ) -> None:
     whole, stages = engine_of("llama"), chain_of("llama").stages
-    assert {each.model_layout for each in stages} == {whole.layout}
+    assert {each.layout for each in stages} == {whole.layout}
     assert {each.name for each in stages} == {whole.name}
     assert {each.n_vocab for each in stages} == {whole.n_vocab}
     assert {each.eos_token_ids for each in stages} == {whole.eos_token_ids}
@@ -226,12 +240,12 @@ def test_all_stages_name_the_same_model(
 # What is refused
 
 
-def test_layers_that_do_not_divide_are_refused_before_weights_are_read(
+def test_more_stages_than_layers_are_refused_before_weights_are_read(
     tiny: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch_loader, "_load", lambda *_: pytest.fail("weights were read"))
-    with pytest.raises(BadEngineStage, match=r"n_stages is 2: the model's 3 layers.*one of 1, 3"):
-        open_stage(tiny("llama"), 0, 2)
+    with pytest.raises(BadEngineStage, match=r"n_stages is 4: the model has 3 layers.*at most 3"):
+        open_stage(tiny("llama"), 0, 4)
     with pytest.raises(BadEngineStage, match="stage 3 of 3 does not exist: stages are 0 to 2"):
         open_stage(tiny("llama"), 3, 3)
 
@@ -269,6 +283,7 @@ def test_a_model_whose_layers_are_not_found_is_refused() -> None:
     config = transformers.LlamaConfig(**{**COMMON, "num_hidden_layers": 2})
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
+    model.config.num_hidden_layers = 4
     with pytest.raises(BadEngineStage, match="it has 0 lists of 4 layers that attend"):
         cut_model(model, cut_layers(4, 256, 0, 2))
 

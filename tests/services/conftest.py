@@ -45,7 +45,7 @@ from halfmoon_workers.decode.local_prefills import LocalPrefillParts
 from halfmoon_workers.prefill.forward_pass import PrefillForward
 from halfmoon_workers.prefill.prefill_settings import PrefillSettings
 from halfmoon_workers.prefill.prefill_worker import PrefillWorker
-from halfmoon_workers.prefill.stage_engine import host_view, open_stage
+from halfmoon_workers.prefill.stage_engine import host_view, open_stage, say_layers
 from halfmoon_workers.prefill.stage_links import StageLinks
 
 GREEDY = Sampling(temperature=0.0)
@@ -155,7 +155,7 @@ class LocalCluster:
         return worker
 
     def _place(self, name: str, engine: Engine, transfer: TransferEngine) -> PoolMemory:
-        n_bytes = self.n_pages * engine.model_layout.block_bytes
+        n_bytes = self.n_pages * engine.layout.block_bytes
         memory: PoolMemory
         buffer: Any = engine.allocate_pool(n_bytes)
         if buffer is not None:
@@ -179,6 +179,7 @@ class LocalCluster:
         stage, stage_engine, stages = config.stage_record, None, None
         if stage is not None:
             stage_engine = await open_stage(engine, stage)
+            stage = say_layers(stage, engine.layout.n_layers)
             engine = stage_engine if config.stage_layers_only else engine
         memory = self._place(name, engine, transfer)
         if stage_engine is not None:
@@ -296,7 +297,7 @@ class LocalCluster:
     ) -> WorkerInfo:
         if engine is not None:
             more |= {
-                "layout": engine.model_layout,
+                "layout": engine.layout,
                 "model": "m",
                 "max_context": engine.max_context,
                 "n_blocks": self.n_pages,

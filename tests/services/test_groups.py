@@ -135,9 +135,8 @@ async def test_members_with_their_stages_layers_alone_compute_long_prompts_cold_
     longer = [*PROMPT, *(i % 900 for i in range(400))]
     async with local_cluster(fake(), config=EAGER) as cluster:
         names = await add_parts(cluster, size)
-        assert [cluster.worker(name).forward.engine.layout.n_layers for name in names] == (
-            [6 // size] * size
-        )
+        engines = [cluster.worker(name).forward.engine for name in names]
+        assert [engine.stage.n_layers for engine in engines] == {2: [2, 4], 3: [1, 2, 3]}[size]
         assert await cluster.generate(PROMPT, 8) == ORACLE.expected(PROMPT, 8)
         await cluster.settled()
         assert await cluster.generate(longer, 6) == ORACLE.expected(longer, 6)
@@ -234,7 +233,7 @@ class Stranger:
     def order(self, **more: Any) -> StartShare:
         start = self.start()
         fields: dict[str, Any] = {
-            "stage": Stage("group-0", 1, 2, chunk_tokens=64),
+            "stage": Stage("group-0", 1, 2, chunk_tokens=64, first_layer=2, n_layers=4),
             "layout": self.layout,
             "token_ids": start.token_ids,
             "n_prompt": 200,
@@ -307,6 +306,11 @@ async def test_a_group_with_wrong_stages_is_refused_by_name(
         ({"stage": Stage("group-1", 1, 2)}, "has group 'group-0', stage 0 says 'group-1'"),
         ({"stage": Stage("group-0", 0, 2)}, "has index 1, stage 0 says 0"),
         ({"stage": Stage("group-0", 1, 3)}, "has n_stages 2, stage 0 says 3"),
+        (
+            {"stage": Stage("group-0", 1, 2, first_layer=3, n_layers=3)},
+            "has first_layer 2, stage 0 says 3",
+        ),
+        ({"stage": Stage("group-0", 1, 2)}, "has first_layer 2, stage 0 says 0"),
         ({"layout": FakeEngine(FakeModelSpec(layers=4)).layout}, "n_layers is 6 at prefill-1"),
         ({"token_ids": (5000,)}, "token_ids has token 5000"),
     ],

@@ -43,13 +43,13 @@ def test_a_stage_that_can_not_be_is_refused_by_name(fields: dict[str, Any], said
     assert said in str(refused.value)
 
 
-async def test_layers_that_do_not_divide_are_refused_by_name() -> None:
+async def test_more_stages_than_layers_are_refused_by_name() -> None:
     whole = FakeEngine(FakeModelSpec(name="tiny", layers=6))
     with pytest.raises(CannotStart) as refused:
-        await open_stage(whole, Stage("long", 0, 4))
+        await open_stage(whole, Stage("long", 0, 7))
     assert str(refused.value) == (
-        "stage is 0/4: the 6 layers of tiny do not divide into 4 stages of equal length; choose "
-        "one of 2, 3, 6"
+        "stage is 0/7: tiny has 6 layers, and each stage has a layer of its own; choose at most 6 "
+        "stages"
     )
-    with pytest.raises(ModelError, match="n_stages is 4: the model's 6 layers do not divide"):
-        open_engine("fake://tiny?layers=6", block_size=16, stage_index=0, n_stages=4)
+    with pytest.raises(ModelError, match="n_stages is 7: the model has 6 layers"):
+        open_engine("fake://tiny?layers=6", block_size=16, stage_index=0, n_stages=7)

@@ -62,6 +62,7 @@ class Decoder:
         parallel: bool = False,
         residual_multiplier: float = 1.0,
         embedding_scale: float = 1.0,
+        first_layer: int = 0,
     ) -> None: ...
     def add_layer(
         self,

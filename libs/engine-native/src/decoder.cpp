@@ -143,15 +143,16 @@ private:
   }
 
   bool run_layer(int64_t index) {
-    int32_t number = static_cast<int32_t>(index);
-    if (!call_hook(call_.before_layer, number))
+    int32_t own = static_cast<int32_t>(index);
+    int32_t number = static_cast<int32_t>(decoder_.first_layer + index); // in the pool
+    if (!call_hook(call_.before_layer, own))
       return false;
     int64_t run = 0, token = 0; // the first that no block has taken
     for (int64_t begin = 0; begin < call_.n_tokens; begin += kBlockRows) {
       int64_t n = call_.n_tokens - begin < kBlockRows ? call_.n_tokens - begin : kBlockRows;
       int64_t n_runs = cut_runs(n, &run, &token);
       compute_kv(decoder_.layers[index], number, begin, n, n_runs);
-      if (begin + n == call_.n_tokens && !call_hook(call_.after_layer, number))
+      if (begin + n == call_.n_tokens && !call_hook(call_.after_layer, own))
         return false;
       if (index + 1 == decoder_.n_layers && !call_.outgoing)
         run_last_rows(decoder_.layers[index], number, begin, n, n_runs);

@@ -63,6 +63,7 @@ struct Decoder {
   int64_t n_logits;
   Layer *layers;
   int64_t n_layers;
+  int64_t first_layer; // its place in a page of the pool; the others follow
   Rope ropes[kMaxRopes];
 };
 

@@ -107,26 +107,27 @@ PyObject *decoder_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
                                 "n_vocab",     "embedding_dtype", "head",
                                 "n_logits",    "head_dtype",      "final_norm",
                                 "interleaved", "parallel",        "residual_multiplier",
-                                "embedding_scale", nullptr};
-  long long hidden, n_heads, n_kv_heads, head_dim, n_pairs, n_vocab, n_logits;
+                                "embedding_scale", "first_layer", nullptr};
+  long long hidden, n_heads, n_kv_heads, head_dim, n_pairs, n_vocab, n_logits, first_layer = 0;
   PyObject *embedding, *head, *final_norm;
   const char *embedding_dtype, *head_dtype;
   int interleaved = 0, parallel = 0;
   float residual_multiplier = 1, embedding_scale = 1;
   if (!PyArg_ParseTupleAndKeywords(
-          args, kwargs, "LLLLLOLsOLsO|ppff", const_cast<char **>(names), &hidden, &n_heads,
+          args, kwargs, "LLLLLOLsOLsO|ppffL", const_cast<char **>(names), &hidden, &n_heads,
           &n_kv_heads, &head_dim, &n_pairs, &embedding, &n_vocab, &embedding_dtype, &head,
           &n_logits, &head_dtype, &final_norm, &interleaved, &parallel, &residual_multiplier,
-          &embedding_scale))
+          &embedding_scale, &first_layer))
     return nullptr;
   constexpr long long kMost = 1 << 24;
   if (hidden < 1 || hidden > kMost || n_heads < 1 || n_heads > kMost || n_kv_heads < 1 ||
       n_heads % n_kv_heads != 0 || head_dim < 1 || head_dim > 1024 || n_pairs < 0 ||
-      2 * n_pairs > head_dim || n_vocab < 1 || n_logits < 1) {
+      2 * n_pairs > head_dim || n_vocab < 1 || n_logits < 1 || first_layer < 0 ||
+      first_layer > kMost) {
     PyErr_Format(PyExc_ValueError,
                  "a decoder of width %lld, %lld heads over %lld, %lld numbers a head, %lld pairs "
-                 "turned, %lld tokens, %lld logits",
-                 hidden, n_heads, n_kv_heads, head_dim, n_pairs, n_vocab, n_logits);
+                 "turned, %lld tokens, %lld logits, from layer %lld on",
+                 hidden, n_heads, n_kv_heads, head_dim, n_pairs, n_vocab, n_logits, first_layer);
     return nullptr;
   }
   PyObject *object = type->tp_alloc(type, 0);
@@ -146,6 +147,7 @@ PyObject *decoder_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
   decoder.embedding_scale = embedding_scale;
   decoder.n_vocab = n_vocab;
   decoder.n_logits = n_logits;
+  decoder.first_layer = first_layer;
   self->parts = PyList_New(0);
   self->embedding = new Buffer;
   self->head = new Buffer;
@@ -332,13 +334,13 @@ bool check_forward(const Decoder &decoder, const BatchObject &batch, const int64
     }
   }
   const PoolView &pool = batch.pool->view;
-  if (pool.n_layers != decoder.n_layers || pool.n_kv_heads != decoder.n_kv_heads ||
+  int64_t end_layer = decoder.first_layer + decoder.n_layers;
+  if (pool.n_layers < end_layer || pool.n_kv_heads != decoder.n_kv_heads ||
       pool.head_dim != decoder.head_dim) {
     PyErr_Format(PyExc_ValueError,
-                 "a pool of %d layers and %d heads of %d numbers; the decoder has %lld, %lld, %lld",
+                 "a pool of %d layers and %d heads of %d numbers; the decoder needs %lld, %lld, %lld",
                  pool.n_layers, pool.n_kv_heads, pool.head_dim,
-                 static_cast<long long>(decoder.n_layers),
-                 static_cast<long long>(decoder.n_kv_heads),
+                 static_cast<long long>(end_layer), static_cast<long long>(decoder.n_kv_heads),
                  static_cast<long long>(decoder.head_dim));
     return false;
   }

@@ -112,13 +112,13 @@ class FakeEngine:
         """Make an engine of a model, or of one stage of it.
 
         Raises:
-            BadEngineStage: there is no such stage, or the layers do not divide.
+            BadEngineStage: there is no such stage, or more stages than layers.
         """
         self.model = model or FakeModelSpec()
         shape = self.model
         self._stage = cut_layers(shape.layers, 8 * _ACTIVATION_WORDS, stage_index, n_stages)
         first, end = self._stage.first_layer, self._stage.first_layer + self._stage.n_layers
-        self._model_layout = KvLayout(
+        self._layout = KvLayout(
             model=(
                 f"fake-{shape.seed}-{shape.layers}x{shape.kv_heads}x{shape.head_dim}-{shape.vocab}"
             ),
@@ -128,7 +128,6 @@ class FakeEngine:
             dtype=shape.dtype,
             block_size=check_block_size(block_size),
         )
-        self._layout = msgspec.structs.replace(self._model_layout, n_layers=self._stage.n_layers)
         #: 64-bit words of one token's keys and values in one layer.
         self._row_words = self._layout.layer_bytes // block_size // 8
         self._arithmetic = FakeArithmetic(
@@ -157,13 +156,8 @@ class FakeEngine:
 
     @property
     def layout(self) -> KvLayout:
-        """Layout of a page's bytes, of the stage's layers."""
+        """Layout of a page's bytes, of all layers."""
         return self._layout
-
-    @property
-    def model_layout(self) -> KvLayout:
-        """Layout of a block of all layers."""
-        return self._model_layout
 
     @property
     def max_context(self) -> int:
@@ -202,9 +196,10 @@ class FakeEngine:
             ValueError: it holds no page, or is read-only.
         """
         n_pages = check_pool(pool, self._layout)
-        shape = (n_pages, self._stage.n_layers, 2, self._layout.block_size, self._row_words // 2)
+        shape = (n_pages, self._layout.n_layers, 2, self._layout.block_size, self._row_words // 2)
         n_bytes = n_pages * self._layout.block_bytes
-        self._pool = np.frombuffer(pool.cast("B")[:n_bytes], dtype=np.uint64).reshape(shape)
+        words = np.frombuffer(pool.cast("B")[:n_bytes], dtype=np.uint64).reshape(shape)
+        self._pool = words[:, self._stage.first_layer :][:, : self._stage.n_layers]
 
     def allocate_pool(self, n_bytes: int) -> object | None:
         """Return None: the pool is memory of the host."""

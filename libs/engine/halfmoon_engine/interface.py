@@ -100,7 +100,7 @@ LayerHook = Callable[[int], None]
 
 
 class EngineStage(msgspec.Struct, frozen=True, kw_only=True):
-    """Name the layers that an engine computes: one of equal runs that follow each other.
+    """Name the layers that an engine computes: one of runs that follow each other.
 
     Engines of all stages of a model compute together what one engine of all layers computes.
     """
@@ -157,12 +157,10 @@ class Engine(Protocol):
 
     @property
     def layout(self) -> KvLayout:
-        """Layout of a page's bytes: `n_layers` is the stage's."""
-        ...
+        """Layout of a page's bytes: of all layers of the model, as landings and kvstores have it.
 
-    @property
-    def model_layout(self) -> KvLayout:
-        """Layout of a block of all layers, as landings and kvstores have it."""
+        A stage reads and writes the bytes of its own layers, and leaves the others alone.
+        """
         ...
 
     @property
@@ -193,7 +191,7 @@ class Engine(Protocol):
 
         Args:
             index: of the stage, from 0.
-            n_stages: runs of equal length that the layers are cut into; at least 2.
+            n_stages: runs that the layers are cut into; at least 2.
 
         Raises:
             BadEngineStage: this is a stage already, there is no such stage, or the model can't be

@@ -56,10 +56,10 @@ def open_engine(
         engine: what computes a model: "torch", or an installed package's, such as "vllm".
         engine_options: of that package's engine; torch has none.
         stage_index: the run of layers to compute, from 0.
-        n_stages: runs of equal length that the layers are cut into; 1 computes them all.
+        n_stages: runs that the layers are cut into; 1 computes them all.
 
     Raises:
-        BadEngineStage: no such stage, or layers that do not divide into so many.
+        BadEngineStage: no such stage, or more stages than layers.
         EngineNotInstalled: no installed package has this engine.
         BadEngineOption: the engine has no such option, or not such a value.
         BadEngineSpec: a spec of a fake engine that can't be read.

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -62,13 +61,12 @@ class PagedEngine:
         grammars: GrammarMasks | None = None,
         native: Any | None = None,
         stage: EngineStage | None = None,
-        model_layout: KvLayout | None = None,
     ) -> None:
         """Wrap a probed model.
 
         Args:
             runner: computes the model, or a stage of it.
-            layout: of a page's bytes.
+            layout: of a page's bytes, with all layers of the model.
             name: as clients write it.
             n_vocab: tokens with both an embedding and a logit.
             max_context: tokens of the longest sequence.
@@ -76,12 +74,10 @@ class PagedEngine:
             grammars: compiles and follows them; None: requests with one get no token.
             native: the extension's module, which draws and scores tokens; None: numpy does.
             stage: layers that the runner computes; None: all.
-            model_layout: of all layers; None: `layout`.
         """
         self._runner = runner
         self._name = name
         self._layout = layout
-        self._model_layout = model_layout or layout
         self._stage = stage or EngineStage(n_layers=layout.n_layers)
         self._max_context = max_context
         self._eos_token_ids = eos_token_ids
@@ -108,13 +104,8 @@ class PagedEngine:
 
     @property
     def layout(self) -> KvLayout:
-        """Layout of a page's bytes, of the stage's layers."""
+        """Layout of a page's bytes, of all layers."""
         return self._layout
-
-    @property
-    def model_layout(self) -> KvLayout:
-        """Layout of a block of all layers."""
-        return self._model_layout
 
     @property
     def max_context(self) -> int:
@@ -137,7 +128,7 @@ class PagedEngine:
         stage, runner = self._runner.open_stage(index, n_stages)
         return PagedEngine(
             runner,
-            msgspec.structs.replace(self._layout, n_layers=stage.n_layers),
+            self._layout,
             name=self._name,
             n_vocab=self._n_vocab,
             max_context=self._max_context,
@@ -145,7 +136,6 @@ class PagedEngine:
             grammars=self._grammars if stage.is_last else None,
             native=self._native,
             stage=stage,
-            model_layout=self._layout,
         )
 
     def attach(self, pool: memoryview) -> None:

@@ -10,19 +10,21 @@ EVEN = PrefillCost(c0_s=0.5, c1_s=0.01, c2_s=0.0)
 GROWING = PrefillCost(c0_s=0.5, c1_s=1e-4, c2_s=1e-8)
 
 
-def walked(
+def even(n_stages: int) -> list[float]:
+    return [1 / max(1, n_stages)] * n_stages
+
+
+def summed(
     cost: PrefillCost, n_tokens: int, n_cached: int, stages: int, chunk: int, hop_s: float
 ) -> list[float]:
-    """The same, chunk by chunk and stage by stage."""
-    leaves_s = [0.0] * stages
-    for start in range(n_cached, n_tokens, chunk):
-        stop = min(start + chunk, n_tokens)
-        seconds = cost.c1_s * (stop - start) + cost.c2_s * (stop**2 - start**2)
-        arrives_s = 0.0
-        for stage in range(stages):
-            leaves_s[stage] = max(leaves_s[stage], arrives_s) + seconds / stages
-            arrives_s = leaves_s[stage] + hop_s
-    return [cost.c0_s + seconds for seconds in leaves_s]
+    """The same for equal stages: all of them wait for the longest chunk."""
+    bounds = [*range(n_cached, n_tokens, chunk), n_tokens]
+    chunks_s = [
+        cost.c1_s * (stop - start) + cost.c2_s * (stop**2 - start**2)
+        for start, stop in zip(bounds, bounds[1:], strict=False)
+    ]
+    first_s = cost.c0_s + sum(chunks_s) / stages
+    return [first_s + stage * (max(chunks_s) / stages + hop_s) for stage in range(stages)]
 
 
 @given(
@@ -32,24 +34,24 @@ def walked(
     chunk=st.integers(64, 8192),
     hop_s=st.sampled_from([0.0, 0.01, 5.0]),
 )
-def test_every_stage_ends_when_a_walk_of_all_chunks_says_so(
+def test_equal_stages_end_one_after_another_by_the_longest_chunk(
     n_tokens: int, cached: float, stages: int, chunk: int, hop_s: float
 ) -> None:
     n_cached = int(n_tokens * cached)
     ends_s = stage_ends_s(
-        GROWING, n_tokens, n_cached, n_stages=stages, chunk_tokens=chunk, hop_s=hop_s
+        GROWING, n_tokens, n_cached, weights=even(stages), chunk_tokens=chunk, hop_s=hop_s
     )
-    assert ends_s == pytest.approx(walked(GROWING, n_tokens, n_cached, stages, chunk, hop_s))
+    assert ends_s == pytest.approx(summed(GROWING, n_tokens, n_cached, stages, chunk, hop_s))
 
 
 def test_equal_chunks_take_stages_less_one_and_chunks_times_a_share() -> None:
     # 8 chunks of 100 tokens, a second each, a quarter of it at each of 4 stages.
-    ends_s = stage_ends_s(EVEN, 800, 0, n_stages=4, chunk_tokens=100, hop_s=0.1)
+    ends_s = stage_ends_s(EVEN, 800, 0, weights=even(4), chunk_tokens=100, hop_s=0.1)
     assert ends_s == pytest.approx([0.5 + (8 + k) * 0.25 + k * 0.1 for k in range(4)])
 
 
 def test_a_prompt_of_one_chunk_gains_nothing_from_stages() -> None:
-    ends_s = stage_ends_s(EVEN, 100, 0, n_stages=4, chunk_tokens=100)
+    ends_s = stage_ends_s(EVEN, 100, 0, weights=even(4), chunk_tokens=100)
     assert ends_s[-1] == pytest.approx(unscaled_prefill_s(EVEN, 100, 0))
 
 
@@ -64,7 +66,7 @@ def test_a_pipeline_is_never_faster_than_perfect_sharing_nor_slower_than_one_wor
 ) -> None:
     n_cached = int(n_tokens * cached)
     alone_s = unscaled_prefill_s(GROWING, n_tokens, n_cached)
-    seconds = stage_ends_s(GROWING, n_tokens, n_cached, n_stages=stages, chunk_tokens=chunk)[-1]
+    seconds = stage_ends_s(GROWING, n_tokens, n_cached, weights=even(stages), chunk_tokens=chunk)[-1]
     shared_s = GROWING.c0_s + (alone_s - GROWING.c0_s) / stages
     assert shared_s * (1 - 1e-9) <= seconds <= alone_s * (1 + 1e-9)
 
@@ -77,14 +79,28 @@ def test_what_makes_no_sense_is_refused(
     n_tokens: int, n_cached: int, stages: int, chunk: int
 ) -> None:
     with pytest.raises(ValueError, match="at least"):
-        stage_ends_s(EVEN, n_tokens, n_cached, n_stages=stages, chunk_tokens=chunk)
+        stage_ends_s(EVEN, n_tokens, n_cached, weights=even(stages), chunk_tokens=chunk)
+
+
+def test_a_slower_last_stage_waits_for_the_first_chunk_and_a_slower_first_one_for_the_last() -> None:
+    # 8 chunks: the first one takes 1 s, the last one 15 s, all of them 64 s.
+    cost = PrefillCost(0.0, 0.0, 1e-4)
+    late_s = stage_ends_s(cost, 800, 0, weights=[0.1, 0.9], chunk_tokens=100)[-1]
+    assert late_s == pytest.approx(0.1 * 1 + 0.9 * 64)
+    early_s = stage_ends_s(cost, 800, 0, weights=[0.9, 0.1], chunk_tokens=100)[-1]
+    assert early_s == pytest.approx(0.9 * 64 + 0.1 * 15)
+
+
+def test_the_chunks_that_are_tried_are_bounded() -> None:
+    cheap = PrefillCost(0.0, 1e-2, 2e-8)
+    assert chosen(cheap, 100_000) == 256
 
 
 # -- the chunk that a group takes ----------------------------------------------------------------
 
 
 def chosen(cost: PrefillCost, n_tokens: int, n_cached: int = 0, most: int = 1024) -> int:
-    return choose_chunk_tokens(cost, n_tokens, n_cached, n_stages=2, most=most, step=64)
+    return choose_chunk_tokens(cost, n_tokens, n_cached, weights=even(2), most=most, step=64)
 
 
 def test_chunks_are_short_where_a_pass_costs_little_and_long_where_it_costs_much() -> None:
@@ -107,9 +123,15 @@ def test_the_chosen_chunk_ends_no_later_than_the_largest_one(
     assert tokens in (1024, 512, 256, 128, 64)
 
     def end_s(chunk_tokens: int) -> float:
-        pass_s = max(cost.c0_s, 0.002)
-        walk = walked(cost, n_tokens, n_cached, 2, chunk_tokens, pass_s)
-        return walk[-1] + pass_s * ((n_tokens - n_cached) // chunk_tokens)
+        return stage_ends_s(
+            cost,
+            n_tokens,
+            n_cached,
+            weights=even(2),
+            chunk_tokens=chunk_tokens,
+            hop_s=0.002,
+            pass_s=max(c0_s / 2, 0.002),
+        )[-1]
 
     assert end_s(tokens) <= end_s(1024) * (1 + 1e-9)
 

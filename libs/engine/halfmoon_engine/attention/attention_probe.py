@@ -262,7 +262,7 @@ def _chunked_logits(staged: StageModel, prompt: torch.Tensor, shape: KvShape) ->
     model = staged.model
     layout = KvLayout(
         model="probe",
-        n_layers=shape.n_layers,
+        n_layers=staged.first_layer + shape.n_layers,
         n_kv_heads=shape.n_kv_heads,
         head_dim=shape.head_dim,
         dtype={dtype: name for name, dtype in TORCH_DTYPES.items()}[model.dtype],

@@ -141,7 +141,7 @@ class ForwardPlan:
     write_rows: torch.Tensor | None
     #: Pages that other processes may have written since the engine last read them.
     fetched_pages: torch.Tensor | None
-    #: Number of the pool's first layer among the model's.
+    #: Number of the first layer that is computed, among those of the model and of the pool.
     first_layer: int = 0
     before_layer: LayerHook | None = None
     after_layer: LayerHook | None = None
@@ -173,7 +173,7 @@ def plan_forward(
     dtype: torch.dtype,
     first_layer: int = 0,
 ) -> ForwardPlan:
-    """Lay out a checked batch over the pool, whose first layer is the model's `first_layer`."""
+    """Lay out a checked batch over the pool, for the layers from `first_layer` on."""
     segments: list[PrefillRun] = []
     written: list[NDArray[np.int64]] = []
     steps: list[tuple[int, NDArray[np.int64], int]] = []

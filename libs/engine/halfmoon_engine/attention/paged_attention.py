@@ -101,10 +101,10 @@ def paged_attention(
     plan = _plan.get()
     sliding_window = sliding_window or None  # some configs say 0 for none
     index: Any = module.layer_idx
-    layer = _Layer(int(index) - plan.first_layer, scaling, sliding_window, softcap, s_aux)
+    layer = _Layer(int(index), scaling, sliding_window, softcap, s_aux)
     plan.n_calls += 1
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
-    plan.seen[layer.index] = SeenAttention(
+    plan.seen[layer.index - plan.first_layer] = SeenAttention(
         tuple(key.shape), tuple(value.shape), sliding_window, scale, softcap, s_aux
     )
     queries, keys, values = (x[0].transpose(0, 1) for x in (query, key, value))
@@ -135,8 +135,9 @@ def _exchange(
     plan: ForwardPlan, pool: KvPool, layer: int, keys: torch.Tensor, values: torch.Tensor
 ) -> None:
     """Fetch old KV, store new KV, and call the hooks around it."""
+    own = layer - plan.first_layer
     if plan.before_layer is not None:
-        plan.before_layer(layer)
+        plan.before_layer(own)
     if plan.fetched_pages is not None:
         pool.fetch(layer, plan.fetched_pages)
     if plan.native is not None:
@@ -145,7 +146,7 @@ def _exchange(
         assert plan.write_rows is not None
         pool.write(layer, plan.write_rows, keys.flatten(1), values.flatten(1))
     if plan.after_layer is not None:
-        plan.after_layer(layer)
+        plan.after_layer(own)
 
 
 def _attend_group(

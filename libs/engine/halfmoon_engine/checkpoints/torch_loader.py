@@ -26,7 +26,13 @@ from halfmoon_engine.native.extension import NativeMode, native_extension
 from halfmoon_engine.paged_engine import PagedEngine
 from halfmoon_engine.runners.runner_choice import choose_runner, has_native_form
 from halfmoon_engine.sampling.grammar_masks import GrammarMasks
-from halfmoon_engine.stages.model_cut import absent_parts, cut_model, stage_class, stage_of
+from halfmoon_engine.stages.model_cut import (
+    absent_parts,
+    cut_model,
+    model_layers,
+    stage_class,
+    stage_of,
+)
 from halfmoon_engine.stages.stage_model import StageModel
 from halfmoon_engine.stages.stage_probe import check_cut
 from halfmoon_models.errors import ModelError, UnsupportedModel, one_line
@@ -95,15 +101,14 @@ def load_torch_engine(
             else None
         )
     n_vocab = _n_vocab(model) if stage.is_whole else int(_text_config(config).vocab_size)
-    model_layout = KvLayout(
+    layout = KvLayout(
         model=fingerprint(folder),
-        n_layers=stage.n_layers * stage.n_stages,
+        n_layers=stage.n_layers if stage.is_whole else model_layers(config),
         n_kv_heads=probed.shape.n_kv_heads,
         head_dim=probed.shape.head_dim,
         dtype=DTYPE_NAMES[model.dtype],
         block_size=block_size,
     )
-    layout = msgspec.structs.replace(model_layout, n_layers=stage.n_layers)
     longest = max_context(config)
     _log_stage(staged, inspected)
     runner = choose_runner(
@@ -125,7 +130,6 @@ def load_torch_engine(
         grammars=grammars,
         native=native_extension(native),
         stage=stage,
-        model_layout=model_layout,
     )
 
 
@@ -142,7 +146,7 @@ def _log_stage(staged: StageModel, inspected: InspectedModel) -> None:
         stage.n_stages,
         stage.first_layer,
         stage.first_layer + stage.n_layers - 1,
-        stage.n_layers * stage.n_stages,
+        model_layers(staged.model.config),
         n_bytes / _MIB,
         100 * sum(each.numel() for each in parameters) / inspected.weights.n_elements,
     )

@@ -67,6 +67,8 @@ class DecoderParts:
     n_heads: int
     n_kv_heads: int
     head_dim: int
+    #: Place of the first of the layers among those of the model.
+    first_layer: int
     layers: tuple[LayerParts, ...]
     dtype: torch.dtype
     n_vocab: int

@@ -121,6 +121,7 @@ def read_decoder(staged: StageModel, seen: Mapping[int, SeenAttention]) -> Decod
             n_heads=int(config.num_attention_heads),
             n_kv_heads=seen[0].n_kv_heads,
             head_dim=seen[0].head_dim,
+            first_layer=first,
             layers=layers,
             dtype=model.dtype if weights is None else weights.dtype,
             n_vocab=int(embedding.num_embeddings),

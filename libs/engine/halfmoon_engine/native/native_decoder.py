@@ -29,6 +29,7 @@ class NativeDecoder:
             embedding=packed.embedding,
             head=packed.head,
             final_norm=packed.final_norm,
+            first_layer=packed.first_layer,
         )
         for layer in packed.layers:
             self._decoder.add_layer(**layer)

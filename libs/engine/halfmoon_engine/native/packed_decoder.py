@@ -27,6 +27,8 @@ class PackedDecoder:
     #: A linear, or memory of the embedding; None, like the norm, before the last stage.
     head: Any
     final_norm: Any
+    #: Place of the first of these layers among those of a page.
+    first_layer: int
     #: Arguments of the extension's `Decoder.add_layer`, layer by layer.
     layers: tuple[Mapping[str, Any], ...]
     #: Each gives the cosines and sines, both [n, n_pairs], of the first n positions.
@@ -47,6 +49,7 @@ class PackedDecoder:
             embedding=self.embedding if stage.is_first else None,
             head=self.head if stage.is_last else None,
             final_norm=self.final_norm if stage.is_last else None,
+            first_layer=stage.first_layer,
             layers=self.layers[stage.first_layer :][: stage.n_layers],
         )
 
@@ -96,6 +99,7 @@ def pack_decoder(native: Any, parts: DecoderParts, max_context: int) -> PackedDe
         embedding=_memory(embedding) if parts.embeds and embedding is not None else None,
         head=head,
         final_norm=_norm(parts.final_norm),
+        first_layer=parts.first_layer,
         layers=tuple(_pack_layer(native, layer) for layer in parts.layers),
         angles=parts.angles,
         logit_scale=parts.logit_scale,

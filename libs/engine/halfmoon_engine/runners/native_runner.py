@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -26,7 +25,7 @@ class NativeRunner:
     """A packed decoder, or its stage, over a pool of pages."""
 
     def __init__(self, native: Any, packed: PackedDecoder, layout: KvLayout) -> None:
-        """Run packed layers over a pool of this layout."""
+        """Run packed layers over a pool of this layout, which has all layers."""
         self._native = native
         self._packed = packed
         self._decoder = NativeDecoder(native, packed)
@@ -49,12 +48,11 @@ class NativeRunner:
         Native layers take nothing but activations and positions, so every model can be cut.
 
         Raises:
-            BadEngineStage: the layers do not divide.
+            BadEngineStage: there is no such stage.
         """
         n_bytes = self._packed.hidden * ACTIVATION_ITEM_BYTES
         stage = cut_layers(self._layout.n_layers, n_bytes, index, n_stages)
-        layout = msgspec.structs.replace(self._layout, n_layers=stage.n_layers)
-        return stage, NativeRunner(self._native, self._packed.cut(stage), layout)
+        return stage, NativeRunner(self._native, self._packed.cut(stage), self._layout)
 
     def attach(self, memory: memoryview) -> int:
         """Use this memory as the pool."""

@@ -7,7 +7,6 @@ Attention is computed by torch, or by the native extension where there is one.
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -35,7 +34,7 @@ class TransformersRunner:
 
         Args:
             staged: the model, or what a stage has of it.
-            layout: of the pool.
+            layout: of the pool, which has all layers.
             mirror: keep a pool on the device beside the attached memory even where the
                 device could read that memory.
             native: the extension's module; None: torch attends.
@@ -71,8 +70,7 @@ class TransformersRunner:
         staged.model.set_attn_implementation("eager")
         check_cut(staged)
         staged.model.set_attn_implementation(ATTENTION_NAME)
-        layout = msgspec.structs.replace(self._layout, n_layers=stage.n_layers)
-        runner = TransformersRunner(staged, layout, mirror=self._mirror, native=self._native)
+        runner = TransformersRunner(staged, self._layout, mirror=self._mirror, native=self._native)
         return stage, runner
 
     def attach(self, memory: memoryview) -> int:

@@ -90,7 +90,12 @@ def stage_of(config: Any, index: int, n_stages: int) -> EngineStage:
             "layers reads embeddings of its own; run it without a stage"
         )
     n_bytes = int(text.hidden_size) * ACTIVATION_ITEM_BYTES
-    return cut_layers(int(text.num_hidden_layers), n_bytes, index, n_stages)
+    return cut_layers(model_layers(config), n_bytes, index, n_stages)
+
+
+def model_layers(config: Any) -> int:
+    """Return how many layers the model of a transformers config has."""
+    return int(config.get_text_config(decoder=True).num_hidden_layers)
 
 
 def stage_class(model_class: type[Any], stage: EngineStage) -> type[Any]:
@@ -116,7 +121,7 @@ def cut_model(model: Any, stage: EngineStage) -> None:
     """
     if stage.is_whole:
         return
-    layers = _find_layers(model, stage.n_layers * stage.n_stages)
+    layers = _find_layers(model, model_layers(model.config))
     end = stage.first_layer + stage.n_layers
     for i, layer in enumerate(layers):
         if not stage.first_layer <= i < end:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from halfmoon_engine.errors import BadEngineStage
 from halfmoon_engine.interface import EngineStage, Run, StageActivations
+from halfmoon_protocol.stage_layers import stage_layers
 
 #: Bytes of a number between stages: float32 whatever computes, so that engines of several kinds
 #: can be stages of one model.
@@ -17,24 +18,23 @@ def cut_layers(n_layers: int, activation_bytes: int, index: int, n_stages: int) 
         n_layers: of the model.
         activation_bytes: of one token between two stages.
         index: of the stage, from 0.
-        n_stages: runs of equal length that the layers are cut into; 1 for all layers in one.
+        n_stages: runs that the layers are cut into; 1 for all layers in one.
 
     Raises:
-        BadEngineStage: there is no such stage, or the layers do not divide.
+        BadEngineStage: there is no such stage, or there are more stages than layers.
     """
     check_stage_index(index, n_stages)
-    if n_layers % n_stages:
-        fitting = ", ".join(str(n) for n in range(1, n_layers + 1) if n_layers % n == 0)
+    if n_stages > n_layers:
         raise BadEngineStage(
-            f"n_stages is {n_stages}: the model's {n_layers} layers do not divide into so many "
-            f"stages of equal length; choose one of {fitting}"
+            f"n_stages is {n_stages}: the model has {n_layers} layers, and each stage has a layer "
+            f"of its own; choose at most {n_layers}"
         )
-    n_own = n_layers // n_stages
+    layers = stage_layers(n_layers, n_stages, index)
     return EngineStage(
         index=index,
         n_stages=n_stages,
-        first_layer=index * n_own,
-        n_layers=n_own,
+        first_layer=layers.start,
+        n_layers=len(layers),
         activation_bytes=0 if n_stages == 1 else activation_bytes,
     )
 

@@ -41,8 +41,9 @@ class DecodeCost(msgspec.Struct, frozen=True):
 class Stage(msgspec.Struct, frozen=True):
     """One stage of a group of prefill workers that compute long prompts together.
 
-    The layers are cut into `n_stages` runs of equal length. A prompt is cut into chunks, and
-    while one stage computes a chunk, the stage before it computes the next one.
+    The layers are cut into `n_stages` runs, the last of which may be longer than others (see
+    `halfmoon_protocol.stage_layers`). A prompt is cut into chunks, and while one stage computes a
+    chunk, the stage before it computes the next one.
     """
 
     #: Name of the group; it can work when all its stages are there.
@@ -54,6 +55,10 @@ class Stage(msgspec.Struct, frozen=True):
     chunk_tokens: Positive = 2048
     #: Seconds in which a chunk's activations are sent from one stage to the next.
     hop_s: Seconds = 0.0
+    #: The layers of this stage: the first one, from 0, and how many. A group works if the runs of
+    #: all its stages join up. 0 layers: runs of equal length, if no member says its layers.
+    first_layer: Count = 0
+    n_layers: Count = 0
 
 
 class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

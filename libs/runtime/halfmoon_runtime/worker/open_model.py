@@ -34,12 +34,7 @@ class LoadedModel(Protocol):
 
     @property
     def layout(self) -> KvLayout:
-        """Layout of a page."""
-        ...
-
-    @property
-    def model_layout(self) -> KvLayout:
-        """Layout of a block of all layers; `layout` unless only a stage's layers are loaded."""
+        """Layout of a page, of all layers even if only a stage's are loaded."""
         ...
 
     @property
@@ -167,8 +162,8 @@ async def place_model(
     Raises:
         ValueError: not one page fits into the pool.
     """
-    n_pages = settings.pages_of(model.model_layout.block_bytes)
-    n_bytes = n_pages * model.model_layout.block_bytes
+    n_pages = settings.pages_of(model.layout.block_bytes)
+    n_bytes = n_pages * model.layout.block_bytes
     buffer = None if register is None else await asyncio.to_thread(model.allocate_pool, n_bytes)
     memory: MemoryT | DeviceT
     if register is not None and buffer is not None:
@@ -192,7 +187,7 @@ def model_info(
     """Return a worker's record with what its model says."""
     return msgspec.structs.replace(
         info,
-        layout=model.model_layout,
+        layout=model.layout,
         model=settings.served_model_name or model.name,
         max_context=model.max_context,
         n_blocks=n_pages,

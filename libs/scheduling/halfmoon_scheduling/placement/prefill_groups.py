@@ -13,6 +13,7 @@ import msgspec
 
 from halfmoon_protocol.ids import WorkerId
 from halfmoon_protocol.messages import PrefillCost, Stage, WorkerInfo
+from halfmoon_protocol.stage_layers import stage_weights
 from halfmoon_scheduling.placement.estimates import Estimate, Placement, PlacementRequest
 from halfmoon_scheduling.prediction.cost_model import CostModel
 from halfmoon_scheduling.prediction.pipeline_latency import stage_ends_s
@@ -27,8 +28,9 @@ class PrefillGroup(msgspec.Struct, frozen=True):
     name: str
     #: One per stage, in their order.
     members: tuple[WorkerId, ...]
-    #: Cost of the whole model at the slowest member.
+    #: Cost of the whole model at the slowest member, and each stage's part of it.
     cost: PrefillCost
+    weights: tuple[float, ...]
     chunk_tokens: int
     hop_s: float
 
@@ -69,6 +71,8 @@ def complete_groups(workers: Iterable[WorkerInfo]) -> tuple[PrefillGroup, ...]:
         infos = [members[index] for index in range(n_stages)]
         costs = [info.prefill_cost or PrefillCost() for info in infos]
         declared = [info.stage for info in infos if info.stage is not None]
+        if _layers_fault({info.worker_id: info.stage for info in infos if info.stage}):
+            continue
         groups.append(
             PrefillGroup(
                 name,
@@ -78,6 +82,7 @@ def complete_groups(workers: Iterable[WorkerInfo]) -> tuple[PrefillGroup, ...]:
                     max(cost.c1_s for cost in costs),
                     max(cost.c2_s for cost in costs),
                 ),
+                _weights(declared),
                 min(stage.chunk_tokens for stage in declared),
                 max(stage.hop_s for stage in declared),
             )
@@ -119,9 +124,36 @@ def _group_fault(members: Mapping[WorkerId, Stage]) -> str:
             return f"{holder} and {worker_id} both say that they are stage {other.index}"
     missing = [index for index in range(stage.n_stages) if index not in holders]
     if not missing:
-        return ""
+        return _layers_fault({worker_id: members[worker_id] for worker_id in holders.values()})
     named = ", ".join(map(str, missing[:_MAX_NAMED])) + ", …" * (len(missing) > _MAX_NAMED)
     return f"of its {stage.n_stages} stages, no worker is stage {named}"
+
+
+def _layers_fault(members: Mapping[WorkerId, Stage]) -> str:
+    """Say where the layers of a group's stages do not join up; empty if they do.
+
+    Args:
+        members: one of each stage.
+    """
+    end, before = 0, ""
+    silent = [name for name, stage in members.items() if not stage.n_layers]
+    if len(silent) == len(members):
+        return ""  # runs of equal length
+    if silent:
+        return f"{silent[0]} does not say which layers it has, other members do"
+    for name, stage in sorted(members.items(), key=lambda member: member[1].index):
+        if stage.first_layer != end:
+            told = f"{before} ends with layer {end - 1}" if before else "the model begins with 0"
+            return f"stage {stage.index} at {name} begins with layer {stage.first_layer}, {told}"
+        end, before = end + stage.n_layers, name
+    return ""
+
+
+def _weights(stages: Sequence[Stage]) -> tuple[float, ...]:
+    """Return each stage's part of a prompt's seconds."""
+    if all(stage.n_layers for stage in stages):
+        return stage_weights([stage.n_layers for stage in stages])
+    return (1 / len(stages),) * len(stages)
 
 
 def prefer_group(
@@ -172,16 +204,16 @@ def _estimate(
     costs: CostModel,
     n_active: int,
 ) -> GroupEstimate:
-    head, n_stages = members[0], len(members)
+    head = members[0]
     transfer_s = head.transfer_s
     if head.source is not None and not head.transfer_blocks:
-        n_bytes = head.n_blocks * job.block_bytes * (n_stages - 1) // n_stages
+        n_bytes = int(head.n_blocks * job.block_bytes * (1 - group.weights[0]))
         transfer_s = costs.transfer_s(head.source, group.members[1], n_bytes, n_active)
     ends_s = stage_ends_s(
         group.cost,
         job.n_tokens,
         head.n_blocks * job.block_size,
-        n_stages=n_stages,
+        weights=group.weights,
         chunk_tokens=group.chunk_tokens,
         hop_s=group.hop_s,
     )

@@ -7,10 +7,14 @@ has two costs. The pipeline must fill first. And a later chunk takes longer than
 since it attends to all tokens before it; the stages behind it wait for the longest chunk.
 """
 
+from collections.abc import Sequence
+
 from halfmoon_protocol.messages import PrefillCost
 
 #: Least seconds that each pass of a chunk takes beside its tokens: messages, and its activations.
 _LEAST_PASS_S = 0.002
+#: Chunks of a prompt that are tried at the most: trying takes time.
+_MOST_CHUNKS = 512
 
 
 def stage_ends_s(
@@ -18,42 +22,43 @@ def stage_ends_s(
     n_tokens: int,
     n_cached: int,
     *,
-    n_stages: int,
+    weights: Sequence[float],
     chunk_tokens: int,
     hop_s: float = 0.0,
+    pass_s: float = 0.0,
 ) -> list[float]:
     """Return the seconds until the last chunk leaves each stage, on idle workers.
 
     A chunk enters a stage when it has left the stage before, and when the chunk before it has left
-    this stage. Each chunk takes equally long at all stages. So the last chunk leaves the first
-    stage after the sum of all chunks. It leaves every further stage one longest chunk and one hop
-    later. With one stage this is the unscaled prefill time.
+    this stage. With one stage this is the unscaled prefill time.
 
     Args:
-        cost: the cost of the whole model at one worker; each stage takes an equal share.
+        cost: the cost of the whole model at one worker.
         n_tokens: tokens of the prompt.
         n_cached: tokens at its start that need no computing.
-        n_stages: workers of the group.
+        weights: each stage's part of that cost.
         chunk_tokens: most tokens of a chunk.
         hop_s: seconds from one stage to the next.
+        pass_s: seconds that each chunk takes at each stage beside that cost.
 
     Raises:
         ValueError: no stages, no chunks, or nothing to compute.
     """
-    if not 0 <= n_cached < n_tokens or chunk_tokens < 1 or n_stages < 1:
+    if not 0 <= n_cached < n_tokens or chunk_tokens < 1 or not weights:
         raise ValueError(
             f"{n_tokens} tokens of which {n_cached} are cached, in chunks of {chunk_tokens} "
-            f"through {n_stages} stages: at least one token is computed, and there is at least "
+            f"through {len(weights)} stages: at least one token is computed, and there is at least "
             "one stage, and one token in a chunk"
         )
-    n_full = (n_tokens - n_cached) // chunk_tokens
-    last_full = n_cached + n_full * chunk_tokens
-    longest_s = _chunk_s(cost, last_full, n_tokens)
-    if n_full:
-        longest_s = max(longest_s, _chunk_s(cost, last_full - chunk_tokens, last_full))
-    first_s = cost.c0_s + _chunk_s(cost, n_cached, n_tokens) / n_stages
-    further_s = longest_s / n_stages + hop_s
-    return [first_s + stage * further_s for stage in range(n_stages)]
+    leaves_s = [cost.c0_s] * len(weights)
+    for start in range(n_cached, n_tokens, chunk_tokens):
+        chunk_s = _chunk_s(cost, start, min(start + chunk_tokens, n_tokens))
+        arrives_s = 0.0
+        for stage, weight in enumerate(weights):
+            arrives_s = max(leaves_s[stage], arrives_s) + weight * chunk_s + pass_s
+            leaves_s[stage] = arrives_s
+            arrives_s += hop_s
+    return leaves_s
 
 
 def choose_chunk_tokens(
@@ -61,7 +66,7 @@ def choose_chunk_tokens(
     n_tokens: int,
     n_cached: int,
     *,
-    n_stages: int,
+    weights: Sequence[float],
     most: int,
     step: int,
 ) -> int:
@@ -74,23 +79,33 @@ def choose_chunk_tokens(
         cost: the cost of the whole model at one worker.
         n_tokens: tokens of the prompt.
         n_cached: tokens at its start that need no computing.
-        n_stages: workers of the group.
+        weights: each stage's part of that cost.
         most: tokens of the largest chunk.
         step: tokens of a block: chunks are halves of `most`, as long as they are so many blocks.
 
     Raises:
         ValueError: see `stage_ends_s`.
     """
-    pass_s = max(cost.c0_s, _LEAST_PASS_S)
+    pass_s = max(cost.c0_s * max(weights), _LEAST_PASS_S)
 
     def end_s(chunk_tokens: int) -> float:
         ends_s = stage_ends_s(
-            cost, n_tokens, n_cached, n_stages=n_stages, chunk_tokens=chunk_tokens, hop_s=pass_s
+            cost,
+            n_tokens,
+            n_cached,
+            weights=weights,
+            chunk_tokens=chunk_tokens,
+            hop_s=_LEAST_PASS_S,
+            pass_s=pass_s,
         )
-        return ends_s[-1] + pass_s * ((n_tokens - n_cached) // chunk_tokens)
+        return ends_s[-1]
 
     sizes = [most]
-    while sizes[-1] % 2 == 0 and sizes[-1] // 2 % step == 0:
+    while (
+        sizes[-1] % 2 == 0
+        and sizes[-1] // 2 % step == 0
+        and 2 * (n_tokens - n_cached) // sizes[-1] <= _MOST_CHUNKS
+    ):
         sizes.append(sizes[-1] // 2)
     return min(sizes, key=end_s)
 

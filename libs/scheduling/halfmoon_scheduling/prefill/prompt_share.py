@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from halfmoon_protocol.stage_layers import stage_layers
+
 
 @dataclass(frozen=True, slots=True)
 class PromptShare:
@@ -29,9 +31,8 @@ class PromptShare:
         return self.stage + 1 == self.n_stages
 
     def layers(self, n_layers: int) -> range:
-        """Return the layers of this stage; the stages divide the model's layers."""
-        n_own = n_layers // self.n_stages
-        return range(self.stage * n_own, (self.stage + 1) * n_own)
+        """Return the layers of this stage."""
+        return stage_layers(n_layers, self.n_stages, self.stage)
 
     def n_pages(self, n_blocks: int) -> int:
         """Return how many pages of all layers hold this share of so many blocks.

@@ -7,12 +7,10 @@ blocks fail to come is marked and runs on over what is in its pages: the others 
 not suffer, and its result is thrown away.
 
 A pass of one stage of a group has one chunk. The stage's engine runs its layers, between the
-activations of the stage before and those for the next one. Both engines use one pool. A block has
-its layers one after another. So stage s of n finds its layers on page p·n + s, counted in pages of
-its layers alone:
+activations of the stage before and those for the next one. Both engines use one pool, whose pages
+have all layers:
 
-    page p of all layers │ layers of stage 0 │ layers of stage 1 │ …
-    pages of a stage     │      p·n + 0      │      p·n + 1      │ …
+    page p of the pool │ layers of stage 0 │ layers of stage 1 │ …
 """
 
 from collections.abc import Sequence
@@ -92,8 +90,8 @@ class PrefillForward:
             stage: the layers to compute, and the slots of their activations; None: all layers.
         """
         share = WHOLE_PROMPT if stage is None else stage.share
-        layers = share.layers(self.engine.model_layout.n_layers)
-        blocks = [job.complete_blocks(chunk.stop, self.engine.model_layout) for job, chunk in batch]
+        layers = share.layers(self.engine.layout.n_layers)
+        blocks = [job.complete_blocks(chunk.stop, self.engine.layout) for job, chunk in batch]
         began = self.clock.now()
         waited = 0.0
         for job, _ in batch:
@@ -111,7 +109,7 @@ class PrefillForward:
                         job.failure = error
             waited += self.clock.now() - since
 
-        layout = self.engine.model_layout
+        layout = self.engine.layout
         #: Of each request: the groups of layers to hand on, by the last layer of each.
         groups = [
             {
@@ -161,7 +159,7 @@ class PrefillForward:
 
     def _hand_on(self, job: PrefillJob, layers: range, blocks: Sequence[int]) -> None:
         """Start the writes of these layers of these blocks."""
-        layout = self.engine.model_layout
+        layout = self.engine.layout
         now = self.clock.now()
         left_s = job.write_until_s - now
         if left_s <= 0:
@@ -184,9 +182,7 @@ class PrefillForward:
             history = start.token_ids if start.sampling.needs_history else ()
             draw = Draw(start.sampling, history, start.n_prompt, job.first_scores.extend)
         tokens = start.token_ids[chunk.start : chunk.stop]
-        n_stages, index = job.share.n_stages, job.share.stage
-        pages = job.pages if n_stages == 1 else [page * n_stages + index for page in job.pages]
-        return Run(tokens, chunk.start, pages, draw, scoring=_scoring(job, chunk))
+        return Run(tokens, chunk.start, job.pages, draw, scoring=_scoring(job, chunk))
 
 
 def _activations(job: PrefillJob, chunk: PrefillChunk, stage: StagePass) -> StageActivations:

@@ -29,6 +29,7 @@ from halfmoon_protocol.messages import (
     Stage,
     StartShare,
 )
+from halfmoon_protocol.stage_layers import stage_weights
 from halfmoon_runtime.clock import Clock
 from halfmoon_runtime.worker.conductor_connections import ConductorConnections
 from halfmoon_scheduling.prediction.pipeline_latency import choose_chunk_tokens
@@ -41,6 +42,7 @@ from halfmoon_transfer.regions.region_table import PoolMemory
 from halfmoon_workers.prefill.activation_buffers import ActivationBuffers
 from halfmoon_workers.prefill.prefill_job import PrefillJob
 from halfmoon_workers.prefill.prefill_refusal import PrefillRefused
+from halfmoon_workers.prefill.stage_engine import say_layers
 
 log = structlog.get_logger()
 
@@ -81,7 +83,9 @@ class GroupSteps:
             self.cost,
             len(job.start.token_ids),
             job.n_cached,
-            n_stages=self.stage.n_stages,
+            weights=stage_weights(
+                [self._stage(index).n_layers for index in range(self.stage.n_stages)]
+            ),
             most=min(most, self.stage.chunk_tokens),
             step=self.layout.block_size,
         )
@@ -98,7 +102,7 @@ class GroupSteps:
             room = BlockPlaces(job.put.region, tuple(places), tuple(places.values()))
         return StartShare(
             request_id=job.request_id,
-            stage=msgspec.structs.replace(self.stage, index=index),
+            stage=self._stage(index),
             layout=self.layout,
             token_ids=start.token_ids,
             n_prompt=start.n_prompt,
@@ -113,6 +117,11 @@ class GroupSteps:
             trace=start.trace,
             n_held_blocks=start.n_held_blocks,
         )
+
+    def _stage(self, index: int) -> Stage:
+        """Return another stage of this group, as its record must state it."""
+        other = msgspec.structs.replace(self.stage, index=index)
+        return say_layers(other, self.layout.n_layers)
 
     async def read_back(self, job: PrefillJob) -> bool:
         """Read the other stages' layers of the new blocks into this pool, for their checksums.

@@ -18,7 +18,7 @@ def start_failure(
     start: StartPrefill, engine: Engine, worker_id: WorkerId
 ) -> PrefillFailure | None:
     """Return why a worker can never do a start; None when it can."""
-    layout = engine.model_layout
+    layout = engine.layout
     try:
         layout.require_same(start.landing.layout, worker_id, start.landing.region.segment)
     except LayoutMismatch as error:

@@ -117,7 +117,7 @@ class PrefillWorker:
 
     def __post_init__(self) -> None:
         engine = self.forward.engine
-        settings, block_size = self.settings, engine.model_layout.block_size
+        settings, block_size = self.settings, engine.layout.block_size
         limits = LongChunkLimits(settings.max_chunk_tokens, settings.max_chunk_s, block_size)
         queue = PrefillQueue(
             chunk_tokens=settings.chunk_tokens,
@@ -127,12 +127,12 @@ class PrefillWorker:
         )
         rules = PrefillRules(block_size, max_shares=settings.max_shares)
         self.machine = PrefillMachine(rules, queue, self.pages)
-        self.replicas = ReplicaSelector(self.kvstores, engine.model_layout, self.clock)
+        self.replicas = ReplicaSelector(self.kvstores, engine.layout, self.clock)
         self.caching = PrefixCacheClient(
             self.replicas,
             self.transfer,
             self.memory,
-            engine.model_layout,
+            engine.layout,
             self.clock,
             patience_s=settings.kvstore_read_s,
         )
@@ -142,7 +142,7 @@ class PrefillWorker:
             groups = GroupSteps(
                 self.transfer,
                 self.memory,
-                engine.model_layout,
+                engine.layout,
                 self.conductors,
                 self.clock,
                 self.info.stage,
@@ -156,7 +156,7 @@ class PrefillWorker:
             self.conductors.owners,
             self.conductors.answer,
             self.clock,
-            token_bytes=engine.model_layout.token_bytes,
+            token_bytes=engine.layout.token_bytes,
             wake_engine=lambda: self.forward_loop.wake(),
             tracer=self.tracer,
             groups=groups,

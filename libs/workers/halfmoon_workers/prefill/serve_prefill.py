@@ -12,14 +12,14 @@ from halfmoon_workers.prefill.forward_pass import PrefillForward
 from halfmoon_workers.prefill.peer_endpoint_cache import PeerEndpointCache
 from halfmoon_workers.prefill.prefill_settings import PrefillSettings
 from halfmoon_workers.prefill.prefill_worker import PrefillWorker
-from halfmoon_workers.prefill.stage_engine import host_view
+from halfmoon_workers.prefill.stage_engine import host_view, say_layers
 from halfmoon_workers.prefill.stage_links import StageLinks
 from halfmoon_workers.start.worker_start import WorkerStart
 
 
 async def serve_prefill(start: WorkerStart, settings: PrefillSettings) -> None:
     """Run a prefill worker until it is to leave, then finish its requests."""
-    opened, placed = start.opened, start.placed
+    opened, placed, stage = start.opened, start.placed, settings.stage_record
     async with AsyncExitStack() as stack:
         stages = None
         if start.stage_engine is not None:
@@ -34,7 +34,7 @@ async def serve_prefill(start: WorkerStart, settings: PrefillSettings) -> None:
             start.info(settings),
             prefill_cost=placed.prefill_cost,
             home_kvstore=WorkerId(settings.home_kvstore) if settings.home_kvstore else None,
-            stage=settings.stage_record,
+            stage=None if stage is None else say_layers(stage, start.engine.layout.n_layers),
             stage_layers_only=settings.stage_layers_only,
             skips_held_blocks=True,
         )

@@ -27,12 +27,11 @@ _NO_STOPPING = Stopping(max_new_tokens=1)
 
 def layers_fault(stage: Stage, engine: Engine) -> str:
     """Say why a model can't be cut into the stages of a group; empty if it can."""
-    n_layers = engine.model_layout.n_layers
-    if n_layers % stage.n_stages:
-        fitting = ", ".join(str(n) for n in range(2, n_layers + 1) if n_layers % n == 0)
+    n_layers = engine.layout.n_layers
+    if stage.n_stages > n_layers:
         return (
-            f"stage is {stage.index}/{stage.n_stages}: the {n_layers} layers of {engine.name} do "
-            f"not divide into {stage.n_stages} stages of equal length; choose one of {fitting}"
+            f"stage is {stage.index}/{stage.n_stages}: {engine.name} has {n_layers} layers, and "
+            f"each stage has a layer of its own; choose at most {n_layers} stages"
         )
     return ""
 
@@ -105,12 +104,12 @@ def share_failure(
     if fault := stage_fault(order.stage, info):
         return PrefillFailure(fault, retryable=True, culprit=info.worker_id)
     try:
-        engine.model_layout.require_same(order.layout, info.worker_id, "stage 0")
+        engine.layout.require_same(order.layout, info.worker_id, "stage 0")
     except LayoutMismatch as error:
         return PrefillFailure(str(error), retryable=True, culprit=info.worker_id)
     if (failure := start_failure(as_start(order), engine, info.worker_id)) is not None:
         return failure
-    if fault := _order_fault(order, engine.model_layout, token_bytes):
+    if fault := _order_fault(order, engine.layout, token_bytes):
         return PrefillFailure(fault, retryable=False)
     return None
 
@@ -120,7 +119,7 @@ def stage_fault(stage: Stage, info: WorkerInfo) -> str:
     own = info.stage
     if own is None:
         return f"{info.worker_id} is in no group, and can't be stage {stage.index} of one"
-    for name in ("group", "index", "n_stages"):
+    for name in ("group", "index", "n_stages", "first_layer", "n_layers"):
         here, told = getattr(own, name), getattr(stage, name)
         if here != told:
             return f"the stage of {info.worker_id} has {name} {here!r}, stage 0 says {told!r}"
