@@ -139,7 +139,7 @@ def test_another_forward_from_within_a_hook_is_refused(
 # The binding itself, with arguments that no caller of ours would give.
 
 
-def small_decoder(n_pairs: int = 4) -> Any:
+def small_decoder(n_pairs: int = 4, first_layer: int = 0) -> Any:
     """One layer of width 16, two heads of 8 over one of keys; 32 tokens."""
     dice = np.random.default_rng(7)
 
@@ -152,7 +152,8 @@ def small_decoder(n_pairs: int = 4) -> Any:
     norm = ("rms", np.ones(16, np.float32), None, 1e-6)
     embedding = numbers(32, 16)
     decoder = native.Decoder(
-        16, 2, 1, 8, n_pairs, embedding, 32, "float32", embedding, 32, "float32", norm
+        16, 2, 1, 8, n_pairs, embedding, 32, "float32", embedding, 32, "float32", norm,
+        first_layer=first_layer,
     )
     decoder.add_layer(
         norm, linear(32, 16), None, None, 0, 0.35, 0, 0.0, None, linear(16, 16), None, norm,
@@ -232,11 +233,24 @@ def test_hostile_forwards_are_refused_or_computed(
 
 def test_a_batch_of_another_pool_shape_is_refused() -> None:
     decoder = small_decoder()
-    pool = native.Pool(bytearray(8 * 2 * 2 * 16 * 8 * 4), "float32", 2, 16, 1, 8)
+    pool = native.Pool(bytearray(8 * 2 * 2 * 16 * 4 * 4), "float32", 2, 16, 1, 4)
     batch = native.Batch(pool, np.array([1]), np.array([0]), np.array([1]), np.zeros(1, np.int32))
     decoder.set_rope(0, np.ones((16, 4), np.float32), np.ones((16, 4), np.float32))
     with pytest.raises(ValueError, match="a pool of 2 layers"):
         decoder.forward(batch, np.zeros(1, np.int64), np.array([0]), 1, np.zeros(32, np.float32))
+
+
+def test_a_decoder_whose_layers_are_not_in_the_pool_is_refused() -> None:
+    for first_layer, fits in ((0, True), (1, False)):
+        decoder = small_decoder(first_layer=first_layer)
+        decoder.set_rope(0, np.ones((16, 4), np.float32), np.ones((16, 4), np.float32))
+        logits = np.zeros(32, np.float32)
+        forward = (pool_and_batch([1], [0]), np.zeros(1, np.int64), np.array([0]), 1, logits)
+        if fits:
+            decoder.forward(*forward)
+        else:
+            with pytest.raises(ValueError, match="a pool of 1 layers .* the decoder needs 2"):
+                decoder.forward(*forward)
 
 
 def timed_forward(times: Any, **hooks: Any) -> None:

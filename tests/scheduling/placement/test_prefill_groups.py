@@ -46,6 +46,10 @@ def stage(index: int, *, n_stages: int = 2, group: str = "g", **changes: Any) ->
     return Stage(group, index, n_stages, **{"chunk_tokens": 32, **changes})
 
 
+def run(index: int, first_layer: int, n_layers: int) -> Stage:
+    return stage(index, first_layer=first_layer, n_layers=n_layers)
+
+
 class Core:
     """A conductor whose books are audited after every event: two stages, one decode worker."""
 
@@ -103,6 +107,14 @@ def test_long_prompts_take_the_group_and_short_ones_one_worker() -> None:
     assert core.chosen.workers == (P0,)
     core.arrive("cmpl-2", n_tokens=40)  # two: 0.4 s alone, 0.2 and 0.16 s together
     assert core.chosen.workers == (P1,)
+
+
+def test_a_stage_of_fewer_layers_is_busy_for_less_time_and_the_last_layer_costs_nothing() -> None:
+    core = Core(n_prefill=0)
+    core.join("prefill-0", stage=run(0, 0, 7))
+    core.join("prefill-1", stage=run(1, 7, 9))
+    core.arrive(n_tokens=640)  # 6.4 s alone, in 20 chunks
+    assert core.chosen.stage_s == pytest.approx((6.4 * 7 / 15, 0.32 * 7 / 15 + 6.4 * 8 / 15))
 
 
 @pytest.mark.parametrize("placement", ["min_ttft", "kvcache_centric", "load_balance", "random"])
@@ -247,6 +259,14 @@ def test_of_two_workers_with_one_stage_the_other_stands_in_when_the_first_is_los
         ([stage(0), stage(0)], "prefill-0 and prefill-1 both say that they are stage 0"),
         ([stage(0), stage(2, n_stages=3)], "has 2 stages, prefill-1 says 3: start all members"),
         ([stage(0), stage(5)], "prefill-1 says that it is stage 5 of 2"),
+        ([run(0, 0, 7), run(1, 7, 9)], ""),
+        (
+            [run(0, 0, 8), run(1, 7, 9)],
+            "stage 1 at prefill-1 begins with layer 7, prefill-0 ends with layer 7",
+        ),
+        ([run(0, 0, 6), run(1, 7, 9)], "begins with layer 7, prefill-0 ends with layer 5"),
+        ([run(0, 1, 7), run(1, 8, 8)], "stage 0 at prefill-0 begins with layer 1, the model"),
+        ([run(0, 0, 8), stage(1)], "prefill-1 does not say which layers it has, other members do"),
         ([stage(0, n_stages=256)], "no worker is stage 1, 2, 3, 4, 5, 6, 7, 8, …"),
     ],
 )
