@@ -11,8 +11,8 @@ ratios:
 Rounds of long prompts come first, then rounds of short ones. The command ends with an error if the
 group did not compute a long prompt, or if another part than the first half was cached.
 
-In the engine of all layers, the last layer computes only the rows that are wanted. So the first of
-two stages has more than half of the work: 4 of some 7 layers in a model of 8, 8 of 15 in one of 16.
+In the engine of all layers, the last layer computes only the rows that are wanted. So the last of
+two stages has 9 of 16 layers, and some 8 of 15 layers' work; the first one has the other 7.
 """
 
 import argparse

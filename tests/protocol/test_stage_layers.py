@@ -2,13 +2,13 @@
 
 import pytest
 
-from halfmoon_protocol.stage_layers import stage_layers, stage_weights
+from halfmoon_protocol.stage_layers import layer_counts, stage_layers, stage_weights
 
 CUTS = [(n_layers, n_stages) for n_layers in range(1, 130) for n_stages in range(1, n_layers + 1)]
 
 
 def cut(n_layers: int, n_stages: int) -> list[int]:
-    return [len(stage_layers(n_layers, n_stages, index)) for index in range(n_stages)]
+    return list(layer_counts(n_layers, n_stages))
 
 
 def test_every_layer_is_in_one_stage_and_every_stage_has_one() -> None:
@@ -38,7 +38,9 @@ def test_the_last_layer_counts_for_nothing_unless_it_is_alone() -> None:
     assert stage_weights([7, 9]) == pytest.approx((7 / 15, 8 / 15))
 
 
-@pytest.mark.parametrize(("n_layers", "n_stages", "index"), [(2, 3, 0), (4, 2, 2), (4, 2, -1), (4, 0, 0)])
+@pytest.mark.parametrize(
+    ("n_layers", "n_stages", "index"), [(2, 3, 0), (4, 2, 2), (4, 2, -1), (4, 0, 0)]
+)
 def test_a_stage_that_is_none_is_refused(n_layers: int, n_stages: int, index: int) -> None:
     with pytest.raises(ValueError, match=f"stage {index} of {n_stages} of a model of {n_layers}"):
         stage_layers(n_layers, n_stages, index)

@@ -17,6 +17,7 @@ from halfmoon_engine.forward_timing import median_forward_s
 from halfmoon_engine.interface import Draw, Engine, Run
 from halfmoon_protocol.messages import DecodeCost, PrefillCost
 from halfmoon_protocol.sampling import Sampling
+from halfmoon_protocol.stage_layers import layer_counts, stage_weights
 
 #: Seconds after which no further shape is timed.
 BUDGET_S = 3.0
@@ -30,7 +31,7 @@ _GREEDY = Draw(Sampling(temperature=0.0))
 def measure_costs(engine: Engine, n_pages: int) -> tuple[PrefillCost, DecodeCost]:
     """Time forwards of growing size on the first pages of the pool and fit both models.
 
-    Costs are those of all layers: a stage's seconds count once for each stage of its model.
+    Costs are those of all layers: a stage's seconds are divided by its weight among all stages.
 
     Decode steps read any content of the pages. Shapes that exceed the context or the pool are left
     out; so are the largest ones on a slow machine.
@@ -68,7 +69,9 @@ def measure_costs(engine: Engine, n_pages: int) -> tuple[PrefillCost, DecodeCost
 
 def _timed(engine: Engine, runs: Sequence[Run]) -> float:
     seconds = median_forward_s(engine, runs, repeats=_REPEATS, long_s=BUDGET_S / 10)
-    return engine.stage.n_stages * seconds
+    stage = engine.stage
+    weights = stage_weights(layer_counts(engine.layout.n_layers, stage.n_stages))
+    return seconds / weights[stage.index]
 
 
 def _fit(samples: Sequence[tuple[list[float], float]]) -> tuple[float, float, float]:

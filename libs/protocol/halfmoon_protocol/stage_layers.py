@@ -38,6 +38,11 @@ def _begin(n_layers: int, n_stages: int, index: int) -> int:
     return max(index, index * (n_layers - 1) // n_stages)
 
 
+def layer_counts(n_layers: int, n_stages: int) -> tuple[int, ...]:
+    """Return how many of a model's layers each stage has."""
+    return tuple(len(stage_layers(n_layers, n_stages, index)) for index in range(n_stages))
+
+
 def stage_weights(n_layers: Sequence[int]) -> tuple[float, ...]:
     """Return each stage's part of the seconds that a prompt takes in all layers; their sum is 1.
 

@@ -152,7 +152,18 @@ def small_decoder(n_pairs: int = 4, first_layer: int = 0) -> Any:
     norm = ("rms", np.ones(16, np.float32), None, 1e-6)
     embedding = numbers(32, 16)
     decoder = native.Decoder(
-        16, 2, 1, 8, n_pairs, embedding, 32, "float32", embedding, 32, "float32", norm,
+        16,
+        2,
+        1,
+        8,
+        n_pairs,
+        embedding,
+        32,
+        "float32",
+        embedding,
+        32,
+        "float32",
+        norm,
         first_layer=first_layer,
     )
     decoder.add_layer(
@@ -249,7 +260,7 @@ def test_a_decoder_whose_layers_are_not_in_the_pool_is_refused() -> None:
         if fits:
             decoder.forward(*forward)
         else:
-            with pytest.raises(ValueError, match="a pool of 1 layers .* the decoder needs 2"):
+            with pytest.raises(ValueError, match=r"a pool of 1 layers .* the decoder needs 2"):
                 decoder.forward(*forward)
 
 

@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +23,7 @@ def summed(
     bounds = [*range(n_cached, n_tokens, chunk), n_tokens]
     chunks_s = [
         cost.c1_s * (stop - start) + cost.c2_s * (stop**2 - start**2)
-        for start, stop in zip(bounds, bounds[1:], strict=False)
+        for start, stop in pairwise(bounds)
     ]
     first_s = cost.c0_s + sum(chunks_s) / stages
     return [first_s + stage * (max(chunks_s) / stages + hop_s) for stage in range(stages)]
@@ -66,7 +68,9 @@ def test_a_pipeline_is_never_faster_than_perfect_sharing_nor_slower_than_one_wor
 ) -> None:
     n_cached = int(n_tokens * cached)
     alone_s = unscaled_prefill_s(GROWING, n_tokens, n_cached)
-    seconds = stage_ends_s(GROWING, n_tokens, n_cached, weights=even(stages), chunk_tokens=chunk)[-1]
+    seconds = stage_ends_s(GROWING, n_tokens, n_cached, weights=even(stages), chunk_tokens=chunk)[
+        -1
+    ]
     shared_s = GROWING.c0_s + (alone_s - GROWING.c0_s) / stages
     assert shared_s * (1 - 1e-9) <= seconds <= alone_s * (1 + 1e-9)
 
@@ -82,7 +86,9 @@ def test_what_makes_no_sense_is_refused(
         stage_ends_s(EVEN, n_tokens, n_cached, weights=even(stages), chunk_tokens=chunk)
 
 
-def test_a_slower_last_stage_waits_for_the_first_chunk_and_a_slower_first_one_for_the_last() -> None:
+def test_a_slower_last_stage_waits_for_the_first_chunk_and_a_slower_first_one_for_the_last() -> (
+    None
+):
     # 8 chunks: the first one takes 1 s, the last one 15 s, all of them 64 s.
     cost = PrefillCost(0.0, 0.0, 1e-4)
     late_s = stage_ends_s(cost, 800, 0, weights=[0.1, 0.9], chunk_tokens=100)[-1]

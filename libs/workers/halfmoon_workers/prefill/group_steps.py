@@ -29,7 +29,7 @@ from halfmoon_protocol.messages import (
     Stage,
     StartShare,
 )
-from halfmoon_protocol.stage_layers import stage_weights
+from halfmoon_protocol.stage_layers import layer_counts, stage_weights
 from halfmoon_runtime.clock import Clock
 from halfmoon_runtime.worker.conductor_connections import ConductorConnections
 from halfmoon_scheduling.prediction.pipeline_latency import choose_chunk_tokens
@@ -83,9 +83,7 @@ class GroupSteps:
             self.cost,
             len(job.start.token_ids),
             job.n_cached,
-            weights=stage_weights(
-                [self._stage(index).n_layers for index in range(self.stage.n_stages)]
-            ),
+            weights=stage_weights(layer_counts(self.layout.n_layers, self.stage.n_stages)),
             most=min(most, self.stage.chunk_tokens),
             step=self.layout.block_size,
         )
