@@ -8,12 +8,13 @@ PACKAGES := $(filter-out $(NATIVE:=/pyproject.toml),$(wildcard libs/*/pyproject.
 EDITABLE := $(patsubst %/pyproject.toml,-e %,$(PACKAGES))
 # vLLM pins other versions than ours: it lives in an environment of its own.
 VENV_VLLM ?= .venv-vllm
+VENV_AUDIT ?= .venv-audit
 
 # What `make up` takes from the command line or the environment.
 export MODEL PREFILL DECODE KVSTORE PORT
 
 .DEFAULT_GOAL := help
-.PHONY: $(VENV_VLLM) .python-is-new-enough help up test test-fast fuzz fuzz-messages test-soak test-shaken native native-if-possible test-native-sanitized test-rdma test-vllm test-clients screenshots e2e-compose check schema format bench bench-overload bench-conductor bench-transfer bench-kvpool bench-rdma bench-engine bench-goodput dist clean
+.PHONY: $(VENV_VLLM) .python-is-new-enough help up test test-fast fuzz fuzz-messages test-soak test-shaken native native-if-possible test-native-sanitized test-rdma test-vllm test-clients screenshots e2e-compose check schema format bench bench-overload bench-conductor bench-transfer bench-kvpool bench-rdma bench-engine bench-goodput dist lock audit clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,16 +59,14 @@ test-shaken: $(VENV)/.dev ## tests on a machine that keeps standing still: SHAKE
 # What they are for: docs/transfer/native.md, docs/models.md.
 native: $(VENV)/.installed ## build the optional extensions (need g++, python3-dev, libxxhash-dev)
 	@for package in $(NATIVE); do $(BIN)/python tools/native_requirements.py $$(basename $$package) || exit 1; done
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "setuptools>=77"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt $(NATIVE:%=-e %)
+	@$(PIP_INSTALL) --no-build-isolation --no-deps $(NATIVE:%=-e %)
 
 # For `make up`: builds the engine's kernels once, and goes on without where that can't be.
 ENGINE_KERNELS := $(VENV)/.engine-native
 native-if-possible: $(VENV)/.installed
 	@if [ ! -e $(ENGINE_KERNELS) ] && $(BIN)/python tools/native_requirements.py engine-native >/dev/null 2>&1; then \
 		echo "compiling the engine's kernels (once, about a minute) …"; \
-		$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "setuptools>=77" && \
-		$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt -e libs/engine-native \
+		$(PIP_INSTALL) --no-build-isolation --no-deps -e libs/engine-native \
 		&& touch $(ENGINE_KERNELS) || echo "they can't be compiled here: torch computes, more slowly"; \
 	elif [ ! -e $(ENGINE_KERNELS) ]; then \
 		echo "no C++ compiler or Python.h here: torch computes, more slowly (see make native)"; fi
@@ -170,23 +169,42 @@ dist: $(VENV)/.dev ## sdist and wheel of every package into dist/, checked (thos
 	@for package in $(PACKAGES:/pyproject.toml=); do \
 		$(BIN)/python -m build --no-isolation --outdir dist $$package >/dev/null || exit 1; done
 	@for package in $(NATIVE); do if $(BIN)/python tools/native_requirements.py $$(basename $$package); then \
-		$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "setuptools>=77" && \
 		$(BIN)/python -m build --no-isolation --outdir dist $$package >/dev/null || exit 1; fi; done
 	$(BIN)/twine check --strict dist/*
 
+lock: $(VENV)/.dev ## locks/ anew: versions of constraints.txt, hashes from the package index
+	@$(PIP_INSTALL) uv
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m tools.lock
+
+audit: $(VENV_AUDIT)/.installed ## dist/halfmoon.cdx.json, the list of all parts; and their known weaknesses
+	@mkdir -p dist
+	@$(VENV_AUDIT)/bin/cyclonedx-py requirements --output-reproducible --of JSON -o dist/halfmoon.cdx.json locks/cluster.txt
+	@$(VENV_AUDIT)/bin/python tools/audit.py locks/*.txt
+
 clean: ## remove the environments and what runs leave behind
-	rm -rf $(VENV) $(VENV_VLLM) dist .halfmoon .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VENV_VLLM) $(VENV_AUDIT) dist .halfmoon .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 .python-is-new-enough:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Halfmoon needs Python 3.11 or newer, this is " + sys.version.split()[0])'
 
-$(VENV)/.installed: constraints.txt $(PACKAGES) | .python-is-new-enough
+# What comes from elsewhere is installed from a lock: pip refuses a file with another hash. torch is in
+# none, as the right build of it depends on the machine.
+PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check
+LOCKED = --require-hashes --no-deps -r
+
+$(VENV)/.installed: constraints.txt locks/cluster.txt $(PACKAGES) | .python-is-new-enough
 	@echo "installing into $(VENV) (the first time takes a minute or two) …"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt hatchling editables
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt $(EDITABLE)
+	@$(PIP_INSTALL) $(LOCKED) locks/cluster.txt
+	@$(PIP_INSTALL) -c constraints.txt torch
+	@$(PIP_INSTALL) --no-build-isolation --no-deps $(EDITABLE)
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.installed requirements-dev.txt
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -r requirements-dev.txt
+$(VENV)/.dev: $(VENV)/.installed locks/dev.txt
+	@$(PIP_INSTALL) $(LOCKED) locks/dev.txt
+	@touch $@
+
+$(VENV_AUDIT)/.installed: locks/audit.txt | .python-is-new-enough
+	@test -x $(VENV_AUDIT)/bin/python || $(PYTHON) -m venv $(VENV_AUDIT)
+	@$(VENV_AUDIT)/bin/python -m pip install --quiet --disable-pip-version-check $(LOCKED) locks/audit.txt
 	@touch $@

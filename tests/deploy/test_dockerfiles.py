@@ -26,7 +26,7 @@ HADOLINT = shutil.which("hadolint", path=str(Path(sys.executable).parent)) or sh
     "hadolint"
 )
 #: Rules with another answer here: apt's packages are the base image's, which has one version of
-#: each; pip's are pinned by constraints.txt; its cache is a mount, and in no layer.
+#: each; pip's are pinned by locks and constraints.txt; its cache is a mount, and in no layer.
 ANSWERED = ("DL3008", "DL3013", "DL3042")
 
 
@@ -103,7 +103,8 @@ def test_an_image_has_the_packages_that_its_service_needs_and_no_other(
     copied = re.findall(r"^COPY (\S+) (\S+)$", text, re.MULTILINE)
     installed = re.findall(r"'?\./((?:libs|services)/[a-z-]+)", text)
     assert all(source == target or target == "./" for source, target in copied)
-    assert {source for source, _ in copied} == our_packages(service) | {"constraints.txt"}
+    lock = f"locks/{service if service in ('conductor', 'kvstore') else 'worker'}.txt"
+    assert {source for source, _ in copied} == our_packages(service) | {"constraints.txt", lock}
     assert sorted(installed) == sorted(our_packages(service))
 
 
