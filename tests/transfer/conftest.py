@@ -15,7 +15,7 @@ import pytest
 
 from halfmoon_metadata.stores.memory_store import MemoryStore
 from halfmoon_testing.processes.segment_process import SegmentProcess, on_device
-from halfmoon_transfer import Memory, TransferEngine, TransferSettings
+from halfmoon_transfer import ClusterKey, Memory, TransferEngine, TransferSettings
 from halfmoon_transfer.backends import BACKENDS, backend_class
 from halfmoon_transfer.backends.backend_interface import BackendCapabilities
 from halfmoon_transfer.backends.fault_injection import FaultInjection, FaultPlan
@@ -99,7 +99,7 @@ class World:
     Engines whose name says that they are "there" may be of another kind, with regions of theirs.
     `on_device` says whose regions are device memory: "here", "there", "both" or nobody's.
     `native` says whether the first engine, the third and so on use the extension in C, and
-    whether the others do.
+    whether the others do. With a `key`, TCP is encrypted.
     """
 
     def __init__(
@@ -110,9 +110,11 @@ class World:
         bind: str = "127.0.0.1",
         on_device: str = "",
         native: tuple[bool, bool] = (True, True),
+        key: ClusterKey | None = None,
     ) -> None:
         self.kind = kind
         self.native = native
+        self._key = key
         self._bind = bind
         self._near = DeviceEngine if on_device in ("both", "here") else TransferEngine
         self._far = DeviceEngine if on_device in ("both", "there") else far
@@ -153,6 +155,7 @@ class World:
             staging_bytes=400_000,
             staging_part_bytes=150_000,
             native=self.native[len(self._engines) % 2],
+            cluster_key=self._key,
         )
         arguments: dict[str, Any] = {
             "metadata": self.metadata,
@@ -167,7 +170,9 @@ class World:
         return engine
 
     def start(self, name: str, generation: int, n_bytes: int) -> SegmentProcess:
-        settings = TransferSettings(rdma_devices=DEVICES[1], native=self.native[1])
+        settings = TransferSettings(
+            rdma_devices=DEVICES[1], native=self.native[1], cluster_key=self._key
+        )
         registered = self._far is OwnMemoryEngine
         process = SegmentProcess(
             name,
@@ -256,12 +261,24 @@ PURE_ENDS = {
 NEEDS_NATIVE = pytest.mark.skipif(
     bool(native.missing), reason=f"the extension is not built (`make native`): {native.missing}"
 )
+#: The same for TCP that is encrypted.
+ENCRYPTED_ENDS = {
+    "tcp, encrypted": (True, True),
+    "tcp, encrypted, native to pure": (True, False),
+    "tcp, encrypted, pure to native": (False, True),
+}
 PURE_TCP = [pytest.param(ends, marks=NEEDS_NATIVE) for ends in PURE_ENDS]
+#: The second and third would repeat the first where the extension can't encrypt.
+ENCRYPTED_TCP = [
+    "tcp, encrypted",
+    *[pytest.param(ends, marks=NEEDS_NATIVE) for ends in list(ENCRYPTED_ENDS)[1:]],
+]
 
 
 WORLDS = [
     *_worlds(),
     *PURE_TCP,
+    *ENCRYPTED_TCP,
     "tcp, IPv6",
     "faults(memory)",
     *FAR,
@@ -292,6 +309,9 @@ def _world_of(param: str, stack: ExitStack) -> World:
         except OSError as error:
             pytest.skip(f"this machine has no IPv6 loopback: {error}")
         return World("tcp", stack, bind="::1")
+    if param in ENCRYPTED_ENDS:
+        key = ClusterKey("what crosses this wire is encrypted")
+        return World("tcp", stack, native=ENCRYPTED_ENDS[param], key=key)
     if param in PURE_ENDS:
         return World("tcp", stack, native=PURE_ENDS[param])
     param, _, on_device = param.partition("/")
@@ -303,6 +323,7 @@ def _world_of(param: str, stack: ExitStack) -> World:
     params=[
         *_worlds(far=True),
         *PURE_TCP,
+        "tcp, encrypted",
         "shm,tcp",
         "shm, not mapped",
         "tcp/both",

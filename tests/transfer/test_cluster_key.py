@@ -217,7 +217,10 @@ class Owner:
 @pytest.fixture
 def owner() -> Iterator[Owner]:
     with TransferEngine.open(
-        "owner", metadata=MemoryStore(), backends=("tcp",), settings=keyed(KEY)
+        "owner",
+        metadata=MemoryStore(),
+        backends=("tcp",),
+        settings=msgspec.structs.replace(keyed(KEY), encryption=False),
     ) as engine:
         made = Owner(engine)
         yield made
@@ -289,7 +292,8 @@ def test_the_owners_own_proof_is_not_good_for_the_initiator(owner: Owner) -> Non
 def test_an_owner_that_has_proven_nothing_gets_no_bytes(make_world: Any) -> None:
     """Somebody at the right address who says yes to everything."""
     world = make_world("tcp")
-    here, there = world.open("here", settings=keyed(KEY)), world.open("there", settings=keyed(KEY))
+    plain = msgspec.structs.replace(keyed(KEY), encryption=False)
+    here, there = world.open("here", settings=plain), world.open("there", settings=plain)
     with socket.create_server(("127.0.0.1", 0)) as impostor:
         address = Endpoint(f"127.0.0.1:{impostor.getsockname()[1]}")
         moved = msgspec.structs.replace(there.descriptor, endpoints={"tcp": address})

@@ -92,6 +92,10 @@ class ServiceSettings(BaseSettings):
         SecretStr(""),
         description="What peers must know before bytes are moved to or from them; empty: nothing",
     )
+    transfer_encryption: Literal["on", "off"] = Field(
+        "on",
+        description="Encryption of KV payloads on TCP when a cluster key is set; the same for all",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Least severe log lines to write"
     )

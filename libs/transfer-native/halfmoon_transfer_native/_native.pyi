@@ -16,6 +16,34 @@ class _Slice(Protocol):
     @property
     def remote_offset(self) -> int: ...
 
+#: Why connections can't be encrypted here; empty if they can.
+RECORDS_MISSING: str
+
+class Records:
+    """Both directions of one encrypted connection; one thread uses it at a time."""
+
+    def __new__(cls, sending_key: bytes, receiving_key: bytes, limit: int, /) -> Records:
+        """Take the keys of 32 bytes, and how many records to seal at most.
+
+        Raises:
+            RuntimeError: `RECORDS_MISSING` says why.
+        """
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Records sealed and opened so far."""
+    def send(self, fd: int, buffers: tuple[Buffer, ...], /) -> None:
+        """Seal and send all of these.
+
+        Raises:
+            OSError: the connection broke, or the limit is reached (EKEYEXPIRED).
+        """
+    def receive(self, fd: int, buffer: Buffer, /) -> int:
+        """Receive some bytes; 0 when the peer has hung up between records.
+
+        Raises:
+            OSError: the connection broke, or a record was changed in transit (EBADMSG).
+        """
+
 class Table:
     """The regions of one segment that lie in memory, and the loop that serves them."""
 
@@ -35,7 +63,14 @@ class Table:
     def clear(self) -> None:
         """Serve nothing any more."""
     def serve(
-        self, fd: int, ahead: Buffer, start: int, end: int, spin_s: float, /
+        self,
+        fd: int,
+        records: Records | None,
+        ahead: Buffer,
+        start: int,
+        end: int,
+        spin_s: float,
+        /,
     ) -> tuple[int, int]:
         """Answer the requests of a greeted connection until one is unusual, or it ends.
 
@@ -50,6 +85,7 @@ class Table:
 
 def carry(
     fd: int,
+    records: Records | None,
     ahead: Buffer,
     start: int,
     end: int,
@@ -68,6 +104,7 @@ def carry(
 
     Args:
         fd: a greeted connection.
+        records: what encrypts it.
         ahead: at least 8 KiB.
         start: of what is ahead.
         end: of what is ahead.

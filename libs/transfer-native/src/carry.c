@@ -5,6 +5,7 @@
  * in which anything is unusual is left where it is, for Python to go on from there.
  */
 #include "carry.h"
+#include "records.h"
 
 #include <errno.h>
 
@@ -187,12 +188,13 @@ done:
 PyObject *carry(PyObject *Py_UNUSED(module), PyObject *args)
 {
     int fd, write, sums;
+    Records *records;
     Py_buffer ahead, marks;
     Py_ssize_t start, end, frame_bytes, frame_slices, window;
     double spin_s;
     unsigned long long number, generation;
     PyObject *slices, *locals;
-    if (!PyArg_ParseTuple(args, "iw*nndppKKO!O!w*(nnn)", &fd, &ahead, &start, &end, &spin_s, &write, &sums, &number,
+    if (!PyArg_ParseTuple(args, "iO&w*nndppKKO!O!w*(nnn)", &fd, records_or_none, &records, &ahead, &start, &end, &spin_s, &write, &sums, &number,
                           &generation, &PyTuple_Type, &slices, &PyTuple_Type, &locals, &marks, &frame_bytes,
                           &frame_slices, &window))
         return NULL;
@@ -216,7 +218,7 @@ PyObject *carry(PyObject *Py_UNUSED(module), PyObject *args)
     for (; n_wanted < (size_t)n; n_wanted++)
         if (want(&wanted[n_wanted], PyTuple_GET_ITEM(slices, n_wanted), PyTuple_GET_ITEM(locals, n_wanted), write) < 0)
             goto done;
-    batch->wire = (Wire){fd, spin_s, NULL, ahead.buf, (size_t)ahead.len, (size_t)start, (size_t)end};
+    batch->wire = (Wire){fd, records, spin_s, NULL, ahead.buf, (size_t)ahead.len, (size_t)start, (size_t)end};
     batch->write = write;
     batch->sums = sums;
     batch->number = number;
@@ -237,7 +239,7 @@ PyObject *carry(PyObject *Py_UNUSED(module), PyObject *args)
         result = Py_BuildValue("nnnn", (Py_ssize_t)batch->wire.start, (Py_ssize_t)batch->wire.end,
                                (Py_ssize_t)batch->n_sent, (Py_ssize_t)batch->n_answered);
     else
-        wire_raise(how);
+        wire_raise(&batch->wire, how);
 done:
     while (n_wanted > 0)
         PyBuffer_Release(&wanted[--n_wanted].local);

@@ -1,6 +1,7 @@
 /* The module: the owner's table and the initiator's calls. */
 #include "carry.h"
 #include "copy.h"
+#include "records.h"
 #include "table.h"
 
 static PyMethodDef methods[] = {
@@ -19,14 +20,15 @@ static struct PyModuleDef definition = {
 
 PyMODINIT_FUNC PyInit__native(void)
 {
-    if (carry_init() < 0 || copy_init() < 0 || PyType_Ready(&Table_Type) < 0)
+    records_init();
+    if (carry_init() < 0 || copy_init() < 0 || PyType_Ready(&Table_Type) < 0 || PyType_Ready(&Records_Type) < 0)
         return NULL;
     PyObject *module = PyModule_Create(&definition);
     if (module == NULL)
         return NULL;
-    Py_INCREF(&Table_Type);
-    if (PyModule_AddObject(module, "Table", (PyObject *)&Table_Type) < 0) {
-        Py_DECREF(&Table_Type);
+    if (PyModule_AddObjectRef(module, "Table", (PyObject *)&Table_Type) < 0 ||
+        PyModule_AddObjectRef(module, "Records", (PyObject *)&Records_Type) < 0 ||
+        PyModule_AddStringConstant(module, "RECORDS_MISSING", records_missing()) < 0) {
         Py_DECREF(module);
         return NULL;
     }

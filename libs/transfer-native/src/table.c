@@ -12,6 +12,7 @@
  * system call on a socket, no Python.
  */
 #include "table.h"
+#include "records.h"
 
 #include <errno.h>
 #include <math.h>
@@ -267,10 +268,11 @@ static void leave(Table *table, Server *server)
 static PyObject *table_serve(Table *self, PyObject *args)
 {
     int fd;
+    Records *records;
     Py_buffer ahead;
     Py_ssize_t start, end;
     double spin_s;
-    if (!PyArg_ParseTuple(args, "iw*nnd", &fd, &ahead, &start, &end, &spin_s))
+    if (!PyArg_ParseTuple(args, "iO&w*nnd", &fd, records_or_none, &records, &ahead, &start, &end, &spin_s))
         return NULL;
     PyObject *result = NULL;
     Server *server = NULL;
@@ -284,7 +286,7 @@ static PyObject *table_serve(Table *self, PyObject *args)
         goto done;
     }
     server->n_accesses = 0;
-    server->wire = (Wire){fd, 0, NULL, ahead.buf, (size_t)ahead.len, (size_t)start, (size_t)end};
+    server->wire = (Wire){fd, records, 0, NULL, ahead.buf, (size_t)ahead.len, (size_t)start, (size_t)end};
     End how;
     int error;
     Py_BEGIN_ALLOW_THREADS
@@ -297,7 +299,7 @@ static PyObject *table_serve(Table *self, PyObject *args)
     if (how == UNUSUAL)
         result = Py_BuildValue("nn", (Py_ssize_t)server->wire.start, (Py_ssize_t)server->wire.end);
     else
-        wire_raise(how);
+        wire_raise(&server->wire, how);
     reap(self);
 done:
     PyMem_RawFree(server);

@@ -1,5 +1,5 @@
 /* Whole buffers in and out of a blocking socket, in as few system calls as can be. */
-#include "wire.h"
+#include "records.h"
 
 #include <errno.h>
 #include <sched.h>
@@ -23,20 +23,41 @@ static End handle_signals(Wire *wire)
     return failed ? INTERRUPTED : DONE;
 }
 
-/* Receive something: its length is added to `*n_received`. UNUSUAL: the peer hung up. */
+/* The error after a timeout: one that is more than idling if it came in the middle of a record. */
+static End stalled(const Wire *wire)
+{
+    bool idle = errno != EAGAIN && errno != EWOULDBLOCK;
+    if (!idle && wire->records != NULL && records_in_the_middle(wire->records))
+        errno = ETIMEDOUT;
+    return FAILED;
+}
+
 static End receive_some(Wire *wire, struct iovec *buffers, size_t n_buffers, int flags, double spin_s,
                         size_t *n_received)
 {
     struct msghdr message = {.msg_iov = buffers, .msg_iovlen = n_buffers};
+    struct iovec room;
     double until_s = spin_s > 0 ? now_s() + spin_s : 0;
     for (;;) {
+        if (wire->records != NULL) {
+            End end = records_take(wire->records, buffers, n_buffers, n_received);
+            if (end != UNUSUAL)
+                return end;
+            room = records_room(wire->records);
+            message = (struct msghdr){.msg_iov = &room, .msg_iovlen = 1};
+            flags = 0;
+        }
         ssize_t n = recvmsg(wire->fd, &message, until_s > 0 ? MSG_DONTWAIT : flags);
+        if (n > 0 && wire->records != NULL) {
+            records_arrived(wire->records, (size_t)n);
+            continue;
+        }
         if (n > 0) {
             *n_received += (size_t)n;
             return DONE;
         }
         if (n == 0)
-            return UNUSUAL;
+            return wire->records != NULL && records_in_the_middle(wire->records) ? HUNG_UP : UNUSUAL;
         if (until_s > 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
             /* The peer may need this very processor. */
             sched_yield();
@@ -45,11 +66,16 @@ static End receive_some(Wire *wire, struct iovec *buffers, size_t n_buffers, int
             continue;
         }
         if (errno != EINTR)
-            return FAILED;
+            return stalled(wire);
         End end = handle_signals(wire);
         if (end != DONE)
             return end;
     }
+}
+
+End wire_receive(Wire *wire, struct iovec *buffers, size_t n_buffers, size_t *n_received)
+{
+    return receive_some(wire, buffers, n_buffers, 0, 0, n_received);
 }
 
 /* Step over `n_bytes` that are done; the index of the first buffer that is not. */
@@ -99,13 +125,14 @@ End wire_fill(Wire *wire, struct iovec *buffers, size_t n_buffers)
             return end == UNUSUAL ? HUNG_UP : end;
         first = advance(buffers, first, n_buffers, n_received);
         /* Less than was asked for may mean a signal, whose handler wants to run. */
-        if (first < n_buffers && (end = handle_signals(wire)) != DONE)
+        if (first < n_buffers && wire->records == NULL && (end = handle_signals(wire)) != DONE)
             return end;
     }
     return DONE;
 }
 
-End wire_send(Wire *wire, struct iovec *buffers, size_t n_buffers)
+/* Send all of these as they are. */
+static End send_plain(Wire *wire, struct iovec *buffers, size_t n_buffers)
 {
     size_t first = 0;
     while (first < n_buffers) {
@@ -124,10 +151,42 @@ End wire_send(Wire *wire, struct iovec *buffers, size_t n_buffers)
     return DONE;
 }
 
-void wire_raise(End end)
+End wire_send(Wire *wire, struct iovec *buffers, size_t n_buffers)
+{
+    if (wire->records == NULL)
+        return send_plain(wire, buffers, n_buffers);
+    End end = DONE;
+    for (size_t first = 0; end == DONE && first < n_buffers;) {
+        if (buffers[first].iov_len == 0) {
+            first++;
+            continue;
+        }
+        struct iovec sealed;
+        end = records_seal(wire->records, buffers, n_buffers, &first, &sealed);
+        if (end == DONE)
+            end = send_plain(wire, &sealed, 1);
+    }
+    return end;
+}
+
+/* Set an OSError like that of `record_layer.broken_seal`. */
+static void raise_tampered(const Wire *wire)
+{
+    PyObject *text = PyUnicode_FromFormat("encrypted record %llu is not as its sender sealed it: "
+                                          "changed, repeated or lost in transit",
+                                          (unsigned long long)records_n_opened(wire->records));
+    PyObject *args = text == NULL ? NULL : Py_BuildValue("iN", EBADMSG, text);
+    if (args != NULL)
+        PyErr_SetObject(PyExc_OSError, args);
+    Py_XDECREF(args);
+}
+
+void wire_raise(const Wire *wire, End end)
 {
     if (end == HUNG_UP)
         PyErr_SetString(PyExc_ConnectionError, "the peer hung up in the middle");
+    else if (end == TAMPERED)
+        raise_tampered(wire);
     else if (end == FAILED)
         PyErr_SetFromErrno(PyExc_OSError);
 }

@@ -48,11 +48,17 @@ typedef enum {
     FAILED = -2,      /* errno says why */
     HUNG_UP = -3,     /* the peer did, in the middle */
     INTERRUPTED = -4, /* a Python error is set, by a signal's handler */
+    TAMPERED = -5,    /* an encrypted record is not as its sender sealed it */
 } End;
+
+/* The state of an encrypted connection, see `records.h`. */
+typedef struct Records Records;
 
 /* A connection for the time of one call. */
 typedef struct {
     int fd;
+    /* NULL where bytes travel in the clear. */
+    Records *records;
     /* How long to look for the next frame before going to sleep. To be woken takes many times as
      * long as a small frame does, so where these go back and forth it is better to stay awake. */
     double spin_s;
@@ -69,10 +75,12 @@ typedef struct {
 End wire_have(Wire *wire, size_t n_bytes);
 /* Fill all of these, in order, with what is ahead and what comes. Changes the vector. */
 End wire_fill(Wire *wire, struct iovec *buffers, size_t n_buffers);
+/* Receive something: its length is added to `*n_received`. UNUSUAL: the peer hung up. */
+End wire_receive(Wire *wire, struct iovec *buffers, size_t n_buffers, size_t *n_received);
 /* Send all of these, in order. Changes the vector. */
 End wire_send(Wire *wire, struct iovec *buffers, size_t n_buffers);
 /* Set the Python error for what is neither DONE nor UNUSUAL. */
-void wire_raise(End end);
+void wire_raise(const Wire *wire, End end);
 
 static inline uint16_t get16(const uint8_t *at) { uint16_t v; memcpy(&v, at, 2); return le16toh(v); }
 static inline uint32_t get32(const uint8_t *at) { uint32_t v; memcpy(&v, at, 4); return le32toh(v); }

@@ -1,6 +1,7 @@
 """Move bytes between registered regions of memory: one-sided, checksummed, acknowledged."""
 
 from halfmoon_transfer.cluster_key import ClusterKey
+from halfmoon_transfer.encryption_setting import encryption_from_environment
 from halfmoon_transfer.engine import TransferEngine
 from halfmoon_transfer.interface import (
     Cancelled,
@@ -40,4 +41,5 @@ __all__ = [
     "TransferSettings",
     "TransferStats",
     "Untrusted",
+    "encryption_from_environment",
 ]

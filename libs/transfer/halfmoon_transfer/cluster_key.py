@@ -5,8 +5,9 @@ that it knows the key, and the owner after it. A proof is HMAC-SHA-256 over the 
 both first messages, so over both nonces and both segments. A proof recorded on one connection is
 worthless on another.
 
-The key keeps out programs that can only reach a port. It does not encrypt, and it does not protect
-later traffic against an attacker that can change packets in transit.
+The key keeps out programs that can only reach a port. TCP also encrypts with keys that depend on
+it, see `backends.tcp.record_keys`. RDMA does not: there, an attacker that can change packets in
+transit can change later traffic.
 """
 
 import hashlib
@@ -31,6 +32,8 @@ class ProverRole(Enum):
 
     INITIATOR = b"initiator"
     OWNER = b"owner"
+    #: No side: this proof is never sent, and becomes part of the keys of encrypted records.
+    RECORDS = b"records"
 
 
 class ClusterKey(msgspec.Struct, frozen=True):

@@ -18,6 +18,7 @@ def open_transfer_engine(
     advertise: Sequence[str],
     host_id: str,
     cluster_key: str,
+    encryption: bool,
 ) -> TransferEngine:
     """Open a service's segment and publish how peers reach it.
 
@@ -30,6 +31,7 @@ def open_transfer_engine(
         advertise: addresses for peers to dial.
         host_id: machine id.
         cluster_key: secret that peers must know; empty: none.
+        encryption: whether TCP encrypts if there is a cluster key.
 
     Raises:
         ValueError: a bad name, backend, address or key.
@@ -45,5 +47,5 @@ def open_transfer_engine(
         bind=bind,
         advertise=advertise,
         host_id=host_id,
-        settings=TransferSettings(cluster_key=ClusterKey.given(cluster_key)),
+        settings=TransferSettings(cluster_key=ClusterKey.given(cluster_key), encryption=encryption),
     )

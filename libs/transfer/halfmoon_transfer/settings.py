@@ -74,6 +74,8 @@ class TransferSettings(msgspec.Struct, frozen=True, kw_only=True):
     lease_s: float = 10.0
     #: Secret that TCP and RDMA peers must prove to know; None: no proof is needed.
     cluster_key: ClusterKey | None = None
+    #: Whether TCP encrypts if there is a cluster key. Both ends of a connection must agree.
+    encryption: bool = True
     #: Whether bytes that cross a wire carry checksums, unless a transfer asks for none.
     #: In-memory copies cross none.
     checksums: bool = True

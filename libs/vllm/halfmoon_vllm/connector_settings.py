@@ -11,6 +11,7 @@ from halfmoon_metadata import open_store
 from halfmoon_runtime.own_address import resolve_own_address
 from halfmoon_transfer.backends.backend_choices import check_backend_choices
 from halfmoon_transfer.cluster_key import ENVIRONMENT_VARIABLE, ClusterKey
+from halfmoon_transfer.encryption_setting import encryption_from_environment
 
 _Seconds = Annotated[float, Meta(gt=0, le=3600)]
 
@@ -51,6 +52,15 @@ class ConnectorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         return os.environ.get(ENVIRONMENT_VARIABLE, "")
 
     @property
+    def encryption(self) -> bool:
+        """Return whether TCP encrypts if there is a cluster key, from the environment too.
+
+        Raises:
+            ValueError: the variable is neither `on` nor `off`.
+        """
+        return encryption_from_environment()
+
+    @property
     def transfer_bind(self) -> list[str]:
         """Addresses to listen on for KV payloads."""
         return [resolve_own_address(each.strip()) for each in self.transfer_host.split(",")]
@@ -72,6 +82,7 @@ def read_connector_settings(extra: Mapping[str, Any]) -> ConnectorSettings:
         open_store(read.metadata).close()  # which connects to nothing
         check_backend_choices(read.transfer_backends)
         ClusterKey.given(read.cluster_key)
+        encryption_from_environment()
         resolved = resolve_own_address(read.host)
         return msgspec.structs.replace(
             read, host=resolved, transfer_host=read.transfer_host or resolved

@@ -78,6 +78,7 @@ async def _open_transfer(settings: ConnectorSettings, store: MetadataStore) -> T
                 advertise=advertise,
                 host_id=settings.host_id or machine_id(),
                 cluster_key=settings.cluster_key,
+                encryption=settings.encryption,
             )
         except MetadataError as error:
             if not failures:

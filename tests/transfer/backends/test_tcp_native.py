@@ -98,7 +98,7 @@ class Served:
 
     def _serve(self) -> None:
         try:
-            start, end = self.table.serve(self.right.fileno(), self.ahead, 0, 0, 0.0)
+            start, end = self.table.serve(self.right.fileno(), None, self.ahead, 0, 0, 0.0)
             self.end = bytes(self.ahead[start:end])
         except OSError as error:
             self.end = error
@@ -270,7 +270,7 @@ def test_what_makes_no_sense_is_refused_in_words() -> None:
         with pytest.raises(ValueError, match="a key of 5 bytes, keys have 16"):
             call(b"short", *args)
     with pytest.raises(ValueError, match="does not lie in its buffer"):
-        table.serve(0, bytearray(100), 50, 101, 0.0)
+        table.serve(0, None, bytearray(100), 50, 101, 0.0)
     with pytest.raises(TypeError):
         table.add(KEY, "text")
     table.add(KEY, memoryview(bytearray(1)))

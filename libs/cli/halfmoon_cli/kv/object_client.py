@@ -25,7 +25,12 @@ from halfmoon_protocol.objects import OBJECT_HEAD_BYTES, ObjectHead, object_hash
 from halfmoon_runtime.channels.zmq_network import ZmqNetwork
 from halfmoon_runtime.kvstore_clients import KvstoreClient, KvstoreClients, KvstoreUnavailable
 from halfmoon_runtime.membership import first_model_worker, list_members
-from halfmoon_transfer import ClusterKey, TransferEngine, TransferSettings
+from halfmoon_transfer import (
+    ClusterKey,
+    TransferEngine,
+    TransferSettings,
+    encryption_from_environment,
+)
 from halfmoon_transfer.interface import Piece, TransferError
 from halfmoon_transfer.regions.region_table import Memory
 
@@ -384,7 +389,10 @@ async def open_object_client(
                 f"objects-{os.getpid()}-{secrets.token_hex(4)}",
                 metadata=store,
                 bind=bind,
-                settings=TransferSettings(cluster_key=ClusterKey.given(cluster_key)),
+                settings=TransferSettings(
+                    cluster_key=ClusterKey.given(cluster_key),
+                    encryption=encryption_from_environment(),
+                ),
             )
         )
         yield ObjectClient(store, kvstores, transfer, block_kib)

@@ -19,7 +19,14 @@ from halfmoon_cli.transfer.target_process import run_target
 from halfmoon_metadata import MetadataStore
 from halfmoon_metadata.stores.memory_store import MemoryStore
 from halfmoon_protocol.regions import Region
-from halfmoon_transfer import ClusterKey, Op, Piece, TransferEngine, TransferSettings
+from halfmoon_transfer import (
+    ClusterKey,
+    Op,
+    Piece,
+    TransferEngine,
+    TransferSettings,
+    encryption_from_environment,
+)
 
 _ROUNDS = 5
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -124,7 +131,9 @@ def _initiator(
         backends=(load.backend,),
         bind=bind,
         advertise=advertise or None,
-        settings=TransferSettings(checksums=load.checksums, cluster_key=key),
+        settings=TransferSettings(
+            checksums=load.checksums, cluster_key=key, encryption=encryption_from_environment()
+        ),
     )
 
 

@@ -11,7 +11,12 @@ import msgspec
 
 from halfmoon_metadata import MetadataStore
 from halfmoon_protocol.regions import Region
-from halfmoon_transfer import ClusterKey, TransferEngine, TransferSettings
+from halfmoon_transfer import (
+    ClusterKey,
+    TransferEngine,
+    TransferSettings,
+    encryption_from_environment,
+)
 
 TARGET_PREFIX = "halfmoon/bench/"
 DEFAULT_TARGET_NAME = "bench-target"
@@ -41,7 +46,9 @@ def serve_target(
         backends=(backend,),
         bind=bind,
         advertise=advertise or None,
-        settings=TransferSettings(cluster_key=ClusterKey.from_environment()),
+        settings=TransferSettings(
+            cluster_key=ClusterKey.from_environment(), encryption=encryption_from_environment()
+        ),
     ) as engine:
         record = msgspec.json.encode(engine.allocate(n_bytes).region)
         store.put(TARGET_PREFIX + name, record)

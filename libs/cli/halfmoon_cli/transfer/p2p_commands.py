@@ -129,7 +129,12 @@ def rm(name: Name, metadata: Metadata) -> None:
 
 @contextmanager
 def _client(url: str, bind: str, advertise: str) -> "Iterator[P2PStore]":
-    from halfmoon_transfer import ClusterKey, TransferEngine, TransferSettings
+    from halfmoon_transfer import (
+        ClusterKey,
+        TransferEngine,
+        TransferSettings,
+        encryption_from_environment,
+    )
     from halfmoon_transfer.p2p import P2PStore
 
     name = f"p2p-{socket.gethostname()}-{os.getpid()}-{os.urandom(3).hex()}"
@@ -141,7 +146,9 @@ def _client(url: str, bind: str, advertise: str) -> "Iterator[P2PStore]":
             bind=bind,
             advertise=advertise or None,
             backends=("tcp",),
-            settings=TransferSettings(cluster_key=ClusterKey.from_environment()),
+            settings=TransferSettings(
+                cluster_key=ClusterKey.from_environment(), encryption=encryption_from_environment()
+            ),
         )
         stack.enter_context(engine)
         yield stack.enter_context(P2PStore(engine, metadata))

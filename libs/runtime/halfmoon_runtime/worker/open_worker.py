@@ -51,6 +51,7 @@ class TransferOpener(Protocol[OpenedT]):
         advertise: Sequence[str],
         host_id: str,
         cluster_key: str,
+        encryption: bool,
     ) -> AbstractContextManager[OpenedT]:
         """Open it under this name; closing the context manager closes the engine."""
         ...
@@ -138,6 +139,7 @@ async def open_worker(
                 advertise=settings.transfer_advertise,
                 host_id=settings.host_id,
                 cluster_key=settings.cluster_key.get_secret_value(),
+                encryption=settings.transfer_encryption == "on",
             )
         )
         network = ZmqNetwork(advertise_host=settings.advertised_host)

@@ -5,6 +5,7 @@ import socket
 import time
 from collections.abc import Sequence
 from functools import partial
+from typing import Any, Protocol
 
 from halfmoon_transfer.threads.stop_signal import StopSignal
 
@@ -27,7 +28,37 @@ _AHEAD_BYTES = 16 * 1024
 _LOCAL_SEND_BYTES, _LOCAL_RECEIVE_BYTES = 128 * 1024, 256 * 1024
 
 
-def hang_up(sock: socket.socket) -> None:
+class ByteStream(Protocol):
+    """Sends and receives bytes: a connected socket, or one that encrypts."""
+
+    def sendmsg(self, buffers: Sequence[memoryview], /) -> int:
+        """Send bytes from these buffers; return how many."""
+        ...
+
+    def recv_into(self, buffer: memoryview, n_bytes: int = ..., flags: int = ..., /) -> int:
+        """Receive bytes into this buffer; return how many."""
+        ...
+
+    def recvmsg_into(
+        self, buffers: Sequence[memoryview], n_ancillary: int = ..., flags: int = ..., /
+    ) -> tuple[Any, ...]:
+        """Receive bytes into these buffers; return how many first."""
+        ...
+
+    def shutdown(self, how: int, /) -> None:
+        """Shut the connection down."""
+        ...
+
+    def fileno(self) -> int:
+        """Return the file descriptor."""
+        ...
+
+    def close(self) -> None:
+        """Close it."""
+        ...
+
+
+def hang_up(sock: ByteStream) -> None:
     """Wake the threads that use a socket, from another one; it must still be closed."""
     with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
@@ -89,7 +120,7 @@ def _is_local(sock: socket.socket) -> bool:
         return False
 
 
-def send_all(sock: socket.socket, buffers: Sequence[bytes | memoryview]) -> None:
+def send_all(sock: ByteStream, buffers: Sequence[bytes | memoryview]) -> None:
     """Send all of these, in order.
 
     Raises:
@@ -102,7 +133,7 @@ def send_all(sock: socket.socket, buffers: Sequence[bytes | memoryview]) -> None
         first = _advance(left, first, n_sent)
 
 
-def receive_into(sock: socket.socket, buffers: Sequence[memoryview]) -> None:
+def receive_into(sock: ByteStream, buffers: Sequence[memoryview]) -> None:
     """Fill all of these, in order.
 
     Raises:
@@ -124,7 +155,7 @@ def receive_into(sock: socket.socket, buffers: Sequence[memoryview]) -> None:
         first = _advance(left, first, n_received)
 
 
-def receive(sock: socket.socket, n_bytes: int) -> memoryview:
+def receive(sock: ByteStream, n_bytes: int) -> memoryview:
     """Receive exactly so many bytes; the caller has checked the number against a limit.
 
     Raises:
@@ -140,7 +171,7 @@ def receive(sock: socket.socket, n_bytes: int) -> memoryview:
 class ReadAhead:
     """A buffer that reads a connection ahead, so that a small frame costs one system call."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: ByteStream) -> None:
         self._socket = sock
         self._ahead = memoryview(bytearray(_AHEAD_BYTES))
         #: Bytes that were read and not taken yet: `_ahead[_start:_end]`.
@@ -151,6 +182,11 @@ class ReadAhead:
     def state(self) -> tuple[memoryview, int, int]:
         """The buffer, with start and end of its bytes, for `native` to go on from there."""
         return self._ahead, self._start, self._end
+
+    @property
+    def empty(self) -> bool:
+        """Return whether all bytes that were read are taken."""
+        return self._start == self._end
 
     def resume(self, start: int, end: int) -> None:
         """Record that `native` has read up to here."""

@@ -12,8 +12,10 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from halfmoon_transfer.backends.backend_interface import CarryRequest, refusal_outcome
-from halfmoon_transfer.backends.socket_io import ReadAhead, hang_up, send_all
+from halfmoon_transfer.backends.socket_io import ByteStream, ReadAhead, hang_up, send_all
 from halfmoon_transfer.backends.tcp import native, tcp_frames
+from halfmoon_transfer.backends.tcp.record_keys import KeyExchange, RecordKeys
+from halfmoon_transfer.backends.tcp.record_layer import EncryptedSocket, encrypt_socket
 from halfmoon_transfer.backends.tcp.tcp_frames import (
     SliceRequest,
     TcpFrameError,
@@ -23,6 +25,7 @@ from halfmoon_transfer.backends.tcp.tcp_frames import (
     TcpRequest,
 )
 from halfmoon_transfer.cluster_key import ClusterKey, ProverRole, key_mismatch_hint, make_nonce
+from halfmoon_transfer.encryption_setting import encryption_mismatch_hint
 from halfmoon_transfer.interface import Op, Piece
 from halfmoon_transfer.metadata.descriptor import SegmentDescriptor
 from halfmoon_transfer.planning.single_batch import as_single_batch
@@ -47,7 +50,7 @@ class LaneRefused(Exception):
 
 
 class LaneUntrusted(LaneRefused):
-    """An owner with another cluster key, or only one side has a key."""
+    """An owner with another cluster key, or only one side has a key or encrypts."""
 
     def __init__(self, own: TcpHello, reason: str) -> None:
         super().__init__(msgspec.structs.replace(own, refused=reason))
@@ -57,7 +60,9 @@ class Lane:
     """A connection that has been greeted."""
 
     def __init__(self, sock: socket.socket, number: int = 0, *, use_native: bool = False) -> None:
-        self._socket = sock
+        self._plain_socket = sock
+        #: The plain socket, or what encrypts it once both sides have proven the cluster key.
+        self._socket: ByteStream = sock
         self._use_native = use_native
         self._ahead = ReadAhead(sock)
         #: Number of this connection in our session.
@@ -69,17 +74,32 @@ class Lane:
         self.deadline = float("inf")
         self.in_time = True
 
-    def greet(self, hello: TcpHello, key: ClusterKey | None = None) -> None:
+    @property
+    def spent(self) -> bool:
+        """Return whether it should be replaced, as its keys have encrypted so much."""
+        return isinstance(self._socket, EncryptedSocket) and self._socket.spent
+
+    def greet(
+        self, hello: TcpHello, key: ClusterKey | None = None, *, encrypt: bool = False
+    ) -> None:
         """Name the wanted segment, and check that it is the one that answers.
+
+        Args:
+            hello: names the segment.
+            key: the cluster key.
+            encrypt: whether to encrypt what follows; only with a key.
 
         Raises:
             LaneRefused: another segment answers, or it has no room.
-            LaneUntrusted: the cluster keys of both sides differ.
+            LaneUntrusted: the cluster keys of both sides differ, or only one encrypts.
             TcpFrameError: the answer is no frame.
             OSError: the connection broke.
         """
         if key is not None:
             hello = msgspec.structs.replace(hello, nonce=make_nonce())
+        exchange = KeyExchange() if key is not None and encrypt else None
+        if exchange is not None:
+            hello = msgspec.structs.replace(hello, share=exchange.share)
         sent_hello = tcp_frames.encode_hello(hello)
         send_all(self._socket, [sent_hello])
         header = self._ahead.take(tcp_frames.HELLO_HEADER_BYTES)
@@ -87,12 +107,27 @@ class Lane:
         own = tcp_frames.decode_hello(received_hello)
         if key is None and own.nonce:
             raise LaneUntrusted(own, own.refused or key_mismatch_hint("there", "here"))
+        if own.nonce and bool(own.share) != bool(exchange):
+            sides = ("there", "here") if own.share else ("here", "there")
+            raise LaneUntrusted(own, own.refused or encryption_mismatch_hint(*sides))
         if own.refused:
             raise LaneRefused(own)
-        if key is not None:
-            self._exchange_proofs(
-                key, own, sent_hello[tcp_frames.HELLO_HEADER_BYTES :], received_hello
-            )
+        if key is None:
+            return
+        maps = sent_hello[tcp_frames.HELLO_HEADER_BYTES :], received_hello
+        self._exchange_proofs(key, own, *maps)
+        if exchange is not None:
+            self._encrypt(exchange.agree(key, own.share, *maps))
+
+    def _encrypt(self, keys: RecordKeys) -> None:
+        """Encrypt all that follows."""
+        if not self._ahead.empty:
+            raise TcpFrameError("bytes that belong to no frame, before the first request")
+        self._socket = encrypt_socket(
+            self._plain_socket, keys.initiator, keys.owner, use_native=self._use_native
+        )
+        self._use_native = self._use_native and native.can_encrypt()
+        self._ahead = ReadAhead(self._socket)
 
     def _exchange_proofs(
         self, key: ClusterKey, own: TcpHello, sent_hello: bytes, received_hello: bytes

@@ -8,10 +8,9 @@ the extension and 35.8 µs without (medians; `python -m benchmarks.transfer.fast
 """
 
 import logging
-import socket
 from collections.abc import Iterable
 
-from halfmoon_transfer.backends.socket_io import ReadAhead
+from halfmoon_transfer.backends.socket_io import ByteStream, ReadAhead
 from halfmoon_transfer.interface import Op, Piece
 from halfmoon_transfer.planning.transfer_plan import Slice
 from halfmoon_transfer.regions.region_table import RegionTable
@@ -31,6 +30,16 @@ _POLITE_S = 1.0
 APPLIED, DAMAGED = 1, 2
 
 
+def can_encrypt() -> bool:
+    """Return whether the extension is built and finds OpenSSL's libcrypto."""
+    return not missing and not extension.RECORDS_MISSING
+
+
+def open_records(sending_key: bytes, receiving_key: bytes, limit: int) -> "extension.Records":
+    """Open the extension's state of an encrypted connection; only if `can_encrypt`."""
+    return extension.Records(sending_key, receiving_key, limit)
+
+
 class NativeServer:
     """The regions that the extension serves: those in memory that peers have requested.
 
@@ -43,13 +52,14 @@ class NativeServer:
         self._spin_s = spin_s
         self._table = extension.Table(regions.generation)
 
-    def serve(self, sock: socket.socket, ahead: ReadAhead) -> None:
+    def serve(self, sock: ByteStream, ahead: ReadAhead) -> None:
         """Answer requests until one is unusual, which stays unread, or the peer hangs up.
 
         Raises:
             OSError: the connection broke, or stalled in the middle of a frame.
         """
-        ahead.resume(*self._table.serve(sock.fileno(), *ahead.state, self._spin_s))
+        served = self._table.serve(sock.fileno(), _records(sock), *ahead.state, self._spin_s)
+        ahead.resume(*served)
 
     def serve_regions(self, keys: Iterable[bytes]) -> None:
         """Serve these regions from now on, if they are ours and in memory."""
@@ -68,8 +78,14 @@ class NativeServer:
         self._table.clear()
 
 
+def _records(sock: ByteStream) -> "extension.Records | None":
+    """Return the extension's state of an encrypted connection; None of one in the clear."""
+    records: extension.Records | None = getattr(sock, "records", None)
+    return records
+
+
 def carry(
-    sock: socket.socket,
+    sock: ByteStream,
     ahead: ReadAhead,
     op: Op,
     slices: tuple[Slice | Piece, ...],
@@ -85,7 +101,7 @@ def carry(
     """Move a batch, up to the first unusual reply.
 
     Args:
-        sock: without a timeout of its own.
+        sock: without a timeout of its own; not one that Python encrypts.
         ahead: of the socket.
         op: the direction of the bytes.
         slices: what to move.
@@ -106,6 +122,7 @@ def carry(
     """
     start, end, n_sent, n_answered = extension.carry(
         sock.fileno(),
+        _records(sock),
         *ahead.state,
         spin_s,
         op == "write",

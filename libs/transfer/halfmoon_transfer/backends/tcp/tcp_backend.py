@@ -47,6 +47,7 @@ class TcpBackend:
         self.slice_bytes = min(settings.slice_bytes, MAX_SLICE_BYTES)
         self._checksums = settings.checksums
         self._key = settings.cluster_key
+        self._encrypt = settings.encryption
         self._origin = context.name, context.generation
         self._connect_timeout_s = settings.connect_timeout_s
         self._max_idle = settings.max_idle_connections
@@ -72,6 +73,7 @@ class TcpBackend:
                     context.notification_queue,
                     sessions=sessions,
                     key=settings.cluster_key,
+                    encrypt=settings.encryption,
                     bind=bind,
                     port=context.port,
                     label=f"halfmoon-transfer-{context.name}-{rail_name(self.name, index)}",
@@ -333,7 +335,7 @@ class TcpBackend:
         try:
             # A peer that accepts and sends nothing is treated like one that does not accept.
             with stop.calling_on_stop(lane.abort):
-                lane.greet(hello, self._key)
+                lane.greet(hello, self._key, encrypt=self._encrypt)
             self._abandoned.settle(peer, over)
             sock.settimeout(None)
             tune_socket(sock)
@@ -343,9 +345,12 @@ class TcpBackend:
         return lane
 
     def _put_back(self, peer: SegmentDescriptor, lane: Lane) -> None:
+        if lane.spent:
+            lane.close()
         with self._lock:
             self._n_busy -= 1
-            self._idle.append((peer, lane))
+            if not lane.spent:
+                self._idle.append((peer, lane))
             surplus = self._idle[
                 : max(0, len(self._idle) - (0 if self._closed else self._max_idle))
             ]

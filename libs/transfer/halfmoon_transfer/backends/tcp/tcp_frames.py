@@ -6,13 +6,15 @@ replies, in order. An initiator may send further requests before the first reply
 
     hello      4s "HMTH" | u8 version 1 | u8 0 | u16 n | n bytes: MessagePack map
                initiator: {segment, generation, session, number, over, origin,
-                          origin_generation, nonce}: the wanted segment; the initiator's session and
+                          origin_generation, nonce, share}: the wanted segment; its session and
                           the connection's number in it; the numbers of earlier connections that
                           must end before the answer (`tcp_sessions`); the initiator's segment
-               owner:     {segment, generation, refused, nonce}: its segment, and the reason
-                          of a refusal ("": accepted)
+               owner:     {segment, generation, refused, nonce, share}: its segment, and the
+                          reason of a refusal ("": accepted)
                `nonce` is 32 random bytes if the side has a cluster key, else empty. An owner
                with a key refuses hellos without one, an initiator hangs up on owners without.
+               `share` is the side's X25519 public key of 32 bytes for this connection if it
+               has a cluster key and encrypts, else empty. Sides that differ in this part
                Unknown fields are ignored.
 
     proof      4s "HMTP" | u8 version 1 | u8 0 | u16 n | n bytes: MessagePack map
@@ -20,6 +22,9 @@ replies, in order. An initiator may send further requests before the first reply
                then the owner's. After a wrong proof the owner sends a refusal without a proof.
                A proof is HMAC-SHA-256 with the cluster key (`cluster_key`) over the prover's
                role and the maps of both hellos
+
+After the proofs, all bytes of connections with shares are inside of encrypted records
+(`record_layer`).
 
     request    4s "HMTQ" | u8 version 1 | u8 op | u16 n | u32 flags | u32 0
                | u64 request id | u64 generation                                    32 bytes
@@ -73,6 +78,8 @@ MAX_FRAME_BYTES = 64 * 1024 * 1024
 MAX_HELLO_BYTES = 4096
 MAX_TEXT_BYTES = 512
 MAX_NOTICE_BYTES = 8192
+#: Of an X25519 public key.
+SHARE_BYTES = 32
 
 _HELLO = struct.Struct("<4sBBH")
 _HEADER = struct.Struct("<4sBBHIIQQ")
@@ -106,6 +113,8 @@ class TcpHello(msgspec.Struct, frozen=True):
     origin_generation: int = 0
     #: Random bytes of a side that has a cluster key; else empty.
     nonce: bytes = b""
+    #: The X25519 public key of a side that encrypts this connection; else empty.
+    share: bytes = b""
 
 
 class TcpProof(msgspec.Struct, frozen=True):
@@ -179,6 +188,8 @@ def decode_hello(body: bytes | memoryview) -> TcpHello:
         raise TcpFrameError(f"not a hello: {error}") from None
     if len(hello.nonce) not in (0, NONCE_BYTES):
         raise TcpFrameError(f"a nonce of {len(hello.nonce)} bytes, it has {NONCE_BYTES}")
+    if len(hello.share) not in (0, SHARE_BYTES):
+        raise TcpFrameError(f"a share of {len(hello.share)} bytes, it has {SHARE_BYTES}")
     return hello
 
 

@@ -5,6 +5,7 @@ outside of a region, as every slice is bounds-checked before its bytes are read.
 """
 
 import contextlib
+import errno
 import logging
 import socket
 import threading
@@ -13,10 +14,18 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from halfmoon_transfer.backends.socket_io import ReadAhead, SocketClosed, hang_up, send_all
+from halfmoon_transfer.backends.socket_io import (
+    ByteStream,
+    ReadAhead,
+    SocketClosed,
+    hang_up,
+    send_all,
+)
 from halfmoon_transfer.backends.socket_listener import SocketListener
 from halfmoon_transfer.backends.tcp import tcp_frames
-from halfmoon_transfer.backends.tcp.native import NativeServer
+from halfmoon_transfer.backends.tcp.native import NativeServer, can_encrypt
+from halfmoon_transfer.backends.tcp.record_keys import KeyExchange, RecordKeys
+from halfmoon_transfer.backends.tcp.record_layer import encrypt_socket
 from halfmoon_transfer.backends.tcp.tcp_frames import (
     SliceReply,
     TcpFrameError,
@@ -26,6 +35,7 @@ from halfmoon_transfer.backends.tcp.tcp_frames import (
 )
 from halfmoon_transfer.backends.tcp.tcp_sessions import TcpSessions
 from halfmoon_transfer.cluster_key import ClusterKey, ProverRole, key_mismatch_hint, make_nonce
+from halfmoon_transfer.encryption_setting import encryption_mismatch_hint
 from halfmoon_transfer.notification_queue import NotificationQueue
 from halfmoon_transfer.regions.access import AccessRefused, AccessStatus
 from halfmoon_transfer.regions.backed_regions import RegionSpan
@@ -48,6 +58,7 @@ class TcpServer:
         *,
         sessions: TcpSessions,
         key: ClusterKey | None,
+        encrypt: bool,
         bind: str,
         port: int,
         label: str,
@@ -60,6 +71,7 @@ class TcpServer:
         self._notification_queue = notification_queue
         self._sessions = sessions
         self._key = key
+        self._encrypt = encrypt
         #: Connections being served.
         self._connections: set[_Connection] = set()
         self._lock = threading.Lock()
@@ -104,7 +116,13 @@ class TcpServer:
 
     def _serve(self, sock: socket.socket) -> None:
         connection = _Connection(
-            sock, self._regions, self._notification_queue, self._sessions, self._key, self._native
+            sock,
+            self._regions,
+            self._notification_queue,
+            self._sessions,
+            self._key,
+            self._native,
+            encrypt=self._encrypt,
         )
         with self._lock:
             self._connections.add(connection)
@@ -127,14 +145,20 @@ class _Connection:
         sessions: TcpSessions,
         key: ClusterKey | None,
         native: NativeServer | None,
+        *,
+        encrypt: bool,
     ) -> None:
         self._native = native
         self._socket = sock
+        #: The socket, or what encrypts it once both sides have proven the cluster key.
+        self._stream: ByteStream = sock
         self._ahead = ReadAhead(sock)
         self._regions = regions
         self._notification_queue = notification_queue
         self._sessions = sessions
         self._key = key
+        #: Our part in agreeing on keys; None on a connection in the clear.
+        self._exchange = KeyExchange() if key is not None and encrypt else None
         #: The peer's hello, once greeted.
         self._greeted: TcpHello | None = None
         #: Keys of the regions that the current request accesses.
@@ -170,12 +194,18 @@ class _Connection:
         except TcpFrameError as error:
             self._send_failure(str(error))
             raise
+        except OSError as error:
+            if error.errno != errno.EBADMSG:
+                raise
+            self._send_failure(str(error.strerror))
+            raise TcpFrameError(error.strerror) from None
 
     def _send_failure(self, text: str) -> None:
         """Send the error and wait: closing at once with unread bytes would discard it."""
         until = time.monotonic() + _LINGER_S
         with contextlib.suppress(OSError):
-            self._socket.send(tcp_frames.encode_failure(text), socket.MSG_DONTWAIT)
+            self._socket.setblocking(False)
+            send_all(self._stream, [tcp_frames.encode_failure(text)])
             self._socket.shutdown(socket.SHUT_WR)
             while (left := until - time.monotonic()) > 0:
                 self._socket.settimeout(left)
@@ -191,6 +221,7 @@ class _Connection:
             self._regions.generation,
             self._why_refused(hello),
             nonce=b"" if self._key is None else make_nonce(),
+            share=b"" if self._exchange is None else self._exchange.share,
         )
         if self._key is None and not own.refused:
             own = msgspec.structs.replace(own, refused=self._enter(hello))
@@ -198,11 +229,23 @@ class _Connection:
         send_all(self._socket, [answer])
         if self._key is None or own.refused:
             return not own.refused
-        verdict = self._examine(
-            self._key, hello, received_hello, answer[tcp_frames.HELLO_HEADER_BYTES :]
-        )
+        maps = received_hello, answer[tcp_frames.HELLO_HEADER_BYTES :]
+        verdict = self._examine(self._key, hello, *maps)
         send_all(self._socket, [tcp_frames.encode_proof(verdict)])
+        if self._exchange is not None and not verdict.refused:
+            self._encrypt(self._exchange.agree(self._key, hello.share, *maps))
         return not verdict.refused
+
+    def _encrypt(self, keys: RecordKeys) -> None:
+        """Encrypt all that follows."""
+        if not self._ahead.empty:
+            raise TcpFrameError("bytes that belong to no frame, before the first request")
+        self._stream = encrypt_socket(
+            self._socket, keys.owner, keys.initiator, use_native=self._native is not None
+        )
+        self._ahead = ReadAhead(self._stream)
+        if not can_encrypt():
+            self._native = None
 
     def _why_refused(self, hello: TcpHello) -> str:
         """Return why the peer's hello is refused; empty if it isn't."""
@@ -210,6 +253,10 @@ class _Connection:
         if self._key is not None and not hello.nonce:
             _log.warning("%s: refused, it has no cluster key", self._who(hello))
             return key_mismatch_hint("there", "here")
+        if self._key is not None and bool(hello.share) != bool(self._exchange):
+            sides = ("here", "there") if hello.share else ("there", "here")
+            _log.warning("%s: refused, only one side encrypts", self._who(hello))
+            return encryption_mismatch_hint(*sides)
         if (hello.segment, hello.generation) != (regions.segment, regions.generation):
             return (
                 f"this is segment {regions.segment}, generation {regions.generation}, "
@@ -244,7 +291,7 @@ class _Connection:
     def _next_header(self) -> memoryview | None:
         """Return the next request's header; None when the peer has hung up before it."""
         if self._native is not None:
-            self._native.serve(self._socket, self._ahead)
+            self._native.serve(self._stream, self._ahead)
         while True:
             try:
                 # A peer may idle between requests without limit.
@@ -280,7 +327,7 @@ class _Connection:
         except AccessRefused as refused:
             answer = _refused(refused)
         send_all(
-            self._socket, [tcp_frames.encode_reply(tcp_frames.NOTIFY, request.number, [answer])]
+            self._stream, [tcp_frames.encode_reply(tcp_frames.NOTIFY, request.number, [answer])]
         )
 
     def _write(self, request: TcpRequest, views: list[memoryview | AccessRefused]) -> None:
@@ -299,7 +346,7 @@ class _Connection:
         if self._regions.backed:
             _move_backed(self._regions.backed.store, request, views)
         answers = [_refused(view) if isinstance(view, AccessRefused) else _FINE for view in views]
-        send_all(self._socket, [tcp_frames.encode_reply(tcp_frames.WRITE, request.number, answers)])
+        send_all(self._stream, [tcp_frames.encode_reply(tcp_frames.WRITE, request.number, answers)])
 
     def _read(self, request: TcpRequest, views: list[memoryview | AccessRefused]) -> None:
         """Send the slices' bytes from where they are."""
@@ -315,7 +362,7 @@ class _Connection:
         ]
         given = [view for view in views if not isinstance(view, AccessRefused)]
         head = tcp_frames.encode_reply(tcp_frames.READ, request.number, answers)
-        send_all(self._socket, [head, *given])
+        send_all(self._stream, [head, *given])
 
     def _sinks(self, n_bytes: int) -> list[memoryview]:
         """Return buffers for bytes that are dropped: the same piece again and again."""
