@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -54,7 +55,7 @@ async def looked(acquaintances: PeerEndpointCache, result: str, *, n_more: int =
 
 @asynccontextmanager
 async def looking(
-    store: MemoryStore, *, look_s: float = 0.01, **more: float
+    store: MemoryStore, *, look_s: float = 0.01, **more: Any
 ) -> AsyncIterator[tuple[TransferEngine, PeerEndpointCache]]:
     """A prefill worker's transfer engine, and who looks at all members for it from now on."""
     with TransferEngine.open(OWN, metadata=store, backends=("memory",)) as transfer:

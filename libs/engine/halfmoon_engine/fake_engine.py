@@ -11,7 +11,7 @@ draws the token of an engine of all layers, and one changed bit of what came cha
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from urllib.parse import parse_qsl, urlsplit
 
@@ -108,13 +108,22 @@ class FakeEngine:
         block_size: int = 16,
         stage_index: int = 0,
         n_stages: int = 1,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """Make an engine of a model, or of one stage of it.
+
+        Args:
+            model: its shape and speed.
+            block_size: tokens of a page.
+            stage_index: the stage.
+            n_stages: stages of the model.
+            sleep: lets the seconds of a layer pass in the forward thread.
 
         Raises:
             BadEngineStage: there is no such stage, or more stages than layers.
         """
         self.model = model or FakeModelSpec()
+        self._sleep = sleep
         shape = self.model
         self._stage = cut_layers(shape.layers, 8 * _ACTIVATION_WORDS, stage_index, n_stages)
         first, end = self._stage.first_layer, self._stage.first_layer + self._stage.n_layers
@@ -254,7 +263,7 @@ class FakeEngine:
             if after_layer is not None:
                 after_layer(layer)
             if layer_s > 0:
-                time.sleep(layer_s)
+                self._sleep(layer_s)
         if outgoing is not None:
             self._hand_on(pool, runs, prefixes, incoming, outgoing)
             return [None] * len(runs)

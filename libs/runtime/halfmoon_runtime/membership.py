@@ -78,12 +78,21 @@ class Membership:
         store: the metadata server.
         info: the worker's record, with a generation from `next_generation`.
         ttl_s: seconds of the lease; it is renewed after each third of them.
+        now: returns seconds that only grow.
     """
 
-    def __init__(self, store: MetadataStore, info: WorkerInfo, *, ttl_s: float = LEASE_S) -> None:
+    def __init__(
+        self,
+        store: MetadataStore,
+        info: WorkerInfo,
+        *,
+        ttl_s: float = LEASE_S,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._store = store
         self._info = info
         self._ttl_s = ttl_s
+        self._now = now
         self._key = MEMBERS + info.worker_id
         #: Held while the record is written, so that updates and renewals keep their order.
         self._writing = asyncio.Lock()
@@ -140,13 +149,13 @@ class Membership:
         async with self._writing:
             if not self._left:
                 await _to_thread_and_wait(self._write_now)
-                self._renewed_s = time.monotonic()
+                self._renewed_s = self._now()
 
     def metrics(self) -> MetricSnapshot:
         """Return the age of the lease as a metric."""
         if self._renewed_s is None:
             return {}
-        age_s = time.monotonic() - self._renewed_s
+        age_s = self._now() - self._renewed_s
         return {
             "halfmoon_membership_lease_age_seconds": (
                 f"Since this worker's record was renewed; after {self._ttl_s:.0f} s it is gone.",

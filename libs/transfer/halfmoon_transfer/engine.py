@@ -9,7 +9,6 @@ asyncio caller is woken once per transfer.
 """
 
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from os import PathLike
@@ -31,12 +30,12 @@ from halfmoon_transfer.interface import (
 )
 from halfmoon_transfer.metadata.descriptor import SegmentDescriptor, check_segment_name
 from halfmoon_transfer.metadata.segment_directory import SegmentDirectory
-from halfmoon_transfer.metadata.segment_lease import Lease
 from halfmoon_transfer.planning.topology import Topology
 from halfmoon_transfer.regions.file_region import FileRegion
 from halfmoon_transfer.regions.region_table import Memory
 from halfmoon_transfer.regions.shared_memory import SharedMemory
 from halfmoon_transfer.settings import TransferSettings
+from halfmoon_transfer.transfers.engine_threads import EngineThreads
 from halfmoon_transfer.transfers.fast_path import FastPath, FinishedTransfer
 from halfmoon_transfer.transfers.live_transfer import LiveTransfer
 from halfmoon_transfer.transfers.path_router import PathRouter
@@ -65,8 +64,10 @@ class TransferEngine:
         directory: SegmentDirectory,
         backends: Mapping[str, Backend],
         descriptor: SegmentDescriptor,
+        threads: EngineThreads,
     ) -> None:
         """Use `open`."""
+        self._now = threads.now
         self._context = context
         self._regions = context.regions
         self._settings = context.settings
@@ -75,10 +76,10 @@ class TransferEngine:
         self.descriptor = descriptor
         self._counters = TransferCounters()
         self._router = PathRouter(context, directory, backends, descriptor)
-        self._fast_path = FastPath(context, self._router, self._counters)
-        self._transfers = TransferManager(context, self._router, self._counters)
+        self._fast_path = FastPath(context, self._router, self._counters, threads.now)
+        self._transfers = TransferManager(context, self._router, self._counters, threads)
         self._closed = False
-        self._lease = Lease(
+        self._lease = threads.renew(
             f"halfmoon-transfer-{context.name}-lease", self._publish, context.settings.lease_s
         )
 
@@ -96,6 +97,7 @@ class TransferEngine:
         host_id: str | None = None,
         topology: Topology | None = None,
         settings: TransferSettings | None = None,
+        threads: EngineThreads | None = None,
     ) -> "TransferEngine":
         """Open a segment and publish its descriptor.
 
@@ -115,6 +117,7 @@ class TransferEngine:
             topology: which NICs are near which memory, for peers that are reached over
                 several; None: all are equally near.
             settings: sizes, bounds and timeouts.
+            threads: what runs jobs and tells the time; None: threads and the machine's clock.
 
         Raises:
             ValueError: a bad name, backend or address.
@@ -142,7 +145,7 @@ class TransferEngine:
             descriptor = make_descriptor(context, opened.values())
             directory.publish(descriptor, context.settings.lease_s)
             undo.pop_all()
-        return cls(context, directory, opened, descriptor)
+        return cls(context, directory, opened, descriptor, threads or EngineThreads())
 
     def __enter__(self) -> "TransferEngine":
         return self
@@ -345,11 +348,11 @@ class TransferEngine:
             TransferError: it failed.
         """
         if notify is None and not self._closed:
-            started = time.monotonic()
+            started = self._now()
             report = self._fast_path.move(op, pieces, deadline_s)
             if report is not None:
                 return report
-            deadline_s = round(deadline_s - (time.monotonic() - started), 3)
+            deadline_s = round(deadline_s - (self._now() - started), 3)
         return self._start(op, pieces, deadline_s, notify, threading.get_ident()).result()
 
     def _start(

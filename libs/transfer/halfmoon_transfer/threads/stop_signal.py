@@ -13,8 +13,9 @@ from contextlib import AbstractContextManager
 class StopSignal:
     """The signal of one transfer, shared by all threads that carry its batches."""
 
-    def __init__(self, deadline: float) -> None:
-        #: Deadline of the transfer, on the monotonic clock.
+    def __init__(self, deadline: float, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        #: Deadline of the transfer, on that clock.
         self.deadline = deadline
         self.stopped = False
         #: The current wait, for the text of a timeout: "waiting for segment x at y".
@@ -30,7 +31,7 @@ class StopSignal:
 
     def remaining_s(self) -> float:
         """Return the seconds until the deadline, at least 0."""
-        return max(0.0, self.deadline - time.monotonic())
+        return max(0.0, self.deadline - self._now())
 
     def set(self) -> None:
         """Stop, and wake all blocked threads. Kicks must be quick and must not raise."""

@@ -16,7 +16,6 @@ Processor time of a 4 KiB write without the fast path, as a multiple of the time
 These are medians of 9 rounds in turns on 2 busy cores; `python -m benchmarks.transfer.fast_path`.
 """
 
-import time
 from collections.abc import Callable, Generator, Sequence
 
 from halfmoon_protocol.regions import KEY_BYTES
@@ -35,17 +34,22 @@ class FastPath:
     """The fast paths of one engine."""
 
     def __init__(
-        self, context: EngineContext, router: PathRouter, counters: TransferCounters
+        self,
+        context: EngineContext,
+        router: PathRouter,
+        counters: TransferCounters,
+        now: Callable[[], float],
     ) -> None:
+        self._now = now
         self._context = context
         self._router = router
         self._counters = counters
         #: For copies, which can't be stopped: they are over at once.
-        self._no_stop = StopSignal.after(float("inf"))
+        self._no_stop = StopSignal(float("inf"), now)
 
     def copy(self, op: Op, pieces: Sequence[Piece], max_bytes: int) -> Report | None:
         """Move these pieces by a copy in memory; return None if that is not possible at once."""
-        started = time.monotonic()
+        started = self._now()
         route = self._route(op, pieces)
         return None if route is None else self._copy(started, op, pieces, max_bytes, route)
 
@@ -55,7 +59,7 @@ class FastPath:
         Raises:
             TimedOut: the connection did not answer until the deadline.
         """
-        started = time.monotonic()
+        started = self._now()
         route = self._route(op, pieces)
         if route is None:
             return None
@@ -114,7 +118,7 @@ class FastPath:
                 return self._report(started, op, n_bytes, route)
         finally:
             regions.leases.release_all(entries)
-        if time.monotonic() < started + deadline_s:
+        if self._now() < started + deadline_s:
             return None
         self._counters.on_failed(0)
         address = peer.endpoints[route.backend.name].address
@@ -126,7 +130,7 @@ class FastPath:
     def _report(self, started: float, op: Op, n_bytes: int, route: FastRoute) -> Report:
         self._counters.on_carried(route.backend.name, op, n_bytes)
         self._counters.on_done(op, n_bytes)
-        return Report(n_bytes, time.monotonic() - started, (route.backend.name,), 0)
+        return Report(n_bytes, self._now() - started, (route.backend.name,), 0)
 
 
 class FinishedTransfer(Transfer):

@@ -4,7 +4,6 @@ The caller's half is the contract of `Transfer`: wait, poll, cancel, from thread
 engine's half keeps the plan under a lock and passes the plan's commands on to be performed.
 """
 
-import time
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -38,10 +37,12 @@ class LiveTransfer(Transfer):
         deadline_s: float,
         perform: Perform,
         on_cancel: Callable[["LiveTransfer"], None],
+        now: Callable[[], float],
     ) -> None:
-        self._started = time.monotonic()
+        self._now = now
+        self._started = now()
         self.plan = plan
-        self.stop_signal = StopSignal(self._started + deadline_s)
+        self.stop_signal = StopSignal(self._started + deadline_s, now)
         self.deadline_s = deadline_s
         self._perform = perform
         self._on_cancel = on_cancel
@@ -141,7 +142,7 @@ class LiveTransfer(Transfer):
         self._future.set_result(
             Report(
                 n_bytes=plan.n_bytes,
-                seconds=time.monotonic() - self._started,
+                seconds=self._now() - self._started,
                 path=tuple(plan.paths_used),
                 retries=plan.n_retries,
             )

@@ -24,8 +24,7 @@ from halfmoon_transfer.planning.transfer_plan import (
     ResolvePeer,
     TransferPlan,
 )
-from halfmoon_transfer.threads.deadline_watcher import DeadlineWatcher
-from halfmoon_transfer.threads.fair_thread_pool import FairThreadPool
+from halfmoon_transfer.transfers.engine_threads import EngineThreads, Watcher
 from halfmoon_transfer.transfers.live_transfer import LiveTransfer
 from halfmoon_transfer.transfers.path_router import PathRouter
 from halfmoon_transfer.transfers.request_checks import check_request
@@ -36,7 +35,11 @@ class TransferManager:
     """The live transfers of one engine. All methods are safe from any thread."""
 
     def __init__(
-        self, context: EngineContext, router: PathRouter, counters: TransferCounters
+        self,
+        context: EngineContext,
+        router: PathRouter,
+        counters: TransferCounters,
+        threads: EngineThreads,
     ) -> None:
         """Start the threads.
 
@@ -44,6 +47,7 @@ class TransferManager:
             context: its name, regions and settings.
             router: carries batches.
             counters: counts the transfers that end.
+            threads: makes them, and tells the time.
         """
         settings = context.settings
         self._context = context
@@ -54,13 +58,14 @@ class TransferManager:
         )
         self._numbers = itertools.count()
         self._lock = threading.Lock()
-        #: Submitted and not done.
-        self._live: set[LiveTransfer] = set()
+        self._now = threads.now
+        #: Submitted and not done, in that order.
+        self._live: dict[LiveTransfer, None] = {}
         self._all_done = threading.Condition(self._lock)
         self._is_closing = False
         label = f"halfmoon-transfer-{context.name}"
-        self._pool = FairThreadPool(label, threads=settings.threads, lanes=settings.lanes)
-        self._deadlines: DeadlineWatcher[LiveTransfer] = DeadlineWatcher(
+        self._pool = threads.open_pool(label, threads=settings.threads, lanes=settings.lanes)
+        self._deadlines: Watcher[LiveTransfer] = threads.watch_deadlines(
             f"{label}-deadlines", _on_overdue
         )
 
@@ -91,7 +96,11 @@ class TransferManager:
             next(self._numbers), op, pieces, self._limits, notification, checksums=checksums
         )
         transfer = LiveTransfer(
-            plan, deadline_s=deadline_s, perform=self._perform, on_cancel=_on_cancel
+            plan,
+            deadline_s=deadline_s,
+            perform=self._perform,
+            on_cancel=_on_cancel,
+            now=self._now,
         )
         error = self._admit(transfer) or check_request(op, pieces, self._context)
         if error is not None:
@@ -106,7 +115,7 @@ class TransferManager:
     def _admit(self, transfer: LiveTransfer) -> TransferError | None:
         with self._lock:
             n_live = len(self._live)
-            self._live.add(transfer)
+            self._live[transfer] = None
             if self._is_closing:
                 return Cancelled(f"the transfer engine of segment {self._context.name} is closed")
         if n_live >= self._context.settings.max_live:
@@ -165,7 +174,7 @@ class TransferManager:
         else:
             self._counters.on_failed(plan.n_retries)
         with self._lock:
-            self._live.discard(transfer)
+            self._live.pop(transfer, None)
             if not self._live:
                 self._all_done.notify_all()
         transfer.finish(error)

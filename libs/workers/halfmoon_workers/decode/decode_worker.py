@@ -10,7 +10,7 @@ are written until then.
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import assert_never
@@ -88,6 +88,8 @@ class DecodeWorker:
     spans: DecodeSpans = field(default_factory=DecodeSpans)
     #: Ends the process when a forward pass hangs.
     watch: ForwardWatchdog = field(default_factory=ForwardWatchdog)
+    #: Makes the thread of the forward passes.
+    open_forward: Callable[[], ForwardThread] = ForwardThread
     #: Puts blocks of answers into kvstores; None: no answer is kept.
     putter: BlockPutter | None = None
     #: Used if the settings allow prefill here; None: they do not.
@@ -150,7 +152,7 @@ class DecodeWorker:
             EngineLost: the engine can't compute any more, in a group of exceptions.
         """
         with ExitStack() as stack:
-            forward = stack.enter_context(ForwardThread())
+            forward = stack.enter_context(self.open_forward())
             if self.local_prefills is not None:
                 stack.callback(self.local_prefills.close)
             async with asyncio.TaskGroup() as tasks:

@@ -42,6 +42,7 @@ class ForwardLoop:
         watch: ForwardWatchdog,
         clock: Clock,
         post: Callable[[PrefillEvent], None],
+        open_thread: Callable[[], ForwardThread] = ForwardThread,
     ) -> None:
         """Create a loop that runs nothing yet.
 
@@ -52,6 +53,7 @@ class ForwardLoop:
             watch: is told of each.
             clock: of the machine's times.
             post: hands the machine an event.
+            open_thread: makes the thread that computes.
         """
         self._machine = machine
         self._jobs = jobs
@@ -59,6 +61,7 @@ class ForwardLoop:
         self._watch = watch
         self._clock = clock
         self._post = post
+        self._open_thread = open_thread
         #: First tokens that are delayed: what their grammars allow is not known yet.
         self._pending: dict[RequestId, PendingToken] = {}
         self._work = asyncio.Event()
@@ -73,7 +76,7 @@ class ForwardLoop:
         Raises:
             EngineLost: no pass can be computed any more.
         """
-        with ForwardThread() as thread:
+        with self._open_thread() as thread:
             while True:
                 if not await self.run_next(thread):
                     self._work.clear()

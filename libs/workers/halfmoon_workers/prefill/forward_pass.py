@@ -13,7 +13,7 @@ have all layers:
     page p of the pool │ layers of stage 0 │ layers of stage 1 │ …
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -67,6 +67,8 @@ class PrefillForward:
     clock: Clock
     #: Computes one stage's layers over the same pool; None: the worker is in no group.
     stage_engine: Engine | None = None
+    #: Waits in the forward thread for a layer that is being read; raises its error.
+    wait_for: Callable[[Transfer], object] = Transfer.result
 
     @property
     def takes_whole_prompts(self) -> bool:
@@ -104,7 +106,7 @@ class PrefillForward:
                 if job.loads and job.failure is None:
                     try:
                         # A further stage reads the layers of its own alone.
-                        job.loads[layer if job.order else layers[layer]].result()
+                        self.wait_for(job.loads[layer if job.order else layers[layer]])
                     except Exception as error:  # whatever it is, it is this job's alone
                         job.failure = error
             waited += self.clock.now() - since

@@ -7,7 +7,7 @@ containers come with new names all the time, those that left must be forgotten a
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import structlog
 
@@ -43,6 +43,7 @@ class PeerEndpointCache:
         look_s: seconds between two looks, more where there are many members.
         forget_after_s: seconds after which a peer that is no member any more is forgotten, with
             the connections to it. Only looks that the server answered count.
+        now: returns seconds that only grow.
     """
 
     def __init__(
@@ -53,12 +54,14 @@ class PeerEndpointCache:
         *,
         look_s: float = REFRESH_S,
         forget_after_s: float = FORGET_AFTER_S,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
         self._transfer = transfer
         self._own = own
         self._look_s = look_s
         self._forget_after_s = forget_after_s
+        self._now = now
         self._seen_s: dict[WorkerId, float] = {}
         self._n_looks = {"done": 0, "failed": 0}
 
@@ -92,7 +95,7 @@ class PeerEndpointCache:
 
     def _meet_and_forget(self, others: list[WorkerInfo]) -> bool:
         """Look up these members; return whether all are known. Blocks on store and connections."""
-        now_s = time.monotonic()
+        now_s = self._now()
         self._seen_s.update((info.worker_id, now_s) for info in others)
         gone = [w for w, at_s in self._seen_s.items() if now_s - at_s > self._forget_after_s]
         for worker_id in gone:

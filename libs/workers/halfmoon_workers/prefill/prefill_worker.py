@@ -9,7 +9,8 @@ request's pages are free only once no forward pass and no transfer touches them.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import assert_never
@@ -44,6 +45,7 @@ from halfmoon_runtime.kvstore_clients import KvstoreClients
 from halfmoon_runtime.observability.metrics import MetricSnapshot
 from halfmoon_runtime.observability.tracing import Tracer
 from halfmoon_runtime.worker.conductor_connections import ConductorConnections
+from halfmoon_runtime.worker.forward_thread import ForwardThread
 from halfmoon_runtime.worker.forward_watchdog import ForwardWatchdog
 from halfmoon_runtime.worker.housekeeping import HousekeepingPace
 from halfmoon_runtime.worker.message_loop import drop_unexpected, serve_messages
@@ -105,6 +107,10 @@ class PrefillWorker:
     tracer: Tracer | None = None
     #: Of the forward passes.
     watch: ForwardWatchdog = field(default_factory=ForwardWatchdog)
+    #: Makes the thread of the forward passes.
+    open_forward: Callable[[], ForwardThread] = ForwardThread
+    #: Computes checksums, in the order of the calls; None: a thread of its own.
+    checksum_thread: Executor | None = None
     machine: PrefillMachine = field(init=False)
     replicas: ReplicaSelector = field(init=False)
     caching: PrefixCacheClient = field(init=False)
@@ -135,6 +141,7 @@ class PrefillWorker:
             engine.layout,
             self.clock,
             patience_s=settings.kvstore_read_s,
+            checksum_thread=self.checksum_thread,
         )
         self.conductors = ConductorConnections(self.port, lambda lost: self.shell.cancel(lost))
         groups = None
@@ -162,7 +169,13 @@ class PrefillWorker:
             groups=groups,
         )
         self.forward_loop = ForwardLoop(
-            self.machine, self.jobs, self.forward, self.watch, self.clock, self.shell.post
+            self.machine,
+            self.jobs,
+            self.forward,
+            self.watch,
+            self.clock,
+            self.shell.post,
+            self.open_forward,
         )
 
     @property

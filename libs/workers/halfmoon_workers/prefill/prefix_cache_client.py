@@ -5,7 +5,7 @@ fetched is never trusted before `verify`.
 """
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 
 import structlog
 
@@ -44,6 +44,7 @@ class PrefixCacheClient:
         clock: Clock,
         *,
         patience_s: float,
+        checksum_thread: Executor | None = None,
     ) -> None:
         self._replicas = replicas
         self._transfer = transfer
@@ -52,7 +53,9 @@ class PrefixCacheClient:
         self._clock = clock
         self._patience_s = patience_s
         self._putter = BlockPutter(replicas, transfer, memory, layout)
-        self._checksum_thread = ThreadPoolExecutor(1, thread_name_prefix="checksums")
+        self._checksum_thread = checksum_thread or ThreadPoolExecutor(
+            1, thread_name_prefix="checksums"
+        )
 
     def close(self) -> None:
         """End the thread; no block is verified any more."""
