@@ -1,0 +1,86 @@
+"""Keep a kvstore's blocks in a disk that may be slow, full, torn or failing.
+
+It is what `SegmentFolder` is to a kvstore, but for the file format: that has tests of its own,
+and files would make a run slow.
+"""
+
+import random
+from collections.abc import Iterator
+
+import xxhash
+
+from halfmoon_protocol.kv_layout import KvLayout
+from halfmoon_scheduling.tiers.disk_map import BlockRecord, DiskBlock
+from halfmoon_scheduling.tiers.tier_commands import Erase, Promote, TierOutcome, WriteBack
+
+
+class VirtualDisk:
+    """The disk of one kvstore node; it outlives the node's process."""
+
+    def __init__(self, dice: random.Random, n_slots: int) -> None:
+        """Start empty."""
+        self._dice = dice
+        self.n_slots = n_slots
+        self.path = "a simulated disk"
+        self.direct = True
+        #: Share of operations that fail, and whether writes find no room.
+        self.failure_rate = 0.0
+        self.is_full = False
+        #: Share of writes that a kill tears.
+        self.torn_rate = 0.0
+        self._layout: KvLayout | None = None
+        self._slots: dict[int, tuple[BlockRecord, bytes]] = {}
+        #: The slot written last, until another operation.
+        self._newest: int | None = None
+
+    def on_started(self) -> None:
+        """Begin another start of the node."""
+
+    def on_killed(self) -> None:
+        """Lose the bytes of the latest write, perhaps: its header is there."""
+        if self._newest in self._slots and self._dice.random() < self.torn_rate:
+            record, stored = self._slots[self._newest]
+            self._slots[self._newest] = record, stored[: len(stored) // 2].ljust(len(stored))
+
+    def layout(self) -> KvLayout | None:
+        """See `SegmentFolder.layout`."""
+        return self._layout
+
+    def open(self, layout: KvLayout) -> None:
+        """See `SegmentFolder.open`."""
+        if self._layout not in (None, layout):
+            self._slots.clear()
+        self._layout = layout
+
+    def blocks(self) -> Iterator[DiskBlock]:
+        """See `SegmentFolder.blocks`."""
+        for slot, (record, _) in list(self._slots.items()):
+            yield DiskBlock(record, slot)
+
+    def perform(self, command: WriteBack | Promote | Erase, view: memoryview) -> TierOutcome:
+        """See `SegmentFolder.perform`."""
+        slot = command.disk_slot
+        if self._dice.random() < self.failure_rate:
+            return "failed"
+        match command:
+            case WriteBack(record=record):
+                if xxhash.xxh3_64_intdigest(view) != record.checksum:
+                    return "corrupt"
+                if self.is_full:
+                    return "failed"
+                self._slots.pop(slot, None)
+                self._slots[slot] = record, bytes(view)
+                self._newest = slot
+            case Promote(record=record):
+                if slot not in self._slots:
+                    return "failed"
+                stored = self._slots[slot][1]
+                view[:] = stored
+                if xxhash.xxh3_64_intdigest(stored) != record.checksum:
+                    return "corrupt"
+            case Erase():
+                self._slots.pop(slot, None)
+        return "ok"
+
+    def close(self) -> None:
+        """See `SegmentFolder.close`."""

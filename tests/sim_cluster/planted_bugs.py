@@ -1,0 +1,240 @@
+"""Bugs to plant into the services, one for each invariant: each swaps one function.
+
+They show that the simulation finds what it looks for. `seed` of each is
+the first one that found it.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from halfmoon_conductor.generation import core_gateway
+from halfmoon_conductor.generation.core_gateway import CoreGateway
+from halfmoon_conductor.workers import worker_links
+from halfmoon_conductor.workers.worker_links import WorkerLinks
+from halfmoon_protocol.blocks import block_hashes
+from halfmoon_scheduling.cache.block_cache import BlockCache
+from halfmoon_scheduling.conductor.decode_handover import DecodeHandover
+from halfmoon_scheduling.decode.page_allocator import PageAllocator
+from halfmoon_scheduling.directory.kv_event_follower import KvEventFollower
+from halfmoon_scheduling.tiers.tiered_cache import TieredCache
+from halfmoon_workers.prefill.prefix_cache_client import PrefixCacheClient
+
+
+@dataclass(frozen=True)
+class PlantedBug:
+    """One bug: what it replaces, and what finds it."""
+
+    name: str
+    #: Invariants of which one breaks.
+    breaks: tuple[str, ...]
+    owner: Any
+    attribute: str
+    #: Makes the wrong one from the right one.
+    make: Callable[[Any], Any]
+    #: The first seed that finds it.
+    seed: int = -1
+
+    @contextmanager
+    def planted(self) -> Iterator[None]:
+        """Have the bug for the length of a block."""
+        right = getattr(self.owner, self.attribute)
+        setattr(self.owner, self.attribute, self.make(right))
+        try:
+            yield
+        finally:
+            setattr(self.owner, self.attribute, right)
+
+
+def _nothing(right: object) -> Callable[..., None]:
+    return lambda *args, **more: None
+
+
+def _async_nothing(right: object) -> Callable[..., Any]:
+    async def nothing(*args: object) -> None:
+        pass
+
+    return nothing
+
+
+def _forgetful_request(right: Callable[..., Any]) -> Callable[..., Any]:
+    """Begin each try from the client's prompt: tokens that were delivered come again."""
+
+    def request_of(stream: Any, layout: Any) -> Any:
+        tokens, stream.tokens = stream.tokens, []
+        try:
+            return right(stream, layout)
+        finally:
+            stream.tokens = tokens
+
+    return request_of
+
+
+def _silent_loss(right: object) -> Callable[..., None]:
+    """Note that a worker is lost, and do not tell the core."""
+
+    def lose(self: WorkerLinks, member: Any, reason: str) -> None:
+        member.link, member.joined = None, False
+
+    return lose
+
+
+def _gap_is_fine(right: Callable[..., bool]) -> Callable[..., bool]:
+    """Apply events without a look at their numbers."""
+
+    def on_events(self: KvEventFollower, worker: Any, batch: Any, now: float) -> bool:
+        stream = self._streams.get(worker)
+        if stream is not None and not stream.awaits_snapshot:
+            stream.applied = max(stream.applied, batch.sequence - 1)
+        return right(self, worker, batch, now)
+
+    return on_events
+
+
+def _decide_late(right: Callable[..., Any]) -> Callable[..., Any]:
+    """Refuse long prompts when their prefill is done."""
+
+    def on_prefill_done(self: DecodeHandover, state: Any, done: Any, now: float) -> Any:
+        if len(state.request.token_ids) > 100:
+            verdict = self._table.late_admission.verdict(state, now)
+            return self._refuse(state, verdict, now)
+        return right(self, state, done, now)
+
+    return on_prefill_done
+
+
+def _leaky(right: Callable[..., None]) -> Callable[..., None]:
+    """Forget the last page of long prompts."""
+
+    def release(self: PageAllocator, pages: Any) -> None:
+        pages = list(pages)
+        right(self, pages[:-1] if len(pages) > 8 else pages)
+
+    return release
+
+
+def _not_applied(right: object) -> Callable[..., list[Any]]:
+    """Answer a commit, and store nothing."""
+    return lambda *args: []
+
+
+def _without_salt(right: object) -> Callable[..., Any]:
+    def hashes(token_ids: Any, *, model: str, salt: str, block_size: int) -> Any:
+        return block_hashes(token_ids, model=model, salt="", block_size=block_size)
+
+    return hashes
+
+
+def _never_cancelled(right: object) -> Callable[..., Any]:
+    """Renew leases of requests that are over."""
+
+    async def renew(self: PrefixCacheClient, job: Any) -> None:
+        while True:
+            try:
+                await asyncio.sleep(1.0)
+            except asyncio.CancelledError:
+                continue
+
+    return renew
+
+
+BUGS = (
+    PlantedBug(
+        "fetched blocks are not verified",
+        ("no wrong token",),
+        PrefixCacheClient,
+        "verify",
+        _async_nothing,
+        seed=15,
+    ),
+    PlantedBug(
+        "a try begins without the delivered tokens",
+        ("each token once", "no wrong token"),
+        core_gateway,
+        "_request_of",
+        _forgetful_request,
+        seed=56,
+    ),
+    PlantedBug(
+        "the core is not told of a lost worker",
+        ("a success soon after the last fault", "ends within its bound"),
+        WorkerLinks,
+        "_lose",
+        _silent_loss,
+        seed=12,
+    ),
+    PlantedBug(
+        "a rejected request gets no answer",
+        ("ends within its bound",),
+        CoreGateway,
+        "reject",
+        _nothing,
+        seed=12,
+    ),
+    PlantedBug(
+        "the last page of a long prompt is not given back",
+        ("all is given back",),
+        PageAllocator,
+        "release",
+        _leaky,
+        seed=2,
+    ),
+    PlantedBug(
+        "a commit is answered and not applied",
+        ("acknowledged puts live",),
+        TieredCache,
+        "commit",
+        _not_applied,
+        seed=1,
+    ),
+    PlantedBug(
+        "leases of dead readers do not expire",
+        ("all is given back",),
+        BlockCache,
+        "expire",
+        _nothing,
+        seed=12,
+    ),
+    PlantedBug(
+        "gaps in KV events are not noticed",
+        ("the index equals the stores",),
+        KvEventFollower,
+        "on_events",
+        _gap_is_fine,
+        seed=8,
+    ),
+    PlantedBug(
+        "long prompts are refused after their prefill",
+        ("a refused request used no prefill",),
+        DecodeHandover,
+        "on_prefill_done",
+        _decide_late,
+        seed=1,
+    ),
+    PlantedBug(
+        "block hashes are without the salt",
+        ("no hit across salts",),
+        core_gateway,
+        "block_hashes",
+        _without_salt,
+        seed=0,
+    ),
+    PlantedBug(
+        "a lost worker is dialled again after half a minute",
+        ("a success soon after the last fault", "ends within its bound"),
+        worker_links,
+        "_REDIAL_S",
+        lambda right: 30.0,
+        seed=12,
+    ),
+    PlantedBug(
+        "renewals go on after their request",
+        ("no task is left",),
+        PrefixCacheClient,
+        "renew_until_cancelled",
+        _never_cancelled,
+        seed=2,
+    ),
+)

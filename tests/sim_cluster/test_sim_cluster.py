@@ -1,0 +1,98 @@
+"""The simulation of a cluster: what it holds, that it repeats itself, and what it finds."""
+
+import gc
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from halfmoon_testing.sim_cluster.__main__ import main
+from halfmoon_testing.sim_cluster.sim_run import run_seed
+from tests.sim_cluster.planted_bugs import BUGS, PlantedBug
+
+#: Seeds of the short search.
+N_SEEDS = int(os.environ.get("HALFMOON_SIM_SEEDS", "50"))
+#: Seeds in which a planted bug must be found, if its own seed does not any more.
+FEW_SEEDS = 200
+
+
+@pytest.fixture(autouse=True)
+def _quick_collection() -> Iterator[None]:
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+def test_the_promises_hold_in_some_seeds() -> None:
+    faults: Counter[str] = Counter()
+    ends: Counter[str] = Counter()
+    for seed in range(N_SEEDS):
+        result = run_seed(seed)
+        assert result.violation is None, f"seed {seed}: {result.violation}"
+        faults += result.faults
+        ends += result.ends
+    assert len(faults) > 10 and ends["ok"] > N_SEEDS
+
+
+def test_a_seed_repeats_itself_to_the_byte_in_another_process() -> None:
+    log = "\n".join(run_seed(17, with_log=True).log)
+    again = subprocess.run(
+        [sys.executable, "-m", "halfmoon_testing.sim_cluster", "--seed", "17", "--log"],
+        env={**os.environ, "PYTHONHASHSEED": "7"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert again.stdout.startswith(log + "\n")
+    assert log.count("\n") > 100
+
+
+def test_a_run_uses_no_thread_no_socket_and_no_clock_of_the_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run_seed(3)  # imports are over
+
+    def refuse(*args: object, **more: object) -> None:
+        raise AssertionError("the machine's threads, sockets and clock are out of bounds")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr(socket, "socket", refuse)
+    monkeypatch.setattr(time, "sleep", refuse)
+    for seed in (3, 15):
+        result = run_seed(seed)
+        assert result.violation is None, result.violation
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=[bug.name for bug in BUGS])
+def test_a_planted_bug_is_found(bug: PlantedBug) -> None:
+    assert run_seed(bug.seed).violation is None
+    with bug.planted():
+        for seed in (bug.seed, *range(FEW_SEEDS)):
+            violation = run_seed(seed).violation
+            if violation is not None and violation.invariant in bug.breaks:
+                return
+    raise AssertionError(f"not found in {FEW_SEEDS} seeds: {bug.name}")
+
+
+def test_the_command_shows_a_violation_and_how_to_repeat_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    bug = next(bug for bug in BUGS if "salt" in bug.name)
+    with bug.planted():
+        assert main(["--seeds", f"{bug.seed}:{bug.seed + 1}"]) == 1
+    shown = capsys.readouterr().out
+    assert f"seed {bug.seed}: no hit across salts" in shown
+    assert f"halfmoon sim-cluster --seed {bug.seed} --log" in shown
+    assert "violated" in shown
+
+
+def test_seeds_are_first_and_end(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--seeds", "5"])
+    assert "'5' is not FIRST:END" in capsys.readouterr().err
