@@ -9,6 +9,7 @@ from halfmoon_cli.roles.role_commands import app as roles_app
 from halfmoon_cli.route.route_command import route
 from halfmoon_cli.simulate.paper_command import paper
 from halfmoon_cli.simulate.profile_command import profile
+from halfmoon_cli.simulate.sim_cluster_command import sim_cluster
 from halfmoon_cli.simulate.simulate_command import simulate
 from halfmoon_cli.status.status_command import status
 from halfmoon_cli.transfer.p2p_commands import app as p2p_app
@@ -33,6 +34,7 @@ app.command("bench")(bench_command)
 app.command()(simulate)
 app.command()(paper)
 app.command()(profile)
+app.command("sim-cluster")(sim_cluster)
 
 
 @app.callback()
