@@ -342,6 +342,15 @@ def host_world(request: pytest.FixtureRequest) -> Iterator[World]:
         yield _world_of(request.param, stack)
 
 
+@pytest.fixture(params=["memory", "tcp", *PURE_TCP, "shm,tcp"])
+def checked_world(request: pytest.FixtureRequest) -> Iterator[World]:
+    """Backends whose owner checks each access, the last one beside one that maps memory."""
+    with ExitStack() as stack:
+        world = _world_of(request.param, stack)
+        yield world
+        world.check()
+
+
 @pytest.fixture(params=BACKENDS)
 def registered(request: pytest.FixtureRequest) -> str:
     """Each backend of the registry, tested here or not."""

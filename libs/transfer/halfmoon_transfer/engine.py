@@ -9,7 +9,7 @@ asyncio caller is woken once per transfer.
 """
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from os import PathLike
 from typing import TYPE_CHECKING
@@ -22,6 +22,7 @@ from halfmoon_transfer.engine_setup import make_context, make_descriptor, open_b
 from halfmoon_transfer.interface import (
     Notification,
     Op,
+    Overloaded,
     Piece,
     Rejected,
     Report,
@@ -31,6 +32,7 @@ from halfmoon_transfer.interface import (
 from halfmoon_transfer.metadata.descriptor import SegmentDescriptor, check_segment_name
 from halfmoon_transfer.metadata.segment_directory import SegmentDirectory
 from halfmoon_transfer.planning.topology import Topology
+from halfmoon_transfer.regions.access import AccessRefused, AccessStatus
 from halfmoon_transfer.regions.file_region import FileRegion
 from halfmoon_transfer.regions.region_table import Memory
 from halfmoon_transfer.regions.shared_memory import SharedMemory
@@ -272,7 +274,7 @@ class TransferEngine:
         return self._regions.register_backed(file, location)
 
     def unregister(self, region: Region) -> None:
-        """Remove a region. Peers' accesses are refused from now on.
+        """Remove a region and its grants. Peers' accesses are refused from now on.
 
         Returns when accesses over wires have ended. A peer that has mapped the memory is told, and
         may still finish the batch that it is copying.
@@ -283,6 +285,57 @@ class TransferEngine:
         entry = self._regions.remove(region.key)
         if entry is None:
             raise Rejected(f"not a region of segment {self.name} (any more)")
+        for grant in self._regions.index.remove_grants_of(entry):
+            self._router.revoke_region(grant)
+        self._router.revoke_region(entry)
+
+    # Grants.
+
+    def grant(
+        self, region: Region, ranges: Iterable[tuple[int, int]], op: Op, ttl_s: float
+    ) -> Region:
+        """Make a key that allows less than the region's: some ranges, one direction, for a time.
+
+        A peer uses the result in place of the region, with the same offsets. Memory mapped by
+        other processes, RDMA and views have no check of each access, so a grant has no use there:
+        its bytes go over another path, TCP for instance. Only memory of the host can be granted.
+
+        An access that began before the end of `ttl_s` may finish after it. Call `revoke` before
+        the memory is used for something else, and in any case at the end: it frees the grant.
+
+        Args:
+            region: one of ours.
+            ranges: offset and length of each.
+            op: what a peer may do with them, "read" or "write".
+            ttl_s: seconds until the key is refused.
+
+        Raises:
+            ValueError: no range, or one that is empty or not within the region.
+            Rejected: the region is not registered here, or is not in memory of the host.
+            Overloaded: there are too many grants.
+        """
+        self._require_open()
+        try:
+            return self._regions.grant(region, ranges, op, ttl_s)
+        except AccessRefused as refused:
+            if refused.status is AccessStatus.NO_ROOM:
+                raise Overloaded(
+                    f"segment {self.name} has {refused.detail} grants, the limit; revoke some"
+                ) from None
+            raise Rejected(
+                f"can't grant of a region of segment {self.name}: {refused}; it must be "
+                "registered here, and be memory of the host"
+            ) from None
+
+    def revoke(self, granted: Region) -> None:
+        """Take a grant back; return when no peer accesses the bytes by it any more.
+
+        Raises:
+            Rejected: it is not a grant of ours (any more).
+        """
+        entry = self._regions.index.remove_grant(granted.key)
+        if entry is None:
+            raise Rejected(f"not a grant of segment {self.name} (any more)")
         self._router.revoke_region(entry)
 
     # Transfers.

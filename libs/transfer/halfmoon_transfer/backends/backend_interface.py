@@ -207,6 +207,9 @@ def refusal_outcome(batch: Batch, each: Slice, status: AccessStatus, detail: int
             return SliceOutcome(OutcomeKind.REJECTED, reason)
         case AccessStatus.READ_ONLY:
             return SliceOutcome(OutcomeKind.REJECTED, f"{where} of {region}, which is read-only")
+        case AccessStatus.NOT_GRANTED:
+            reason = f"{where} of {region}: the key grants other ranges, or the other direction"
+            return SliceOutcome(OutcomeKind.REJECTED, reason)
         case AccessStatus.OTHER_GENERATION:
             reason = (
                 f"{where}: segment {batch.peer.segment} is of generation {detail} now, "

@@ -24,6 +24,8 @@ class AccessStatus(IntEnum):
     FILE_SHRUNK = 9
     #: The region is device memory whose copy failed. Detail: the driver's error number.
     DEVICE_FAILED = 10
+    #: The key is a grant's, which allows other ranges, or the other direction.
+    NOT_GRANTED = 11
 
 
 class AccessRefused(Exception):

@@ -1,14 +1,17 @@
 """Keep the entries of one segment by their keys."""
 
 import threading
+import time
 from collections.abc import Callable, Iterable
 from functools import cached_property
 
+import msgspec
 import numpy as np
 
 from halfmoon_protocol.regions import Region
-from halfmoon_transfer.regions.access import AccessRefused, AccessStatus
+from halfmoon_transfer.regions.access import AccessRefused, AccessStatus, access_refusal
 from halfmoon_transfer.regions.region_backing import RegionBacking
+from halfmoon_transfer.regions.region_grant import RegionGrant
 
 
 class RegionEntry:
@@ -23,6 +26,7 @@ class RegionEntry:
         fd: int | None = None,
         backing: RegionBacking | None = None,
         private: bool = False,
+        grant: RegionGrant | None = None,
     ) -> None:
         self.region = region
         self.n_bytes = region.length
@@ -37,8 +41,19 @@ class RegionEntry:
         self.backing = backing
         #: Used by our own transfers only; peers are never told of it.
         self.private = private
+        #: What the key allows of `view`, which is another entry's; None for the region's own key.
+        self.grant = grant
         #: Accesses that are going on.
         self.n_leases = 0
+
+    def refusal(self, offset: int, length: int, *, write: bool) -> AccessRefused | None:
+        """Return why an access is refused, or None if it is allowed."""
+        refused = access_refusal(
+            offset, length, write=write, n_bytes=self.n_bytes, writable=self.writable
+        )
+        if refused is not None or self.grant is None:
+            return refused
+        return self.grant.refusal(offset, length, write=write, now=time.monotonic())
 
     @cached_property
     def address(self) -> int:
@@ -57,9 +72,11 @@ class RegionIndex:
         self._entries: dict[bytes, RegionEntry] = {}
         #: How many of the entries are private.
         self._n_private = 0
+        #: The entries that are grants, by key, each with the key of its region.
+        self._grants: dict[bytes, bytes] = {}
 
     def __len__(self) -> int:
-        return len(self._entries) - self._n_private
+        return len(self._entries) - self._n_private - len(self._grants)
 
     def add(self, entry: RegionEntry) -> None:
         """Make a region known under its key."""
@@ -68,15 +85,50 @@ class RegionIndex:
             self._n_private += entry.private
 
     def remove(self, key: bytes) -> RegionEntry | None:
-        """Take the key away; later accesses are refused. Accesses that are going on continue."""
+        """Take a region's key away; later accesses are refused.
+
+        Accesses that are going on continue. Grants stay, see `remove_grants_of`.
+        """
         with self.lock:
-            return self._entries.pop(key, None)
+            return None if key in self._grants else self._entries.pop(key, None)
+
+    def remove_grant(self, key: bytes) -> RegionEntry | None:
+        """Take a grant's key away, like `remove`; leave the keys of regions alone."""
+        with self.lock:
+            if self._grants.pop(key, None) is None:
+                return None
+            return self._entries.pop(key)
+
+    def remove_grants_of(self, entry: RegionEntry) -> list[RegionEntry]:
+        """Take away the keys of a removed region's grants."""
+        with self.lock:
+            keys = [key for key, of in self._grants.items() if of == entry.region.key]
+            for key in keys:
+                del self._grants[key]
+            return [self._entries.pop(key) for key in keys]
+
+    def add_grant(self, region: Region, key: bytes, grant: RegionGrant, limit: int) -> Region:
+        """Make a grant's key known, and return the region as its holder names it.
+
+        Raises:
+            AccessRefused: the region is not registered here (any more), a grant, or not in memory;
+                or there are `limit` grants already.
+        """
+        with self.lock:
+            parent = self.find_in_memory(region.generation, region.key)
+            if len(self._grants) >= limit:
+                raise AccessRefused(AccessStatus.NO_ROOM, limit)
+            granted = msgspec.structs.replace(region, key=key)
+            self._entries[key] = RegionEntry(granted, parent.view, parent.location, grant=grant)
+            self._grants[key] = region.key
+            return granted
 
     def clear(self) -> list[RegionEntry]:
         """Take all keys away."""
         with self.lock:
             entries = list(self._entries.values())
             self._entries.clear()
+            self._grants.clear()
             self._n_private = 0
         return entries
 
@@ -94,13 +146,15 @@ class RegionIndex:
         return entry
 
     def find_in_memory(self, generation: int, key: bytes) -> RegionEntry:
-        """Return a region whose bytes are in this process's memory; the caller holds `lock`.
+        """Return a region all of whose bytes are in this process's memory, for any use.
+
+        The caller holds `lock`.
 
         Raises:
-            AccessRefused: unknown key, another generation, or a file or device memory.
+            AccessRefused: unknown key, another generation, a grant, or a file or device memory.
         """
         entry = self.find(generation, key)
-        if entry.backing is not None:
+        if entry.backing is not None or entry.grant is not None:
             raise AccessRefused(AccessStatus.NOT_SHAREABLE)
         return entry
 
@@ -108,11 +162,13 @@ class RegionIndex:
         """Return one of our regions as the local side of a transfer; the caller holds `lock`.
 
         Raises:
-            AccessRefused: it is not registered here (any more), or a file.
+            AccessRefused: it is not registered here (any more), a grant, or a file.
         """
         if region.segment != self.segment:
             raise AccessRefused(AccessStatus.UNKNOWN_KEY)
         entry = self.find(region.generation, region.key)
+        if entry.grant is not None:
+            raise AccessRefused(AccessStatus.UNKNOWN_KEY)
         if entry.backing is not None and not entry.backing.stageable:
             raise AccessRefused(AccessStatus.NOT_SHAREABLE)
         return entry
@@ -123,18 +179,23 @@ class RegionIndex:
             return [
                 entry
                 for entry in self._entries.values()
-                if entry.backing is None and not entry.private
+                if entry.backing is None and not entry.private and entry.grant is None
             ]
 
     def visit(self, keys: Iterable[bytes], visitor: Callable[[bytes, memoryview], None]) -> None:
-        """Pass key and bytes of each named region in memory to a visitor.
+        """Pass key and bytes of each named region in memory to a visitor; no grants.
 
         No region is removed meanwhile, so the visitor must be quick.
         """
         with self.lock:
             for key in keys:
                 entry = self._entries.get(key)
-                if entry is not None and entry.backing is None and not entry.private:
+                if (
+                    entry is not None
+                    and entry.backing is None
+                    and not entry.private
+                    and entry.grant is None
+                ):
                     visitor(key, entry.view)
 
     def location(self, key: bytes) -> str:
@@ -150,3 +211,5 @@ class RegionIndex:
                 length = len(entry.view) if entry.backing is None else entry.backing.length
                 assert entry.region.key == key and entry.n_bytes == length
                 assert entry.n_leases >= 0
+            granted = {key for key, entry in self._entries.items() if entry.grant is not None}
+            assert granted == self._grants.keys()

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 
 from halfmoon_protocol.regions import Region
 from halfmoon_transfer.interface import Piece
-from halfmoon_transfer.regions.access import AccessRefused, AccessStatus, access_refusal
+from halfmoon_transfer.regions.access import AccessRefused, AccessStatus
 from halfmoon_transfer.regions.region_backing import RegionBacking
 from halfmoon_transfer.regions.region_index import RegionEntry, RegionIndex
 
@@ -35,11 +35,12 @@ class RegionLeases:
         """Begin an access, which `release` ends; a file or device memory has no bytes here.
 
         Raises:
-            AccessRefused: unknown key, another generation, out of bounds, or not writable.
+            AccessRefused: unknown key, another generation, out of bounds, or not writable;
+                or a grant that does not allow it.
         """
         with self._lock:
             entry = self._index.find(generation, key)
-            refused = _refusal(entry, offset, length, write=write)
+            refused = entry.refusal(offset, length, write=write)
             if refused is not None:
                 raise refused
             entry.n_leases += 1
@@ -156,7 +157,7 @@ class RegionLeases:
                 if entry.backing is not None:
                     raise AccessRefused(AccessStatus.NOT_SHAREABLE)
                 start, length = piece.local_offset, piece.length
-                refused = _refusal(entry, start, length, write=write)
+                refused = entry.refusal(start, length, write=write)
                 if refused is not None:
                     raise refused
                 entries.append(entry)
@@ -188,19 +189,11 @@ class RegionLeases:
             return self._idle.wait_for(lambda: entry.n_leases == 0, timeout_s)
 
 
-def _refusal(entry: RegionEntry, offset: int, length: int, *, write: bool) -> AccessRefused | None:
-    return access_refusal(
-        offset, length, write=write, n_bytes=entry.n_bytes, writable=entry.writable
-    )
-
-
 def _bytes_of(
     found: RegionEntry | AccessRefused, offset: int, length: int, *, write: bool
 ) -> memoryview | AccessRefused:
     """Return these bytes of a region, or why not; a file or device memory has no bytes here."""
     if isinstance(found, AccessRefused):
         return found
-    refused = access_refusal(
-        offset, length, write=write, n_bytes=found.n_bytes, writable=found.writable
-    )
+    refused = found.refusal(offset, length, write=write)
     return found.view[offset : offset + length] if refused is None else refused

@@ -12,18 +12,24 @@ here. Accesses to it go through buffers, see `backed_regions`.
 import os
 import secrets
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol
 
 import msgspec
 
 from halfmoon_protocol.regions import KEY_BYTES, Region
+from halfmoon_transfer.interface import Op
 from halfmoon_transfer.regions.access import AccessRefused, AccessStatus
 from halfmoon_transfer.regions.backed_regions import BackedRegions
 from halfmoon_transfer.regions.region_backing import RegionBacking
+from halfmoon_transfer.regions.region_grant import RegionGrant
 from halfmoon_transfer.regions.region_index import RegionEntry, RegionIndex
 from halfmoon_transfer.regions.region_leases import RegionLeases
 from halfmoon_transfer.regions.shared_memory import SharedMemory, allocate_shared
+
+#: Grants of one segment, at most; one of each lease and landing.
+MAX_GRANTS = 65_536
 
 
 class SlicedBytes(Protocol):
@@ -140,6 +146,19 @@ class RegionTable:
                 self.discard(entry)
             raise
         return entry.region
+
+    def grant(
+        self, region: Region, ranges: Iterable[tuple[int, int]], op: Op, ttl_s: float
+    ) -> Region:
+        """Make a new key for some ranges of a region, which `remove` takes away.
+
+        Raises:
+            ValueError: no range, or one that is empty or not within the region.
+            AccessRefused: the region is not ours (any more), or not in memory; or there are
+                `MAX_GRANTS` grants.
+        """
+        allowed = RegionGrant(ranges, op, region.length, time.monotonic() + ttl_s)
+        return self.index.add_grant(region, secrets.token_bytes(KEY_BYTES), allowed, MAX_GRANTS)
 
     def add_watcher(self, watcher: Callable[[], None]) -> None:
         """Call this whenever a region was added; if it raises, the region is removed again."""

@@ -223,6 +223,9 @@ class RdmaMemoryTable:
         # Checked each time: a removed region must not be granted again.
         entry, _ = self._regions.leases.acquire(generation, key, 0, 0, write=False)
         try:
+            if entry.grant is not None:
+                # A NIC's key covers whole regions: the bytes go by a path that checks each access.
+                raise AccessRefused(AccessStatus.NOT_SHAREABLE)
             known = table.get(key)
             if known is None:
                 known = table[key] = self._register(entry, remote=remote)
