@@ -83,9 +83,14 @@ class RequestAdmission:
         return commands + self._try_place(state, now, may_reserve=may_reserve)
 
     def _is_one_too_many(self, state: RequestState) -> bool:
-        """Return whether more requests wait for a first token than may; a retry always may."""
+        """Return whether more requests wait for a first token than may.
+
+        A retry always may, and a tenant with less than its share.
+        """
         limit = self._config.max_queued_requests
-        return limit is not None and not state.is_retry and self._table.n_without_token > limit
+        if limit is None or state.is_retry or self._table.n_without_token <= limit:
+            return False
+        return not self._table.is_within_share(state, limit)
 
     def _refuse_one_too_many(self, state: RequestState) -> list[AnyCommand]:
         n, limit = self._table.n_without_token - 1, self._config.max_queued_requests
@@ -316,7 +321,9 @@ class RequestAdmission:
         if state.rank in waiting:
             return []
         # Retries are not turned away: they are no more than the workers held.
-        if len(waiting) >= self._config.max_waiting and not state.is_retry:
+        most = self._config.max_waiting
+        is_full = len(waiting) >= most and not self._table.is_within_share(state, most)
+        if is_full and not state.is_retry:
             reason = f"{len(waiting)} requests wait for decode pages, which is the limit"
             return self._endings.refuse_overloaded(state, "queue_full", reason)
         waiting.add(state.rank)
@@ -345,6 +352,7 @@ class RequestAdmission:
     ) -> list[AnyCommand]:
         """Enter a placement into the books, and ask the decode worker for pages."""
         self._table.leave_queues(state)
+        self._table.on_placed(state)
         request = state.request
         state.placed_s, state.first_token_s = now, now + placement.ttft_s
         state.n_placements += 1

@@ -15,6 +15,7 @@ from halfmoon_scheduling.admission.slos import Slos
 from halfmoon_scheduling.cluster.cluster_state import Cluster
 from halfmoon_scheduling.config import SchedulingConfig
 from halfmoon_scheduling.events import Request
+from halfmoon_scheduling.fair_queueing import BURST_TOKENS, FairRoom, FairShares
 from halfmoon_scheduling.requests.deadlines import Deadlines
 from halfmoon_scheduling.requests.orphaned_landings import OrphanedLandings
 from halfmoon_scheduling.requests.request_state import (
@@ -41,6 +42,10 @@ class RequestTable:
         #: In the order of arrival.
         self._requests: dict[RequestId, RequestState] = {}
         self._n_arrived = 0
+        #: Of the queues for pages and admission, in tokens of prompts and answers.
+        self._fair_shares = FairShares(BURST_TOKENS)
+        #: All requests that are not over.
+        self._fair_room = FairRoom()
         #: Of all requests; what a deadline leads to depends on the phase.
         self.deadlines = Deadlines()
         #: Exactly those in phase WAITING.
@@ -84,14 +89,25 @@ class RequestTable:
         counts = Counter(state.phase for state in self._requests.values())
         return {phase.value: counts[phase] for phase in Phase} | {"stopping": len(self.orphaned)}
 
+    def is_within_share(self, state: RequestState, limit: int) -> bool:
+        """Return whether the tenant of a request has no more than an equal share of so many."""
+        return self._fair_room.is_within_share(state.request.tenant, limit)
+
     # -- changes -----------------------------------------------------------------------------
 
     def add(self, request: Request, now: float) -> RequestState:
         """Add a request that has arrived."""
         self._n_arrived += 1
-        state = RequestState(request, self._n_arrived, arrived_s=now)
+        work = len(request.token_ids) + request.stopping.max_new_tokens
+        fair = self._fair_shares.tag(request.tenant, work)
+        state = RequestState(request, self._n_arrived, arrived_s=now, fair=fair)
         self._requests[request.request_id] = state
+        self._fair_room.enter(request.tenant)
         return state
+
+    def on_placed(self, state: RequestState) -> None:
+        """Note that a request leaves the queues for its workers."""
+        self._fair_shares.on_served(state.fair)
 
     def leave_queues(self, state: RequestState) -> None:
         """Remove a request from the queue that it waits in, if it waits."""
@@ -122,14 +138,17 @@ class RequestTable:
     def discard(self, state: RequestState) -> None:
         """Remove a request that holds nothing."""
         self.leave_queues(state)
-        self.deadlines.set(state, float("inf"))
-        del self._requests[state.request_id]
+        self._forget(state)
 
     def remove(self, state: RequestState, now: float, *, keep_landing: bool = False) -> None:
         """Remove a request and release what it holds; `keep_landing` as in `release`."""
         self.leave_queues(state)
         self.release(state, now, keep_landing=keep_landing)
+        self._forget(state)
+
+    def _forget(self, state: RequestState) -> None:
         self.deadlines.set(state, float("inf"))
+        self._fair_room.leave(state.request.tenant)
         del self._requests[state.request_id]
 
     # -- audit -------------------------------------------------------------------------------

@@ -239,6 +239,7 @@ class PrefillMachine:
                 arrived_s=now,
                 deadline_s=None if start.deadline_s is None else now + start.deadline_s,
                 is_share=not share.is_whole,
+                tenant=start.tenant,
             )
         except QueueFull as error:
             return [EndRequest(start.request_id, PrefillFailure(str(error), retryable=True))]
@@ -565,8 +566,11 @@ class PrefillMachine:
             n_pages = self._pages_for(request) if has_pages else 0
             assert len(request.pages) == n_pages or (may_have and not request.pages)
             request.flow.check()
+            if request.phase is PrefillPhase.RELEASING:
+                continue  # it may have left a chunk of a pass that ended after it was stopped
             in_pass = request.request_id in self._in_pass and not request.share.is_whole
-            assert in_pass == ((request.flow.computing or request.flow.sending) is not None)
+            has_chunk = request.flow.computing is not None or request.flow.sending is not None
+            assert in_pass == has_chunk
         assert self._n_shares() <= self._rules.max_shares
         if self.pages is not None:
             self.pages.check()

@@ -10,10 +10,11 @@ pass to itself for each chunk, and no further than its activations and slots all
 its chunks, prompts of the same priority that end within one pass go before it: they would wait for
 all of a long prompt, and cost it one pass.
 
-The largest priority goes first, then what the queue's order says (`queue_order`). A request that is
-partly computed pauses between two passes for one that goes before it. No request starves: once
-later requests of larger priority have overtaken it by more than so many tokens, it goes before all
-others. Among equal priorities the order itself starves none.
+The largest priority goes first, then what the queue's order says (`queue_order`), then tenants in
+turn, by the tokens that they have had computed (`fair_queueing`). A request that is partly computed
+pauses between two passes for one that goes before it. No request starves: once later requests of
+larger priority have overtaken it by more than so many tokens, it goes before all others. Among
+equal priorities the order itself starves none.
 """
 
 from bisect import bisect_left, insort
@@ -21,19 +22,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from halfmoon_protocol.ids import RequestId
+from halfmoon_scheduling.fair_queueing import BURST_TOKENS, FairRoom, FairShares, FairTag
 from halfmoon_scheduling.prefill.long_chunks import LongChunks
 from halfmoon_scheduling.prefill.queue_order import QUEUE_ORDERS, QueueOrder
 
 #: Passes' worth of tokens that a request lets later ones of larger priority compute before it.
 OVERTAKEN_PASSES = 32
-#: Negated priority, when the start is due, and a count of arrivals.
-_Rank = tuple[float, float, int]
+#: Negated priority, when the start is due, the fair finish, and a count of arrivals.
+_Rank = tuple[float, float, float, int]
 #: Rank before every priority: of requests that were overtaken for long enough.
 _LONG_OVERTAKEN = float("-inf")
 
 
 class QueueFull(Exception):
-    """As many requests are queued as may be; the text names the limit."""
+    """As many requests are queued as may be, and their tenant has its share; names the limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,10 @@ class _Entry:
     ready: bool
     arrived_s: float
     deadline_s: float | None
-    #: Its place: priority, negated; when its start is due; a count of arrivals.
+    tenant: str
+    #: Its tenant's share of the queue, in tokens.
+    fair: FairTag
+    #: Its place.
     rank: _Rank
     #: Whether its chunks may exceed `chunk_tokens`.
     may_be_long: bool = True
@@ -87,7 +92,7 @@ class PrefillQueue:
 
         Args:
             chunk_tokens: tokens at the most of a batch that several requests share.
-            max_requests: requests held at the most.
+            max_requests: requests held at the most, but for tenants with less than their share.
             long_chunks: bounds the chunk of a request alone in its batch, and predicts its
                 seconds; None: `chunk_tokens`, and none are predicted.
             order: of requests of equal priority.
@@ -108,6 +113,7 @@ class PrefillQueue:
         #: In the order of their turns: ranks of exactly `_entries`, sorted.
         self._order: list[tuple[_Rank, RequestId]] = []
         self._max_overtaken_tokens = OVERTAKEN_PASSES * chunk_tokens
+        self._fair_shares, self._fair_room = FairShares(BURST_TOKENS), FairRoom()
         self._n_pushed = 0
         self._queued_tokens = 0
         #: Whether the latest chunk that was computed was one of a share.
@@ -140,6 +146,7 @@ class PrefillQueue:
         arrived_s: float = 0.0,
         deadline_s: float | None = None,
         is_share: bool = False,
+        tenant: str = "",
     ) -> None:
         """Queue a request at its place among those of its priority.
 
@@ -153,19 +160,25 @@ class PrefillQueue:
             arrived_s: now, on a clock that never goes back.
             deadline_s: when its first token is due, on the same clock; None: at no time.
             is_share: whether its passes have nothing else, and compute what `allow` allows.
+            tenant: its tenant, of which none gets more than its share while others wait.
 
         Raises:
-            QueueFull: `max_requests` are here.
+            QueueFull: `max_requests` are here, and its tenant has its share of them.
             ValueError: it is here already, or `n_cached` leaves nothing to compute.
         """
         if request_id in self._entries:
             raise ValueError(f"request {request_id!r} is queued already")
         _require_something_to_compute(request_id, n_tokens, n_cached)
-        if len(self._entries) >= self.max_requests:
+        self._fair_room.enter(tenant)
+        is_full = len(self._entries) >= self.max_requests
+        if is_full and not self._fair_room.is_within_share(tenant, self.max_requests):
+            self._fair_room.leave(tenant)
             raise QueueFull(f"{self.max_requests} requests are queued, which is the limit")
         self._n_pushed += 1
-        rank = (float(-priority), 0.0, self._n_pushed)
-        entry = _Entry(n_tokens, n_cached, ready, arrived_s, deadline_s, rank, may_be_long)
+        fair = self._fair_shares.tag(tenant, n_tokens - n_cached)
+        rank = (float(-priority), 0.0, fair.finish, self._n_pushed)
+        entry = _Entry(n_tokens, n_cached, ready, arrived_s, deadline_s, tenant, fair, rank)
+        entry.may_be_long = may_be_long
         entry.allowed = 0 if is_share else None
         self._entries[request_id] = entry
         self._enter(request_id, entry, float(-priority))
@@ -208,6 +221,7 @@ class PrefillQueue:
         if (entry := self._entries.pop(request_id, None)) is None:
             return False
         self._leave(request_id, entry)
+        self._fair_room.leave(entry.tenant)
         self._queued_tokens -= entry.n_tokens - entry.position
         return True
 
@@ -281,12 +295,12 @@ class PrefillQueue:
                 continue
             entry.position += chunk.n_tokens
             entry.started = True
+            self._fair_shares.on_served(entry.fair)
             self._share_was_last = entry.allowed is not None
             self._queued_tokens -= chunk.n_tokens
             self._count_overtaken(entry, chunk.n_tokens)
             if entry.position == entry.n_tokens:
-                del self._entries[chunk.request_id]
-                self._leave(chunk.request_id, entry)
+                self.remove(chunk.request_id)
 
     def _count_overtaken(self, winner: _Entry, n_tokens: int) -> None:
         """Count tokens of `winner` for all that came earlier and have a smaller priority."""
@@ -308,7 +322,7 @@ class PrefillQueue:
             if self._long_chunks is not None:
                 rest_s = self._long_chunks.predict_s(entry.position, entry.n_tokens)
             due_s = self._in_order_of.start_due_s(entry.arrived_s, entry.deadline_s, rest_s)
-        entry.rank = (first, due_s, entry.rank[2])
+        entry.rank = (first, due_s, entry.fair.finish, entry.rank[3])
         insort(self._order, (entry.rank, request_id))
 
     def _leave(self, request_id: RequestId, entry: _Entry) -> None:
@@ -317,7 +331,7 @@ class PrefillQueue:
 
     def check(self) -> None:
         """Audit: bounds and sums."""
-        assert len(self._entries) <= self.max_requests
+        assert len(self._entries) <= 2 * self.max_requests
         for request_id, entry in self._entries.items():
             assert 0 <= entry.position < entry.n_tokens, f"{request_id} has nothing to compute"
             assert entry.ready or not entry.started, f"{request_id} ran before it was ready"

@@ -19,10 +19,11 @@ from enum import Enum
 from halfmoon_protocol.ids import RequestId, WorkerId
 from halfmoon_protocol.messages import KvstoreAddress, PrefillDone
 from halfmoon_scheduling.events import Request
+from halfmoon_scheduling.fair_queueing import FairTag
 from halfmoon_scheduling.placement.estimates import Placement
 
-#: The position of a request among those that wait: negative priority, arrival, id.
-RequestRank = tuple[int, int, RequestId]
+#: The position of a request among those that wait: negative priority, fair finish, arrival, id.
+RequestRank = tuple[int, float, int, RequestId]
 
 
 class Phase(Enum):
@@ -58,6 +59,8 @@ class RequestState:
     #: Counts arrivals; the order of everything that is done for several requests.
     sequence: int
     arrived_s: float
+    #: Its tenant's share of the queues, in tokens.
+    fair: FairTag = field(default_factory=FairTag)
     #: Set by `Deadlines` alone; infinite while decoding.
     deadline_s: float = float("inf")
     phase: Phase = Phase.WAITING
@@ -97,8 +100,8 @@ class RequestState:
 
     @property
     def rank(self) -> RequestRank:
-        """The position among requests that wait: by priority, then by arrival."""
-        return -self.request.priority, self.sequence, self.request_id
+        """The position among requests that wait: by priority, tenants in turn, and arrival."""
+        return -self.request.priority, self.fair.finish, self.sequence, self.request_id
 
     @property
     def prefill(self) -> WorkerId | None:

@@ -32,6 +32,7 @@ from halfmoon_conductor.http_server.token_bucket import TokenBucket
 from halfmoon_conductor.observability.metrics.http_metrics import HttpMetrics, RejectionReason
 from halfmoon_conductor.tenants import Tenant, Tenants
 from halfmoon_protocol.salts import salt_of
+from halfmoon_scheduling.fair_queueing import FairRoom
 
 #: Paths that need a key, with all below them.
 _GUARDED = ("/v1", "/tokenize", "/detokenize")
@@ -109,27 +110,38 @@ class Principal:
 
 
 class ConcurrencyLimit:
-    """Limit the guarded requests that are answered at once, of all principals together."""
+    """Limit the guarded requests that are answered at once, of all principals together.
+
+    A principal with less than its share is let in even when others have taken all.
+    """
 
     def __init__(self, limit: int) -> None:
         self.n_running = 0
         self._limit = limit
+        self._room = FairRoom()
 
-    def acquire(self) -> None:
+    def acquire(self, principal: str) -> None:
         """Take a slot for a request; `release` it once the request is answered.
 
+        Args:
+            principal: name of the tenant; empty without tenants.
+
         Raises:
-            ServerOverloaded: the limit is reached.
+            ServerOverloaded: the limit is reached, and the principal has its share.
         """
-        if self.n_running >= self._limit:
+        self._room.enter(principal)
+        is_full = self.n_running >= self._limit
+        if is_full and not self._room.is_within_share(principal, self._limit):
+            self._room.leave(principal)
             raise ServerOverloaded(
                 f"{self.n_running} requests are being answered, the most that are taken at once.",
                 _RETRY_WHEN_FULL_S,
             )
         self.n_running += 1
 
-    def release(self) -> None:
-        """Give back a slot."""
+    def release(self, principal: str) -> None:
+        """Give back a slot of this principal."""
+        self._room.leave(principal)
         self.n_running -= 1
 
 
@@ -194,7 +206,7 @@ class AuthMiddleware:
                 work = self._app(scope, replay_body(scope, body, receive), send)
                 await unless_client_gone(receive, cast(_Work, work), connection)
             finally:
-                self._concurrency.release()
+                self._concurrency.release(principal.name)
                 principal.release()
         finally:
             body.release()
@@ -203,7 +215,7 @@ class AuthMiddleware:
         """Take the principal's slot and one of all principals'."""
         principal.acquire()
         try:
-            self._concurrency.acquire()
+            self._concurrency.acquire(principal.name)
         except ApiError:
             principal.release()
             raise

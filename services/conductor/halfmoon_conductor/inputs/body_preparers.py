@@ -12,6 +12,7 @@ import structlog
 
 from halfmoon_conductor.errors import RequestTooCostly, ServiceUnavailable
 from halfmoon_conductor.inputs.body_preparation import BodyPreparation
+from halfmoon_conductor.inputs.fair_gate import FairGate
 from halfmoon_conductor.inputs.preparation_messages import (
     PreparationJob,
     PreparationOutcome,
@@ -49,8 +50,12 @@ class PreparationBudget(msgspec.Struct, frozen=True, kw_only=True):
 class BodyPreparer(Protocol):
     """Prepare large bodies."""
 
-    async def prepare(self, job: PreparationJob) -> PreparedBody | PreparedAnswer:
+    async def prepare(self, job: PreparationJob, tenant: str = "") -> PreparedBody | PreparedAnswer:
         """Prepare a body. Cancelling ends the work.
+
+        Args:
+            job: the body.
+            tenant: whose it is; tenants take turns.
 
         Raises:
             InvalidRequest: the body is not valid.
@@ -66,7 +71,7 @@ class ThreadPreparer:
     def __init__(self, preparation: BodyPreparation) -> None:
         self._preparation = preparation
 
-    async def prepare(self, job: PreparationJob) -> PreparedBody | PreparedAnswer:
+    async def prepare(self, job: PreparationJob, tenant: str = "") -> PreparedBody | PreparedAnswer:
         """Prepare a body; see `BodyPreparer.prepare`."""
         return _checked(await asyncio.to_thread(self._preparation.outcome, job))
 
@@ -85,20 +90,20 @@ class ProcessPreparer:
     ) -> None:
         self._pool = ChildPool(sandbox)
         self._budget = budget or PreparationBudget()
-        self._places = asyncio.Semaphore(n_helpers)
-        self._large_places = asyncio.Semaphore(n_helpers - 1)
+        self._places = FairGate(n_helpers, credit=_MIB)
+        self._large_places = FairGate(n_helpers - 1, credit=_MIB)
 
     @property
     def pids(self) -> list[int]:
         """Process ids of idle children."""
         return [child.pid for child, _ in self._pool.idle]
 
-    async def prepare(self, job: PreparationJob) -> PreparedBody | PreparedAnswer:
+    async def prepare(self, job: PreparationJob, tenant: str = "") -> PreparedBody | PreparedAnswer:
         """Prepare a body; see `BodyPreparer.prepare`."""
         if len(job.content) <= _LARGE_BYTES:
-            return await self._in_turn(job)
-        async with self._large_places:
-            return await self._in_turn(job)
+            return await self._in_turn(job, tenant)
+        async with self._large_places.place(tenant, len(job.content)):
+            return await self._in_turn(job, tenant)
 
     def start(self) -> None:
         """Start the process that children are forked from, so that no request waits for it."""
@@ -108,8 +113,8 @@ class ProcessPreparer:
         """End all children."""
         self._pool.close()
 
-    async def _in_turn(self, job: PreparationJob) -> PreparedBody | PreparedAnswer:
-        async with self._places:
+    async def _in_turn(self, job: PreparationJob, tenant: str) -> PreparedBody | PreparedAnswer:
+        async with self._places.place(tenant, len(job.content) + 1):
             try:
                 content = await self._pool.call(
                     encode_job(job),

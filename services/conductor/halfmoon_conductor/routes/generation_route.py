@@ -19,6 +19,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, TypeAdapter
 
 from halfmoon_conductor.engine_io.gateway_interface import ModelCard
+from halfmoon_conductor.http_server.auth_middleware import principal_of
 from halfmoon_conductor.http_server.body_receiver import received_body_of
 from halfmoon_conductor.http_server.request_context import RequestContext, request_context_of
 from halfmoon_conductor.inputs import body_parsing, preparation_messages
@@ -83,7 +84,7 @@ class _EndpointCaller:
             except InlineLimitExceeded:
                 pass
         job = PreparationJob(self._model_name, received.content, self._model_card())
-        prepared = await self._preparer.prepare(job)
+        prepared = await self._preparer.prepare(job, principal_of(scope).name)
         received.release()
         if isinstance(prepared, PreparedAnswer):
             return Response(prepared.content, media_type="application/json")
