@@ -22,6 +22,8 @@ TTFT_SLO_S, TBT_SLO_S = 2.0, 0.025
 PASS_TOKENS = 8192
 #: dynamo.replay 1.4.2 on this trace at 1×, mean and P99 of TTFT.
 PUBLISHED = {"4P+4D": "582 / 2422 ms", "8 aggregated": "283 / 1711 ms"}
+#: A part of a prompt beside a decode batch, seconds.
+PART_S = 0.1
 #: A difference in goodput of so much, or of such a part of a time, counts as equal.
 EQUAL_GOODPUT, EQUAL_TIME = 0.005, 0.02
 #: More tokens than any prompt has.
@@ -43,7 +45,7 @@ def _taking_prompts(n_prefill: int) -> ClusterSpec:
         n_kvstore=N_WORKERS,
         max_chunk_tokens=PASS_TOKENS,
         local_prefill_tokens=_ANY_LENGTH,
-        local_prefill_step_s=0.2,
+        local_prefill_step_s=PART_S,
         local_prefill_tbt_s=TBT_SLO_S,
     )
 
@@ -160,7 +162,7 @@ def hybrid(bench: ExperimentRunner) -> PaperReport:
             f"8 aggregated: passes of up to {PASS_TOKENS:,} tokens, prefix caching, Dynamo's"
             " router; the others: a kvstore on each host, passes as long",
             "prompts anywhere: decode workers prefill prompts of any length in parts of up to"
-            f" 0.2 s, spaced so that tokens come every {TBT_SLO_S * 1e3:g} ms on average",
+            f" {PART_S:g} s, spaced so that tokens come every {TBT_SLO_S * 1e3:g} ms on average",
             "hybrid: the same, from 4P+4D, and workers change roles by load; an imbalance lasts"
             " 20 s, a worker is away for 30 s",
             "tail: P99 over requests of the mean of their longest tenth of intervals",
