@@ -27,8 +27,10 @@ def capacity(bench: ExperimentRunner) -> PaperReport:
         rows.append(
             (source, *(f"{rate:.4f}" for rate in rates), f"{most:.4f}", f"{published_most:.2f}")
         )
-        share = rates[1] / most if most else 0.0
-        shares.append((source, f"{share:.0%}", f"{published_share:.0%}", f"{rates[-1] / most:.0%}"))
+        reached = [rate / most if most else 1.0 for rate in rates]  # the maximum may be nothing
+        shares.append(
+            (source, f"{reached[1]:.0%}", f"{published_share:.0%}", f"{reached[-1]:.0%}")
+        )
         checks.append(
             PaperCheck(
                 f"{source}: 50 M tokens reach at least 95 % of the maximum",
