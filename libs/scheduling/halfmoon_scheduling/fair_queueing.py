@@ -23,7 +23,7 @@ _MAX_IDLE_TENANTS = 1024
 
 @dataclass(frozen=True, slots=True)
 class FairTag:
-    """Where a request's work lies in virtual time."""
+    """Place a request's work in virtual time."""
 
     start: float = 0.0
     #: Its place in the queue.
@@ -67,7 +67,7 @@ class FairShares:
 class FairRoom:
     """Count the requests of each tenant where so many may be at once.
 
-    A flood fills a room. A tenant with less than an equal share of it is let in all the same, so a
+    A flood fills a room. A tenant with less than an equal share of it is let in all the same. So a
     room holds no more than twice its limit.
     """
 
