@@ -28,9 +28,7 @@ def capacity(bench: ExperimentRunner) -> PaperReport:
             (source, *(f"{rate:.4f}" for rate in rates), f"{most:.4f}", f"{published_most:.2f}")
         )
         reached = [rate / most if most else 1.0 for rate in rates]  # the maximum may be nothing
-        shares.append(
-            (source, f"{reached[1]:.0%}", f"{published_share:.0%}", f"{reached[-1]:.0%}")
-        )
+        shares.append((source, f"{reached[1]:.0%}", f"{published_share:.0%}", f"{reached[-1]:.0%}"))
         checks.append(
             PaperCheck(
                 f"{source}: 50 M tokens reach at least 95 % of the maximum",
