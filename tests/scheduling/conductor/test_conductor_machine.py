@@ -647,6 +647,19 @@ def test_when_the_only_decode_worker_is_silent_another_try_is_made() -> None:
     assert again == Resubmit(R1, "no answer from decode-0")
 
 
+def test_when_all_but_an_avoided_decode_worker_are_silent_another_try_is_made() -> None:
+    core = Core("prefill-0", "decode-0", "decode-1", reserve_timeout_s=5.0)
+    start_prefill(core)
+    failed = PrefillFailed(request_id=R1, reason="no", retryable=True, culprit=D0)
+    core.hear("prefill-0", failed)
+    assert sent(core.arrive("cmpl-1~2", attempt=2)) == [(D1, ReserveDecode)]
+    # It would wait for ever, with all others behind it: only decode-1 could let it go on.
+    cancel, again = core.handle(Tick(), 5.0)
+    assert cancel == Send(D1, Cancel(request_id=RequestId("cmpl-1~2")))
+    assert again == Resubmit(RequestId("cmpl-1~2"), "no answer from decode-1")
+    assert sent(core.arrive("cmpl-2")) == [(D0, ReserveDecode)]
+
+
 # -- failures -----------------------------------------------------------------------------------
 
 
