@@ -223,14 +223,17 @@ class RequestAdmission:
         if verdict.misses:
             return self._on_not_admitted(state, placement, verdict, now)
         if placement.decode is None:
-            takers = self._placer.takers(request, state.unresponsive, apart_from=apart_from)
-            if state.unresponsive and not takers:
-                # It avoids all others: no report of free pages would ever let it go on.
-                reason = f"no answer from {', '.join(sorted(state.unresponsive))}"
-                return self._endings.retry(state, reason, now)
-            asked_all = not state.refused_by
+            asked_all, takers = not state.refused_by, None
+            if state.unresponsive:
+                takers = self._placer.takers(request, state.unresponsive, apart_from=apart_from)
+                if not takers:
+                    # It avoids all others: no report of free pages would ever let it go on.
+                    reason = f"no answer from {', '.join(sorted(state.unresponsive))}"
+                    return self._endings.retry(state, reason, now)
             commands = self._wait(state)
             if asked_all and self._table.waiting.first == state.rank:
+                if takers is None:
+                    takers = self._placer.takers(request, frozenset(), apart_from=apart_from)
                 self._table.waiting.set_shortage(PageShortage(state.rank, job.n_pages, takers))
             return commands
         if not may_reserve:
