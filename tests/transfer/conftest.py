@@ -114,7 +114,7 @@ class World:
     ) -> None:
         self.kind = kind
         self.native = native
-        self._key = key
+        self.key = key
         self._bind = bind
         self._near = DeviceEngine if on_device in ("both", "here") else TransferEngine
         self._far = DeviceEngine if on_device in ("both", "there") else far
@@ -155,7 +155,7 @@ class World:
             staging_bytes=400_000,
             staging_part_bytes=150_000,
             native=self.native[len(self._engines) % 2],
-            cluster_key=self._key,
+            cluster_key=self.key,
         )
         arguments: dict[str, Any] = {
             "metadata": self.metadata,
@@ -171,7 +171,7 @@ class World:
 
     def start(self, name: str, generation: int, n_bytes: int) -> SegmentProcess:
         settings = TransferSettings(
-            rdma_devices=DEVICES[1], native=self.native[1], cluster_key=self._key
+            rdma_devices=DEVICES[1], native=self.native[1], cluster_key=self.key
         )
         registered = self._far is OwnMemoryEngine
         process = SegmentProcess(

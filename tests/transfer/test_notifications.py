@@ -86,7 +86,9 @@ def test_many_notifications_arrive_once_each(world: World) -> None:
 
 
 def test_a_full_queue_refuses_and_says_so(world: World) -> None:
-    here, there, piece = pair(world, settings=TransferSettings(max_notifications=2))
+    here, there, piece = pair(
+        world, settings=TransferSettings(max_notifications=2, cluster_key=world.key)
+    )
     for message in (b"1", b"2"):
         here.submit("write", [piece], PATIENCE_S, notify=message).result(PATIENCE_S)
     with pytest.raises(Rejected, match="there has 2 unread notifications, the limit"):

@@ -108,7 +108,7 @@ class FakeEngine:
         block_size: int = 16,
         stage_index: int = 0,
         n_stages: int = 1,
-        sleep: Callable[[float], None] = time.sleep,
+        sleep: Callable[[float], None] | None = None,
     ) -> None:
         """Make an engine of a model, or of one stage of it.
 
@@ -117,7 +117,7 @@ class FakeEngine:
             block_size: tokens of a page.
             stage_index: the stage.
             n_stages: stages of the model.
-            sleep: lets the seconds of a layer pass in the forward thread.
+            sleep: lets the seconds of a layer pass in the forward thread; None: `time.sleep`.
 
         Raises:
             BadEngineStage: there is no such stage, or more stages than layers.
@@ -263,7 +263,7 @@ class FakeEngine:
             if after_layer is not None:
                 after_layer(layer)
             if layer_s > 0:
-                self._sleep(layer_s)
+                (self._sleep or time.sleep)(layer_s)
         if outgoing is not None:
             self._hand_on(pool, runs, prefixes, incoming, outgoing)
             return [None] * len(runs)

@@ -489,6 +489,7 @@ def test_a_connection_whose_keys_are_used_up_is_replaced(
 
 
 def test_without_libcrypto_python_encrypts(make_ends: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("halfmoon_transfer_native")
     monkeypatch.setattr("halfmoon_transfer_native.RECORDS_MISSING", "it is not installed")
     monkeypatch.delattr("halfmoon_transfer_native.Records")
     ends = make_ends(settled(), settled())

@@ -68,7 +68,7 @@ class PrefillForward:
     #: Computes one stage's layers over the same pool; None: the worker is in no group.
     stage_engine: Engine | None = None
     #: Waits in the forward thread for a layer that is being read; raises its error.
-    wait_for: Callable[[Transfer], object] = Transfer.result
+    wait_for: Callable[[Transfer], object] = lambda transfer: transfer.result()
 
     @property
     def takes_whole_prompts(self) -> bool:
