@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from halfmoon_engine.interface import Engine
 from halfmoon_engine.load import open_engine
@@ -16,8 +17,10 @@ from halfmoon_models.errors import UnsupportedModel
 from tests.vllm.conftest import BLOCK_SIZE, prompt_of
 from tests.vllm.quantised_models import make_quantised_models
 
+#: Formats whose kernels vLLM has for CPUs with AVX-512 alone.
+INT4 = ("gptq", "awq", "compressed-int4")
 #: Formats that vLLM's build for CPUs computes.
-SERVED = ("gptq", "awq", "compressed-int4", "compressed-int8", "compressed-fp8")
+SERVED = (*INT4, "compressed-int8", "compressed-fp8")
 N_NEW = 12
 
 
@@ -57,13 +60,18 @@ def load(folder: Path, engine: str) -> Engine:
 
 
 @pytest.mark.parametrize("form", SERVED)
-def test_a_quantised_model_gives_the_tokens_of_stock_vllm(
+def test_a_quantised_model_gives_the_tokens_of_stock_vllm_or_is_refused_where_it_lacks_a_kernel(
     form: str,
     folders: Mapping[str, Path],
     stock: dict[str, Any],
     reference: object,  # before vLLM is imported: it changes classes of transformers
     make_pool: Callable[..., Any],
 ) -> None:
+    if form in INT4 and not torch.cpu._is_avx512_supported():
+        assert "cpu_gemm_wna16" in stock[form]
+        with pytest.raises(UnsupportedModel, match=r"can't be computed by vllm.*cpu_gemm_wna16"):
+            load(folders[form], "vllm")
+        return
     pool = make_pool(load(folders[form], "vllm"))
     assert pool.generate(prompt_of(100), N_NEW, chunk=64) == stock[form]
     assert pool.engine.layout.dtype == "bfloat16"

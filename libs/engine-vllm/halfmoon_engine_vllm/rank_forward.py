@@ -27,6 +27,9 @@ from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_vllm.head_rows import HeadRows
 from halfmoon_vllm.layer_tap import CacheUpdate, keeps_plain_rows, layers_in_order, tap_layers
 
+#: Tokens of the trial at start: enough for each kind of kernel, too few to be noticed.
+_TRIED_TOKENS = 16
+
 # vLLM imports this in each rank before it loads weights, and calls nothing here until all have.
 end_with_parent()
 
@@ -80,6 +83,13 @@ class RankForward:
         self._pass: _Pass | None = None
         tap_layers(self._layers, self._on_update)
         return shapes.pop(), runner.attn_groups[0][0].backend.get_name()
+
+    def halfmoon_try_forward(self) -> None:
+        """Run a few tokens without KV, so that an operation this machine lacks is found now.
+
+        On CPUs, vLLM's own trial is left out where it compiles nothing.
+        """
+        self.model_runner._dummy_run(_TRIED_TOKENS)
 
     def halfmoon_attach(self, memory: memoryview | torch.Tensor, layout: KvLayout) -> int:
         """Mirror this memory in a cache of as many pages; return their number.

@@ -66,6 +66,7 @@ def start_executor(
     if not options.enforce_eager:
         log.info("compiling with vllm: minutes at the first start of a model, seconds later")
     executor.compile_or_warm_up_model()
+    executor.collective_rpc("halfmoon_try_forward")
     executor.collective_rpc("halfmoon_leave_no_files")
     shape, backend = executor.collective_rpc("halfmoon_wrap_layers")[0]
     return executor, shape, config, backend
