@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from halfmoon_engine.forward_timing import median_forward_s
+from halfmoon_engine.forward_timing import least_forward_s
 from halfmoon_engine.interface import Draw, Engine, Run
 from halfmoon_protocol.messages import DecodeCost, PrefillCost
 from halfmoon_protocol.sampling import Sampling
@@ -21,7 +21,9 @@ from halfmoon_protocol.stage_layers import layer_counts, stage_weights
 
 #: Seconds after which no further shape is timed.
 BUDGET_S = 3.0
-_PREFILL_TOKENS = (32, 128, 512, 1024, 2048)
+#: (tokens to compute, cached tokens before them). Those behind a long prefix show what attention
+#: costs there, in a short forward: from short prompts alone, c2 would be guessed.
+_PREFILL_SHAPES = ((32, 0), (128, 0), (32, 8160), (512, 0), (128, 3968), (1024, 0), (2048, 0))
 #: (requests, context tokens of each)
 _DECODE_SHAPES = ((1, 64), (8, 64), (1, 512), (8, 512), (4, 1024), (1, 2048))
 _REPEATS = 3
@@ -33,8 +35,8 @@ def measure_costs(engine: Engine, n_pages: int) -> tuple[PrefillCost, DecodeCost
 
     Costs are those of all layers: a stage's seconds are divided by its weight among all stages.
 
-    Decode steps read any content of the pages. Shapes that exceed the context or the pool are left
-    out; so are the largest ones on a slow machine.
+    Decode steps and cached prefixes read any content of the pages. Shapes that exceed the context
+    or the pool are left out; so are the largest ones on a slow machine.
 
     Args:
         engine: with a pool attached that nobody uses.
@@ -44,9 +46,10 @@ def measure_costs(engine: Engine, n_pages: int) -> tuple[PrefillCost, DecodeCost
     most = min(engine.max_context, n_pages * block_size)
     deadline = time.perf_counter() + BUDGET_S
     prefills: list[tuple[list[float], float]] = []
-    for n in sorted({min(n, most) for n in _PREFILL_TOKENS}):
-        run = Run([1] * n, 0, range(engine.layout.blocks_for(n)), _GREEDY)
-        prefills.append(([1.0, n, n * n], _timed(engine, [run])))
+    for new, cached in _prefill_shapes(most):
+        n = cached + new
+        run = Run([1] * new, cached, range(engine.layout.blocks_for(n)), _GREEDY)
+        prefills.append(([1.0, new, n * n - cached * cached], _timed(engine, [run])))
         if time.perf_counter() > deadline:
             break
     decodes: list[tuple[list[float], float]] = []
@@ -67,8 +70,14 @@ def measure_costs(engine: Engine, n_pages: int) -> tuple[PrefillCost, DecodeCost
     return PrefillCost(c0_s=c0, c1_s=c1, c2_s=c2), DecodeCost(d0_s=d0, d1_s=d1, d2_s=d2)
 
 
+def _prefill_shapes(most: int) -> list[tuple[int, int]]:
+    """Return pairs (tokens to compute, cached tokens) of at most `most` tokens together."""
+    clipped = [(min(new, most), cached) for new, cached in _PREFILL_SHAPES]
+    return list(dict.fromkeys((new, min(cached, most - new)) for new, cached in clipped))
+
+
 def _timed(engine: Engine, runs: Sequence[Run]) -> float:
-    seconds = median_forward_s(engine, runs, repeats=_REPEATS, long_s=BUDGET_S / 10)
+    seconds = least_forward_s(engine, runs, repeats=_REPEATS, long_s=BUDGET_S / 10)
     stage = engine.stage
     weights = stage_weights(layer_counts(engine.layout.n_layers, stage.n_stages))
     return seconds / weights[stage.index]
