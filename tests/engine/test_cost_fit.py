@@ -12,6 +12,15 @@ from halfmoon_engine.interface import Draw, Run, TokenResult
 from halfmoon_protocol.sampling import Sampling
 
 
+@pytest.fixture(autouse=True)
+def nobody_else(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Replace the kernel's count of waiting for a CPU, which knows no clock of a test."""
+    schedstat = tmp_path / "schedstat"
+    schedstat.write_text("0 0 0")
+    monkeypatch.setattr("halfmoon_engine.forward_timing._SCHEDSTAT", schedstat)
+    return schedstat
+
+
 def test_a_linear_engine_is_fitted_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
 
@@ -40,19 +49,18 @@ def test_a_forward_that_takes_long_is_not_repeated(long_s: float, n_forwards: in
     assert engine.n_forwards == n_forwards  # the first one warms up
 
 
-def test_waiting_for_a_cpu_is_not_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    schedstat = tmp_path / "schedstat"
-    schedstat.write_text("0 0 0")
+def test_waiting_for_a_cpu_is_not_counted(
+    monkeypatch: pytest.MonkeyPatch, nobody_else: Path
+) -> None:
     now = 0.0
 
     def sleep(seconds: float) -> None:
         nonlocal now
         now += 4 * seconds  # others have the CPU for three quarters of the time
-        schedstat.write_text(f"0 {round(now * 0.75 * 1e9)} 0")
+        nobody_else.write_text(f"0 {round(now * 0.75 * 1e9)} 0")
 
     monkeypatch.setattr("time.sleep", sleep)
     monkeypatch.setattr("time.perf_counter", lambda: now)
-    monkeypatch.setattr("halfmoon_engine.forward_timing._SCHEDSTAT", schedstat)
     engine = FakeEngine(FakeModelSpec(step_s=0.01, token_s=0.0))
     engine.attach(memoryview(bytearray(engine.layout.block_bytes)))
     run = Run([1], 0, [0], Draw(Sampling(temperature=0.0)))
