@@ -77,7 +77,14 @@ class Client:
 
     def ask(self, n_prompt: int, n_new: int) -> float:
         """Send a prompt that is new, and read its answer; return the time to first token."""
-        prompt = [self._dice.randrange(200) for _ in range(n_prompt)]
+        return self.ask_for(self.new_prompt(n_prompt), n_new)
+
+    def new_prompt(self, n_tokens: int) -> list[int]:
+        """Return token ids at random."""
+        return [self._dice.randrange(200) for _ in range(n_tokens)]
+
+    def ask_for(self, prompt: list[int], n_new: int) -> float:
+        """Send a prompt, and read its answer; return the time to first token, 0 if refused."""
         body = {"model": "bench", "prompt": prompt, "max_tokens": n_new, "stream": True}
         began_s = time.perf_counter()
         ttft_s = 0.0
@@ -93,8 +100,12 @@ class Client:
 
     def leave(self, n_prompt: int) -> None:
         """Send a prompt, and break the connection before its answer."""
-        prompt = [self._dice.randrange(200) for _ in range(n_prompt)]
-        body = {"model": "bench", "prompt": prompt, "max_tokens": 64, "stream": True}
+        body = {
+            "model": "bench",
+            "prompt": self.new_prompt(n_prompt),
+            "max_tokens": 64,
+            "stream": True,
+        }
         with suppress(httpx.TimeoutException):
             self._http.post("/v1/completions", json=body, timeout=0.1)
 
