@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import random
 import resource
+import signal
 import socket
 import statistics
 import sys
@@ -53,6 +54,8 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--connections", type=int, default=10_000, help="hostile ones, at once")
     options = parser.parse_args()
+    # As Ctrl-C does, so that no process is left behind.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if options.connections + 512 > hard:
         raise SystemExit(
