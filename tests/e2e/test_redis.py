@@ -48,8 +48,10 @@ def _until_listening(port: int) -> None:
 
 
 def test_a_restarted_conductor_finds_its_workers_and_what_they_cache(
-    start_cluster: StartCluster, redis_url: str
+    start_cluster: StartCluster, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # All services have a cluster key here: messages and bytes between them are encrypted.
+    monkeypatch.setenv("HALFMOON_CLUSTER_KEY", "only good for a test of Redis")
     prompt = list(range(300))
     with start_cluster("fake://tiny", metadata=redis_url) as cluster:
         before = cluster.complete(prompt=prompt, max_tokens=8, temperature=0)

@@ -23,6 +23,8 @@ from halfmoon_runtime.channels.network import Network, PeerId, PeerUnreachable, 
 from halfmoon_runtime.channels.zmq_network import ZmqNetwork
 from halfmoon_runtime.channels.zmq_sockets import SocketSettings
 
+KEY = "only good for tests of networks"
+
 
 @asynccontextmanager
 async def opened(kind: str, *, patience_s: float) -> AsyncIterator[Network]:
@@ -39,20 +41,20 @@ async def opened(kind: str, *, patience_s: float) -> AsyncIterator[Network]:
             heartbeat_interval_s=patience_s / 4,
             heartbeat_timeout_s=patience_s,
         )
-        network = ZmqNetwork(settings)
+        network = ZmqNetwork(settings, cluster_key=KEY if kind == "zmq with a key" else "")
     yield network
     async with asyncio.timeout(60):
         await network.close()
 
 
-@pytest.fixture(params=["memory", "zmq"])
+@pytest.fixture(params=["memory", "zmq", "zmq with a key"])
 async def network(request: pytest.FixtureRequest) -> AsyncIterator[Network]:
     """More patient than a busy machine is slow."""
     async with opened(request.param, patience_s=30.0) as network:
         yield network
 
 
-@pytest.fixture(params=["memory", "zmq"])
+@pytest.fixture(params=["memory", "zmq", "zmq with a key"])
 async def hasty(request: pytest.FixtureRequest) -> AsyncIterator[Network]:
     """For what must be found out to be gone."""
     async with opened(request.param, patience_s=0.5) as network:

@@ -51,7 +51,10 @@ async def open_pool(settings: ConnectorSettings, layout: KvLayout) -> AsyncItera
         stack.callback(store.close)
         transfer = await _open_transfer(settings, store)
         stack.callback(transfer.close)
-        network = ZmqNetwork(advertise_host=settings.advertise_host or settings.host)
+        network = ZmqNetwork(
+            advertise_host=settings.advertise_host or settings.host,
+            cluster_key=settings.cluster_key,
+        )
         stack.push_async_callback(network.close)
         kvstores = KvstoreClients(network, settings.kvstore_timeout_s)
         stack.push_async_callback(kvstores.close)

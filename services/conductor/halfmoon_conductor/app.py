@@ -102,7 +102,7 @@ async def run(settings: ConductorSettings, service: Service) -> None:
             MemoryStore(lease_clock) if embedded else open_store(settings.metadata)
         )
         stack.callback(store.close)
-        network = ZmqNetwork(_SOCKETS)
+        network = ZmqNetwork(_SOCKETS, cluster_key=settings.cluster_key.get_secret_value())
         stack.push_async_callback(network.close)
 
         if journal := _open_journal(settings):

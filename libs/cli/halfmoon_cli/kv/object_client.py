@@ -380,7 +380,7 @@ async def open_object_client(
             0: such nodes are left out.
     """
     async with AsyncExitStack() as stack:
-        network = ZmqNetwork()
+        network = ZmqNetwork(cluster_key=cluster_key)
         stack.push_async_callback(network.close)
         kvstores = KvstoreClients(network, _TIMEOUT_S)
         stack.push_async_callback(kvstores.close)

@@ -24,7 +24,7 @@ Frames = list[bytes]
 #: Messages and bytes after which other callbacks run, however fast messages arrive.
 BATCH_MESSAGES = 64
 _BATCH_BYTES = 1024 * 1024
-#: Frames of one message whose bytes are kept; valid messages have three at the most.
+#: Frames of one message whose bytes are kept; messages of peers have three at the most.
 _KEPT_FRAMES = 4
 #: Seconds that messages may still be on their way from the I/O thread.
 _LATE_MESSAGE_S = 0.02
@@ -39,10 +39,16 @@ _log = structlog.get_logger(__name__)
 
 
 class SocketPump:
-    """Read and write one socket from its event loop."""
+    """Read and write one socket from its event loop.
 
-    def __init__(self, socket: "zmq.Socket[bytes]") -> None:
+    Args:
+        socket: that nobody else reads.
+        kept_frames: frames of one message whose bytes are kept; further ones are empty.
+    """
+
+    def __init__(self, socket: "zmq.Socket[bytes]", *, kept_frames: int = _KEPT_FRAMES) -> None:
         self.socket = socket
+        self._kept_frames = kept_frames
         # Past the wrapper, which only adds what frames for other kinds of sockets need.
         self._send: Callable[[bytes, int], object] = super(zmq.Socket, socket).send
         self._descriptor = int(socket.getsockopt(zmq.FD))
@@ -176,7 +182,7 @@ class SocketPump:
             # A frame knows whether it is the last one; asking the socket costs a call more.
             frame = self.socket.recv(_NOBLOCK, copy=False)
             more = frame.more
-            frames.append(frame.bytes if len(frames) < _KEPT_FRAMES else b"")
+            frames.append(frame.bytes if len(frames) < self._kept_frames else b"")
         return frames
 
 

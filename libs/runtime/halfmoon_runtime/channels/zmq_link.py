@@ -22,6 +22,7 @@ from halfmoon_runtime.channels.dropped_messages import drop_reason, record_drop
 from halfmoon_runtime.channels.network import PeerUnreachable
 from halfmoon_runtime.channels.receive_queue import ReceiveQueue
 from halfmoon_runtime.channels.socket_pump import Frames, SocketPump
+from halfmoon_runtime.channels.zmq_curve import Curve
 from halfmoon_runtime.channels.zmq_sockets import (
     HANDSHAKE_FAILED,
     SocketSettings,
@@ -50,8 +51,10 @@ class ZmqLink:
         commands: str,
         events: str | None,
         settings: SocketSettings,
+        curve: Curve | None,
     ) -> None:
         self._settings = settings
+        self.curve = curve
         self._commands = commands
         self._inbox: ReceiveQueue[AnyMessage | KvEventBatch] = ReceiveQueue(
             settings.inbox_messages, on_room=self._resume
@@ -216,6 +219,8 @@ class _LinkSocket:
     ) -> None:
         """Start to connect, and to hand over messages."""
         configure(self.socket, self._settings)
+        if self._link.curve is not None:
+            self._link.curve.call(self.socket)
         self._monitor_pump.start(self._on_event, on_failure=on_failure)
         self.pump.start(take, has_room=has_room, on_failure=on_failure)
         if self.endpoint.startswith(_SCHEMES):

@@ -9,6 +9,8 @@ import asyncio
 
 import zmq
 
+from halfmoon_protocol.curve_secrets import curve_secrets
+from halfmoon_runtime.channels.zmq_curve import Curve
 from halfmoon_runtime.channels.zmq_link import ZmqLink
 from halfmoon_runtime.channels.zmq_port import ZmqPort
 from halfmoon_runtime.channels.zmq_sockets import SocketSettings
@@ -20,14 +22,24 @@ class ZmqNetwork:
     Args:
         settings: bounds of all sockets.
         advertise_host: name or address that callers dial; None: the bound address.
+        cluster_key: both sides prove it, and messages are encrypted; empty: neither.
+
+    Raises:
+        RuntimeError: this libzmq can't encrypt.
     """
 
     def __init__(
-        self, settings: SocketSettings | None = None, *, advertise_host: str | None = None
+        self,
+        settings: SocketSettings | None = None,
+        *,
+        advertise_host: str | None = None,
+        cluster_key: str = "",
     ) -> None:
         self._settings = settings or SocketSettings()
         self._advertise_host = advertise_host
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        secrets = curve_secrets(cluster_key)
+        self._curve = None if secrets is None else Curve(self._context, secrets)
         self._open: set[ZmqPort | ZmqLink] = set()
 
     async def bind(self, name: str, *, host: str = "127.0.0.1") -> ZmqPort:
@@ -37,7 +49,15 @@ class ZmqNetwork:
             OSError: `host` is no address of this machine, or no port is free.
         """
         advertised = self._advertise_host or host
-        port = ZmqPort(self._context, name, host, advertised, self._settings, self._open.discard)
+        port = ZmqPort(
+            self._context,
+            name,
+            host,
+            advertised,
+            self._settings,
+            self._curve,
+            self._open.discard,
+        )
         self._open.add(port)
         return port
 
@@ -47,7 +67,7 @@ class ZmqNetwork:
         The link is down after the connect timeout; then `receive` and `send` raise. Events
         published in the first moments after the handshake may be missed.
         """
-        link = ZmqLink(self._context, commands, events, self._settings)
+        link = ZmqLink(self._context, commands, events, self._settings, self._curve)
         self._open.add(link)
         link.task.add_done_callback(lambda _: self._open.discard(link))
         await link.connect()
@@ -61,5 +81,7 @@ class ZmqNetwork:
             for one in opened:
                 await one.close()
             closed |= opened
+        if self._curve is not None:
+            self._curve.close()
         # This waits for the linger of the sockets, so not on the event loop.
         await asyncio.to_thread(self._context.term)

@@ -14,6 +14,7 @@ from halfmoon_runtime.channels.dropped_messages import drop_reason, record_drop
 from halfmoon_runtime.channels.network import PeerId, PeerUnreachable
 from halfmoon_runtime.channels.receive_queue import ReceiveQueue
 from halfmoon_runtime.channels.socket_pump import Frames, SocketPump
+from halfmoon_runtime.channels.zmq_curve import Curve
 from halfmoon_runtime.channels.zmq_sockets import (
     HANDSHAKE_FAILED,
     SocketSettings,
@@ -37,6 +38,7 @@ class ZmqPort:
         host: str,
         advertise_host: str,
         settings: SocketSettings,
+        curve: Curve | None,
         on_closed: Callable[["ZmqPort"], None],
     ) -> None:
         """Bind both sockets to free ports, and take messages from now on.
@@ -47,6 +49,7 @@ class ZmqPort:
             host: address to bind to.
             advertise_host: name or address that callers dial.
             settings: bounds of the sockets.
+            curve: encrypts the sockets; None: they are not.
             on_closed: called once, when the port is closed.
 
         Raises:
@@ -71,6 +74,8 @@ class ZmqPort:
         try:
             for socket in sockets:
                 configure(socket, settings)
+                if curve is not None:
+                    curve.serve(socket)
             self._commands = bind_to_free_port(self._router, host, advertise_host)
             self._events = bind_to_free_port(self._pub, host, advertise_host)
         except BaseException:

@@ -142,7 +142,10 @@ async def open_worker(
                 encryption=settings.transfer_encryption == "on",
             )
         )
-        network = ZmqNetwork(advertise_host=settings.advertised_host)
+        network = ZmqNetwork(
+            advertise_host=settings.advertised_host,
+            cluster_key=settings.cluster_key.get_secret_value(),
+        )
         stack.push_async_callback(network.close)
         port = await network.bind(worker_id, host=settings.host)
         info = WorkerInfo(

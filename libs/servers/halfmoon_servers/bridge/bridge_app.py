@@ -21,7 +21,10 @@ async def run(settings: BridgeSettings, service: Service) -> None:
     async with AsyncExitStack() as stack:
         store = open_store(settings.metadata)
         stack.callback(store.close)
-        network = ZmqNetwork(advertise_host=settings.advertised_host)
+        network = ZmqNetwork(
+            advertise_host=settings.advertised_host,
+            cluster_key=settings.cluster_key.get_secret_value(),
+        )
         stack.push_async_callback(network.close)
         salts, releaser = ServerSalts(), PairReleaser()
         supervisors: list[ServerSupervisor] = []

@@ -1,0 +1,138 @@
+"""With a cluster key, who does not have it hears nothing and changes nothing."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+import zmq
+import zmq.asyncio
+from prometheus_client import REGISTRY
+from zmq.utils import z85
+
+from halfmoon_protocol.codec import encode
+from halfmoon_protocol.curve_secrets import curve_secrets
+from halfmoon_protocol.ids import RequestId
+from halfmoon_protocol.kv_events import BlockStored
+from halfmoon_protocol.messages import Cancel
+from halfmoon_runtime.channels.network import PeerUnreachable
+from halfmoon_runtime.channels.zmq_network import ZmqNetwork
+from halfmoon_runtime.channels.zmq_sockets import SocketSettings
+
+KEY = "only good for tests of networks"
+MESSAGE = Cancel(request_id=RequestId("hello"))
+#: Of the key 0123456789abcdef0123456789abcdef, as docs/protocol.md has them.
+GOLDEN_PORT = "0ad085de79fbe28f6c2f2364e88daa3ef06685f583a0bf75b064ad9554f2fdea"
+GOLDEN_CALLER = "c9985eecf56b41f7ff5ec2c37f540a9c5da91088588c285fda559f1072d39ccb"
+_SETTINGS = SocketSettings(connect_timeout_s=1.0)
+
+
+@pytest.fixture
+async def network() -> AsyncIterator[ZmqNetwork]:
+    network = ZmqNetwork(cluster_key=KEY)
+    yield network
+    await network.close()
+
+
+def dropped(reason: str) -> float:
+    return REGISTRY.get_sample_value("halfmoon_dropped_messages_total", {"reason": reason}) or 0.0
+
+
+def test_the_keys_are_those_that_the_protocol_says() -> None:
+    secrets = curve_secrets("0123456789abcdef0123456789abcdef")
+    assert secrets is not None
+    assert secrets.port.hex() == GOLDEN_PORT
+    assert secrets.caller.hex() == GOLDEN_CALLER
+    assert curve_secrets("") is None
+    assert secrets.port.hex() not in repr(secrets)
+
+
+@pytest.mark.parametrize("key", ["", "the key of another cluster"])
+async def test_a_caller_with_another_key_or_none_is_not_connected(
+    network: ZmqNetwork, key: str
+) -> None:
+    port = await network.bind("worker")
+    stranger = ZmqNetwork(_SETTINGS, cluster_key=key)
+    try:
+        link = await stranger.dial(port.commands, port.events)
+        with pytest.raises(PeerUnreachable):
+            await link.receive()
+    finally:
+        await stranger.close()
+
+
+async def test_a_caller_with_a_key_is_not_connected_to_a_port_without(network: ZmqNetwork) -> None:
+    impostor = ZmqNetwork()
+    try:
+        port = await impostor.bind("worker")
+        caller = ZmqNetwork(_SETTINGS, cluster_key=KEY)
+        try:
+            link = await caller.dial(port.commands)
+            with pytest.raises(PeerUnreachable):
+                await link.send(MESSAGE)
+        finally:
+            await caller.close()
+    finally:
+        await impostor.close()
+
+
+async def test_who_knows_only_the_ports_public_key_is_refused_and_counted(
+    network: ZmqNetwork,
+) -> None:
+    port = await network.bind("worker")
+    before = dropped("stranger")
+    context = zmq.asyncio.Context()
+    sockets = [context.socket(zmq.DEALER), context.socket(zmq.SUB)]
+    secrets = curve_secrets(KEY)
+    assert secrets is not None
+    for socket in sockets:
+        public, secret = zmq.curve_keypair()
+        socket.setsockopt(zmq.CURVE_SERVERKEY, zmq.curve_public(z85.encode(secrets.port)))
+        socket.setsockopt(zmq.CURVE_PUBLICKEY, public)
+        socket.setsockopt(zmq.CURVE_SECRETKEY, secret)
+        socket.setsockopt(zmq.LINGER, 0)
+    try:
+        sockets[0].connect(port.commands)
+        sockets[1].setsockopt(zmq.SUBSCRIBE, b"")
+        sockets[1].connect(port.events)
+        await sockets[0].send(encode(MESSAGE))
+        while dropped("stranger") < before + 2:
+            await asyncio.sleep(0.01)
+    finally:
+        for socket in sockets:
+            socket.close()
+        context.term()
+
+
+async def test_a_stock_subscriber_hears_no_prompt_and_a_stock_dealer_gives_no_command(
+    network: ZmqNetwork,
+) -> None:
+    port = await network.bind("worker")
+    friend = await network.dial(port.commands, port.events)
+    context = zmq.asyncio.Context()
+    dealer, sub = context.socket(zmq.DEALER), context.socket(zmq.SUB)
+    before = dropped("handshake")
+    try:
+        sub.setsockopt(zmq.SUBSCRIBE, b"")
+        sub.setsockopt(zmq.LINGER, 0)
+        dealer.setsockopt(zmq.LINGER, 0)
+        sub.connect(port.events)
+        dealer.connect(port.commands)
+        await dealer.send(encode(MESSAGE))
+        while dropped("handshake") < before + 2:
+            await asyncio.sleep(0.01)
+        event = BlockStored(
+            block_hashes=(b"h" * 32,),
+            parent_block_hash=None,
+            token_ids=(7,) * 64,
+            block_size=64,
+        )
+        await port.publish_kv([event])
+        await friend.send(Cancel(request_id=RequestId("of the friend")))
+        _, message = await port.receive()
+        assert message == Cancel(request_id=RequestId("of the friend"))
+        await friend.receive()  # the event has gone out
+        assert await sub.poll(0) == 0
+    finally:
+        dealer.close()
+        sub.close()
+        context.term()
