@@ -131,7 +131,7 @@ async def test_a_stock_subscriber_hears_no_prompt_and_a_stock_dealer_gives_no_co
         _, message = await port.receive()
         assert message == Cancel(request_id=RequestId("of the friend"))
         await friend.receive()  # the event has gone out
-        assert await sub.poll(0) == 0
+        assert not await sub.poll(0)
     finally:
         dealer.close()
         sub.close()
