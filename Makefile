@@ -14,7 +14,7 @@ VENV_AUDIT ?= .venv-audit
 export MODEL PREFILL DECODE KVSTORE PORT
 
 .DEFAULT_GOAL := help
-.PHONY: $(VENV_VLLM) .python-is-new-enough help up test test-fast fuzz fuzz-messages test-soak sim-cluster test-shaken native native-if-possible test-native-sanitized test-rdma test-vllm test-clients screenshots e2e-compose check schema format bench bench-overload bench-conductor bench-transfer bench-kvpool bench-rdma bench-engine bench-goodput dist lock audit clean
+.PHONY: $(VENV_VLLM) .python-is-new-enough help up test test-fast fuzz fuzz-messages test-soak sim-cluster chaos test-shaken native native-if-possible test-native-sanitized test-rdma test-vllm test-clients screenshots e2e-compose check schema format bench bench-overload bench-conductor bench-transfer bench-kvpool bench-rdma bench-engine bench-goodput dist lock audit clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,6 +45,12 @@ JOBS ?= 1
 
 sim-cluster: $(VENV)/.dev ## real services by a virtual clock, with seeded faults: SEEDS=0:10000 JOBS=2, or SEED=7
 	$(BIN)/halfmoon sim-cluster --jobs $(JOBS) $(if $(SEED),--seed $(SEED) --log,--seeds $(SEEDS))
+
+# Of faults. Further arguments: CHAOS=--help.
+MINUTES ?= 10
+
+chaos: $(VENV)/.dev ## a live cluster under faults, every answer checked: MINUTES=60 SEED=7 (needs redis-server)
+	$(BIN)/python -m benchmarks.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(CHAOS)
 
 # Hostile inputs of each fuzzer; SEED repeats a run.
 N ?= 10000

@@ -51,6 +51,13 @@ class TcpValve:
         """Forward again, held bytes first."""
         self._open.set()
 
+    def cut(self) -> None:
+        """End all connections; later ones are forwarded."""
+        with self._lock:
+            for each in self._sockets:
+                with contextlib.suppress(OSError):
+                    each.shutdown(socket.SHUT_RDWR)
+
     def pumps(self) -> set[threading.Thread]:
         """Return the threads that forward; each serves one direction of one connection."""
         with self._lock:
@@ -66,10 +73,7 @@ class TcpValve:
             self._listener.shutdown(socket.SHUT_RDWR)
         self._thread.join()
         self._listener.close()
-        with self._lock:
-            for each in self._sockets:
-                with contextlib.suppress(OSError):
-                    each.shutdown(socket.SHUT_RDWR)
+        self.cut()
         for pump in self.pumps():
             pump.join()
 

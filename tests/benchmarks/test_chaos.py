@@ -1,0 +1,166 @@
+"""The pure parts of a chaos run: its plan of faults, its judgement of answers, its counts."""
+
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from benchmarks.chaos.answer_check import End, ReceivedAnswer, Verdict, judge
+from benchmarks.chaos.chaos_cluster import SERVICES, DownTimes, plan_chaos
+from benchmarks.chaos.fault_plan import KINDS, REDIS, plan_faults
+from benchmarks.chaos.leaks import held_by_conductor, held_by_worker
+from benchmarks.chaos.ledger import AskedRequest, ChaosLedger
+from halfmoon_cli.up.embedded_cluster import ClusterPlan
+
+RIGHT = (5, 9, 2, 7, 7, 1, 8)
+
+
+def done(*tokens: int, n_counted: int | None = None) -> ReceivedAnswer:
+    return ReceivedAnswer(End.DONE, tokens, n_counted=n_counted)
+
+
+def verdict(answer: ReceivedAnswer, *, conductor_was_down: bool = False) -> Verdict:
+    return judge(answer, RIGHT, conductor_was_down=conductor_was_down)
+
+
+@pytest.mark.random_seeds(20)
+def test_equal_seeds_give_equal_plans(seed: int) -> None:
+    plan = plan_faults(seed, 600.0, SERVICES, 5.0)
+    assert plan == plan_faults(seed, 600.0, SERVICES, 5.0)
+    assert plan != plan_faults(seed + 1, 600.0, SERVICES, 5.0)
+
+
+@pytest.mark.random_seeds(20)
+def test_a_long_plan_has_every_kind_of_fault_at_every_target_in_order(seed: int) -> None:
+    plan = plan_faults(seed, 3600.0, SERVICES, 4.0)
+    assert {fault.kind for fault in plan} == set(KINDS)
+    assert {fault.target for fault in plan} == {*SERVICES, REDIS}
+    assert [fault.at_s for fault in plan] == sorted(fault.at_s for fault in plan)
+    assert plan[0].at_s > 0
+    assert plan[-1].at_s < 3600.0
+
+
+@pytest.mark.random_seeds(20)
+def test_a_target_has_one_fault_at_a_time(seed: int) -> None:
+    until_s: dict[str, float] = defaultdict(float)
+    for fault in plan_faults(seed, 3600.0, SERVICES, 1.0):
+        assert fault.at_s >= until_s[fault.target]
+        until_s[fault.target] = fault.at_s + fault.lasts_s
+
+
+def test_a_complete_answer_is_right_and_its_usage_counts() -> None:
+    assert verdict(done(*RIGHT)) is Verdict.RIGHT
+    assert verdict(done(*RIGHT, n_counted=7)) is Verdict.RIGHT
+    assert verdict(done(*RIGHT, n_counted=8)) is Verdict.MISCOUNTED
+
+
+@pytest.mark.parametrize("end", [End.DONE, End.CANCELLED, End.ERROR, End.BROKEN, End.SILENT])
+def test_wrong_doubled_and_missing_tokens_are_found_however_the_request_ends(end: End) -> None:
+    for tokens, expected in (
+        ((5, 9, 3, 7, 7, 1, 8), Verdict.WRONG),
+        ((5, 9, 2, 7, 7, 1, 9), Verdict.WRONG),
+        ((5, 9, 9, 2, 7, 7, 1, 8), Verdict.DOUBLED),
+        ((5, 9, 2, 9, 2, 7, 7, 1, 8), Verdict.DOUBLED),
+        ((*RIGHT, 4), Verdict.DOUBLED),
+        ((5, 2, 7, 7, 1, 8), Verdict.MISSING),
+        ((5, 9, 2, 7, 1, 8), Verdict.MISSING),
+        ((2, 7, 7, 1, 8), Verdict.MISSING),
+    ):
+        answer = ReceivedAnswer(end, tokens, code="server_error", message="for a reason")
+        assert verdict(answer, conductor_was_down=True) is expected
+        assert expected.is_violation
+
+
+def test_an_answer_that_ends_early_misses_tokens_unless_it_was_cancelled() -> None:
+    assert verdict(done(*RIGHT[:6])) is Verdict.MISSING
+    assert verdict(ReceivedAnswer(End.CANCELLED, RIGHT[:3])) is Verdict.CANCELLED
+
+
+def test_a_silent_request_is_a_violation_even_if_its_conductor_was_down() -> None:
+    answer = ReceivedAnswer(End.SILENT, RIGHT[:3])
+    assert verdict(answer, conductor_was_down=True) is Verdict.SILENT
+    assert Verdict.SILENT.is_violation
+
+
+def test_a_lost_connection_is_excused_by_a_dead_conductor_alone() -> None:
+    answer = ReceivedAnswer(End.BROKEN, RIGHT[:3])
+    assert verdict(answer, conductor_was_down=True) is Verdict.BROKEN
+    assert verdict(answer) is Verdict.DROPPED
+    assert Verdict.DROPPED.is_violation
+    assert not Verdict.BROKEN.is_violation
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "expected"),
+    [
+        (503, "service_unavailable", Verdict.NAMED),
+        (0, "server_error", Verdict.NAMED),
+        (400, "harmful_request", Verdict.NAMED),
+        (404, "model_not_found", Verdict.UNEXPECTED),
+        (400, "invalid_request_error", Verdict.UNEXPECTED),
+        (503, "", Verdict.UNEXPECTED),
+    ],
+)
+def test_an_error_has_a_name_that_faults_explain(status: int, code: str, expected: Verdict) -> None:
+    answer = ReceivedAnswer(End.ERROR, status=status, code=code, message="for a reason")
+    assert verdict(answer) is expected
+
+
+def test_the_ledger_has_the_longest_pause_the_recovery_and_each_violation() -> None:
+    ledger = ChaosLedger()
+
+    def ask(number: int, began_s: float, ended_s: float, answer: ReceivedAnswer) -> None:
+        asked = AskedRequest(number, "conductor-0", began_s, RIGHT)
+        ledger.on_answer(asked, answer, ended_s, conductor_was_down=False)
+
+    ask(1, 0.0, 1.0, done(*RIGHT))
+    ask(2, 1.0, 4.5, done(*RIGHT))
+    ledger.on_calm(5.0)
+    ask(3, 4.0, 6.0, done(*RIGHT))  # it began before the last fault was over
+    assert ledger.recovery_s is None
+    ask(4, 5.5, 7.0, done(*RIGHT))
+    ask(5, 7.0, 7.5, done(5, 9, 3))
+    assert ledger.recovery_s == 2.0
+    assert ledger.longest_pause_s == 3.5
+    assert (ledger.n_requests, ledger.verdicts[Verdict.RIGHT]) == (5, 4)
+    (violation,) = ledger.violations
+    assert "request 5" in violation
+    assert "wrong token" in violation
+
+
+def test_down_times_meet_what_overlaps_them() -> None:
+    down = DownTimes()
+    down.begin(2.0)
+    assert down.meet(0.0, 2.0)
+    assert down.meet(9.0, 10.0)  # it is still down
+    assert not down.meet(0.0, 1.0)
+    down.end(5.0)
+    assert down.meet(4.0, 9.0)
+    assert not down.meet(6.0, 9.0)
+
+
+def test_what_a_worker_or_a_conductor_still_holds_is_named() -> None:
+    metrics = """
+# TYPE halfmoon_pages gauge
+halfmoon_pages{state="free"} 7.0
+halfmoon_pages{state="used"} 0.0
+halfmoon_pages{state="landing"} 2.0
+# TYPE halfmoon_kvstore_leased_blocks gauge
+halfmoon_kvstore_leased_blocks 0.0
+"""
+    assert held_by_worker("decode-0", metrics) == ["decode-0 has 2 of halfmoon_pages{landing}"]
+    cluster = {"requests": {"waiting": 0, "decoding": 3}}
+    assert held_by_conductor("conductor-1", cluster) == ["conductor-1 has 3 requests decoding"]
+
+
+def test_each_service_has_a_redis_address_and_each_kvstore_a_disk_of_its_own() -> None:
+    plan = ClusterPlan("m", 1, n_prefill=2, n_decode=2, n_kvstore=2, metadata="redis://replaced")
+    urls = {name: f"redis://{name}/0" for name in SERVICES}
+    specs = plan_chaos(plan, Path("disks"), urls)
+    assert sorted(spec.name for spec in specs) == sorted(SERVICES)
+    for spec in specs:
+        arguments = spec.arguments
+        assert arguments[arguments.index("--metadata") + 1] == urls[spec.name]
+        assert arguments[arguments.index("--worker-id") + 1] == spec.name
+        if spec.role == "kvstore":
+            assert f"--disk-path=disks/{spec.name}" in arguments
