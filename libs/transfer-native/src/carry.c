@@ -127,6 +127,23 @@ static End receive_part(Batch *batch, Part part)
     return DONE;
 }
 
+/* After sending failed: leave for Python what the peer said before it hung up, if it said anything.
+ * Returns FAILED, with errno as it was, if it did not. */
+static End hear_last_words(Batch *batch, const Part *waiting)
+{
+    int error = errno;
+    if (batch->write && (error == EPIPE || error == ECONNRESET))
+        for (; batch->n_answered < batch->n_sent; batch->n_answered++) {
+            End end = receive_part(batch, waiting[batch->n_answered % MAX_WINDOW]);
+            if (end == UNUSUAL)
+                return UNUSUAL;
+            if (end != DONE)
+                break;
+        }
+    errno = error;
+    return FAILED;
+}
+
 static End move(Batch *batch)
 {
     Part waiting[MAX_WINDOW];
@@ -140,6 +157,8 @@ static End move(Batch *batch)
             end = send_part(batch, part);
             waiting[batch->n_sent++ % MAX_WINDOW] = part;
             batch->next_to_send += part.n;
+            if (end == FAILED)
+                end = hear_last_words(batch, waiting);
         } else {
             end = receive_part(batch, waiting[batch->n_answered % MAX_WINDOW]);
             if (end == DONE)

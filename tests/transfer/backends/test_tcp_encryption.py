@@ -28,7 +28,11 @@ from halfmoon_transfer.backends import addresses
 from halfmoon_transfer.backends.socket_io import SocketClosed
 from halfmoon_transfer.backends.tcp import native, record_layer, tcp_frames
 from halfmoon_transfer.backends.tcp.record_keys import KeyExchange
-from halfmoon_transfer.backends.tcp.record_layer import EncryptedSocket, encrypt_socket
+from halfmoon_transfer.backends.tcp.record_layer import (
+    RECORD_BYTES,
+    EncryptedSocket,
+    encrypt_socket,
+)
 from halfmoon_transfer.backends.tcp.tcp_frames import TcpFrameError, TcpHello
 from halfmoon_transfer.metadata import descriptor as records
 from halfmoon_transfer.metadata.descriptor import Endpoint
@@ -279,7 +283,7 @@ def test_a_key_seals_no_record_past_its_limit(
 # Engines, with something between them.
 
 PATTERN = b"KV that must not be read "
-LONG = 300_000
+LONG = 1_000_000
 
 
 class Relay:
@@ -322,16 +326,19 @@ class Relay:
                 thread.start()
 
     def _forward(self, source: socket.socket, target: socket.socket, from_initiator: bool) -> None:
-        try:
+        with suppress(OSError):
             while data := source.recv(65536):
                 self.recorded += data
-                target.sendall(self.change(data, from_initiator))
-        except OSError:
-            pass
-        finally:
-            for sock in (source, target):
-                with suppress(OSError):
-                    sock.shutdown(socket.SHUT_RDWR)
+                try:
+                    target.sendall(self.change(data, from_initiator))
+                except OSError:
+                    if from_initiator:  # what the owner said last is still on its way
+                        return
+                    break
+        for sock in (source, target):
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+            sock.close()  # not only shut down: a sender would wait for room
 
 
 class Ends:
@@ -522,3 +529,28 @@ def test_the_setting_is_on_or_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HALFMOON_TRANSFER_ENCRYPTION", "maybe")
     with pytest.raises(ValueError, match="HALFMOON_TRANSFER_ENCRYPTION is 'maybe'"):
         encryption_from_environment()
+
+
+@pytest.mark.parametrize("use_native", KINDS)
+def test_what_the_peer_said_is_heard_by_one_that_could_not_send_all(
+    make_ends: Any, use_native: bool
+) -> None:
+    """The owner says why it hangs up; here nothing more can be sent by then."""
+    ends = make_ends(settled(use_native=use_native), settled(use_native=use_native))
+    ends.move("write", 10)
+    answered = threading.Event()
+    n_passed = 0
+
+    def flip_and_hold(data: bytes, from_initiator: bool) -> bytes:
+        nonlocal n_passed
+        if not from_initiator:
+            answered.set()
+            return data
+        n_passed += len(data)
+        if n_passed > 2 * RECORD_BYTES:
+            assert answered.wait(PATIENCE_S)
+        return data[:-1] + bytes([data[-1] ^ 1])
+
+    ends.relay.change = flip_and_hold
+    with pytest.raises(Lost, match=r"encrypted record \d+ is not as its sender sealed it"):
+        ends.move("write")

@@ -5,6 +5,7 @@ window is small enough that outstanding replies always fit into the sockets' buf
 sides never wait for each other to read.
 """
 
+import contextlib
 import socket
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -316,8 +317,23 @@ class Lane:
         if write:
             for index in part:
                 buffers.extend(_in_flight(carried, index))
-        send_all(self._socket, buffers)
+        try:
+            send_all(self._socket, buffers)
+        except ConnectionError:
+            if write:
+                self._raise_failure()
+            raise
         return number
+
+    def _raise_failure(self) -> None:
+        """Raise what the peer said before it hung up, if it said anything; never waits for it.
+
+        Raises:
+            TcpFrameError: the peer could not read a request.
+        """
+        with contextlib.suppress(OSError):
+            for _ in range(_WINDOW + 1):  # replies to earlier requests come before it
+                self._reply()
 
     def _receive(
         self,
