@@ -83,8 +83,9 @@ native-if-possible: $(VENV)/.installed
 	elif [ ! -e $(ENGINE_KERNELS) ]; then \
 		echo "no C++ compiler or Python.h here: torch computes, more slowly (see make native)"; fi
 
-test-native-sanitized: $(VENV)/.dev ## the engine's kernels under AddressSanitizer and UBSan (a minute)
-	$(BIN)/python tests/engine/native/sanitized.py
+test-native-sanitized: $(VENV)/.dev ## both extensions under AddressSanitizer and UBSan (minutes): N=10000 SEED=7
+	$(BIN)/python tests/native/sanitized_build.py engine-native
+	HALFMOON_FUZZ=$(N) HALFMOON_FUZZ_SEED=$(SEED) $(BIN)/python tests/native/sanitized_build.py transfer-native
 
 # A virtual machine with software RDMA devices; not part of this repository.
 RDMA_VM ?= ../shared/tools/rdma-vm

@@ -287,7 +287,7 @@ class HostilePeer:
             session=self.dice.choice((b"", self.session)),
             number=self.n_dialled,
             over=self.dice.choice(((), (1,), (2**63, self.n_dialled - 1))),
-            origin="hostile",
+            origin=self.dice.choice(("hostile", "\x1b[2J\n" * 60)),
             nonce=make_nonce() if keyed else b"",
             share=KeyExchange().share if self.encrypt else b"",
         )
@@ -629,7 +629,9 @@ class Batch:
                 case 3:
                     replies[at] = cut_anywhere(dice, replies[at])
                 case 4:
-                    replies.insert(at, tcp_frames.encode_failure("x" * dice.choice((0, 5, 600))))
+                    replies.insert(
+                        at, tcp_frames.encode_failure("\x1b\n" * dice.choice((0, 5, 600)))
+                    )
                 case 5:
                     replies.insert(at, dice.choice(replies))
                 case _:
@@ -677,7 +679,7 @@ def test_no_bytes_of_an_owner_change_memory_beside_the_slices(
             ends["answered"] += 1
         except (TcpFrameError, LaneRefused, OSError) as error:
             assert not isinstance(error, (BlockingIOError, TimeoutError)), "it waited for ever"
-            assert str(error)
+            assert str(error).isprintable() and str(error), error
             ends[type(error).__name__] += 1
         except BaseException as error:
             error.add_note(f"input {number}: {batch.op}, {script[:400].hex()}")

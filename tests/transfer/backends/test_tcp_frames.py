@@ -6,6 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from halfmoon_protocol.regions import Region
+from halfmoon_transfer import Piece
+from halfmoon_transfer.backends.backend_interface import refusal_outcome
 from halfmoon_transfer.backends.tcp import tcp_frames
 from halfmoon_transfer.backends.tcp.tcp_frames import (
     SliceReply,
@@ -15,6 +18,7 @@ from halfmoon_transfer.backends.tcp.tcp_frames import (
     TcpReply,
     TcpRequest,
 )
+from halfmoon_transfer.planning.single_batch import as_single_batch
 from halfmoon_transfer.regions.access import AccessStatus
 
 U64 = st.integers(0, 2**64 - 1)
@@ -144,3 +148,12 @@ def test_the_bytes_are_the_documented_ones() -> None:
         "484d5452 01010100 00000000 00000000 07000000 00000000 00000000 00000000 "
         "01000000 00000000 f4010000 00000000"
     )
+
+
+@given(st.sampled_from(AccessStatus), U64)
+def test_each_status_with_any_number_has_a_text(status: AccessStatus, detail: int) -> None:
+    local, remote = Region("here", 1, bytes(16), 10), Region("there", 1, bytes(16), 10)
+    batch = as_single_batch("read", [Piece(local, 0, remote, 0, 10)], "tcp", 10)
+    assert batch is not None
+    if status is not AccessStatus.OK:
+        assert refusal_outcome(batch, batch.slices[0], status, detail).reason.isprintable()

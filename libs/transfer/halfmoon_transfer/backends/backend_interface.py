@@ -232,7 +232,7 @@ def refusal_outcome(batch: Batch, each: Slice, status: AccessStatus, detail: int
             )
         case AccessStatus.FILE_FAILED:
             return SliceOutcome(
-                OutcomeKind.REJECTED, f"{where} of {region}, a file: {os.strerror(detail)}"
+                OutcomeKind.REJECTED, f"{where} of {region}, a file: {_errno_text(detail)}"
             )
         case AccessStatus.DEVICE_FAILED:
             reason = f"{where} of {region}, in device memory: the driver says error {detail}"
@@ -240,3 +240,8 @@ def refusal_outcome(batch: Batch, each: Slice, status: AccessStatus, detail: int
         case AccessStatus.FILE_SHRUNK:
             reason = f"{where} of {region}, a file that got shorter: it has {detail} bytes now"
             return SliceOutcome(OutcomeKind.REJECTED, reason)
+
+
+def _errno_text(number: int) -> str:
+    """Return the text of an errno that a peer sent, which may be any number of 64 bits."""
+    return os.strerror(number) if number < 2**31 else f"unknown error {number}"

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import msgspec
 
+from halfmoon_transfer.backends.peer_text import printable_text
 from halfmoon_transfer.backends.rdma import rdma_handshake
 from halfmoon_transfer.backends.rdma.rail import Rail
 from halfmoon_transfer.backends.rdma.rail_health import (
@@ -65,7 +66,7 @@ class LinkRefused(Exception):
     """A link that the owner refuses; `own` is the owner's welcome."""
 
     def __init__(self, own: RdmaWelcome) -> None:
-        super().__init__(own.refused)
+        super().__init__(printable_text(own.refused))
         self.own = own
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from halfmoon_transfer.backends.backend_interface import CarryRequest, refusal_outcome
+from halfmoon_transfer.backends.peer_text import printable_text
 from halfmoon_transfer.backends.socket_io import ByteStream, ReadAhead, hang_up, send_all
 from halfmoon_transfer.backends.tcp import native, tcp_frames
 from halfmoon_transfer.backends.tcp.record_keys import KeyExchange, RecordKeys
@@ -46,7 +47,7 @@ class LaneRefused(Exception):
     """A connection that the owner refuses; `own` is the owner's hello."""
 
     def __init__(self, own: TcpHello) -> None:
-        super().__init__(own.refused)
+        super().__init__(printable_text(own.refused))
         self.own = own
 
 
@@ -371,7 +372,7 @@ class Lane:
         n_rest, n_text = tcp_frames.reply_rest_bytes(header)
         reply = tcp_frames.decode_reply(header, self._ahead.take(n_rest))
         if reply.op == tcp_frames.FAILED:
-            text = bytes(self._ahead.take(n_text)).decode(errors="replace")
+            text = printable_text(bytes(self._ahead.take(n_text)).decode(errors="replace"))
             raise TcpFrameError(f"the peer could not read our request: {text}")
         return reply
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
+from halfmoon_transfer.backends.peer_text import printable_text
 from halfmoon_transfer.backends.socket_io import (
     ByteStream,
     ReadAhead,
@@ -286,7 +287,7 @@ class _Connection:
         return ""
 
     def _who(self, hello: TcpHello) -> str:
-        return f"segment {hello.origin:.200} at {self._socket.getpeername()[0]}"
+        return f"segment {printable_text(hello.origin[:200])} at {self._socket.getpeername()[0]}"
 
     def _next_header(self) -> memoryview | None:
         """Return the next request's header; None when the peer has hung up before it."""
