@@ -40,9 +40,13 @@ def main() -> int:
     name = sys.argv[1]
     with tempfile.TemporaryDirectory() as folder:
         build(ROOT / "libs" / name, Path(folder))
-        preload = subprocess.check_output(["g++", "-print-file-name=libasan.so"], text=True)
+        # libstdc++ too, as libasan looks up its functions before any other library is loaded.
+        preload = [
+            subprocess.check_output(["g++", f"-print-file-name={library}"], text=True).strip()
+            for library in ("libasan.so", "libstdc++.so.6")
+        ]
         environment = os.environ | {
-            "LD_PRELOAD": preload.strip(),
+            "LD_PRELOAD": " ".join(preload),
             # The interpreter itself leaks; its own allocator would hide what reads beyond.
             "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1",
             "UBSAN_OPTIONS": "print_stacktrace=1",
@@ -50,9 +54,11 @@ def main() -> int:
             "PYTHONPATH": folder,
             "HALFMOON_SANITIZED": folder,
         }
-        arguments = sys.argv[2:] or [*TESTS[name], "-q", "-x"]
+        options = sys.argv[2:] or ["-q", "-x"]
+        if all(each.startswith("-") for each in options):
+            options = [*TESTS[name], *options]
         return subprocess.call(
-            [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments],
+            [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options],
             cwd=ROOT,
             env=environment,
         )

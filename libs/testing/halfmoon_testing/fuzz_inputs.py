@@ -148,7 +148,7 @@ def _other(dice: random.Random, value: Any, *, deeper: bool) -> Any:
         case _:
             choices = [0, "", []]
     if deeper and dice.random() < 0.03:
-        for _ in range(dice.choice((3, 100, 250, 1000))):
+        for _ in range(dice.choice((3, 100, 199, 201, 250))):
             value = [value] if dice.random() < 0.9 else {"a": value}
         return value
     return dice.choice(choices) if dice.random() < 0.4 else dice.choice(ABSURD_VALUES)

@@ -60,13 +60,16 @@ def install_error_handlers(app: FastAPI) -> None:
             describe_validation_error(error.errors(), error.body), request.url.path
         )
 
-    @app.exception_handler(HTTPException)
-    async def on_http_error(request: Request, error: HTTPException) -> Response:
-        """Answer an unknown route, a wrong method or an unreadable body."""
-        reason = f"{error.detail} ({request.method} {request.url.path})"
-        kind = InvalidRequest.kind if error.status_code < 500 else ApiError.kind
-        body = _body(reason, kind, None, None)
-        return _response(request.url.path, error.status_code, body, error.headers)
+    app.add_exception_handler(HTTPException, on_http_error)
+
+
+async def on_http_error(request: Request, error: Exception) -> Response:
+    """Answer an unknown route, a wrong method or an unreadable body; also in a mounted app."""
+    assert isinstance(error, HTTPException)
+    reason = f"{error.detail} ({request.method} {request.url.path})"
+    kind = InvalidRequest.kind if error.status_code < 500 else ApiError.kind
+    body = _body(reason, kind, None, None)
+    return _response(request.url.path, error.status_code, body, error.headers)
 
 
 def logged_error_response(error: ApiError, path: str) -> Response:

@@ -10,12 +10,13 @@ from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from halfmoon_conductor.errors import InvalidRequest
-from halfmoon_conductor.http_server.error_responses import error_response
+from halfmoon_conductor.http_server.error_responses import error_response, on_http_error
 from halfmoon_conductor.observability.history.observer import CoreObserver
 from halfmoon_conductor.page.cluster_view import ConductorInfo, cluster_view
 from halfmoon_conductor.page.role_routes import role_routes
@@ -88,7 +89,8 @@ def debug_app(
             Route("/decisions", decisions),
             Route("/latencies", latencies),
             *role_routes(links.shell, clock),
-        ]
+        ],
+        exception_handlers={HTTPException: on_http_error},
     )
 
 
