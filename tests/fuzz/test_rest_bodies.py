@@ -127,11 +127,11 @@ class Requests:
         route = dice.choice((*list(BODIES), "chat", "completions", "responses", "messages"))
         path, base = BODIES[route]
         body: Any = dict(base)
-        for _ in range(dice.choice((0, 1, 1, 2, 4, 8))):
+        for _ in range(dice.choice((0, 1, 1, 2, 4))):
             if EXAMPLES[route]:
                 body |= dice.choice(EXAMPLES[route])
         body |= {"model": MODEL} if route != "roles" and dice.random() < 0.9 else {}
-        for _ in range(dice.choice((0, 1, 1, 1, 2, 4))):
+        for _ in range(dice.choice((0, 0, 0, 1, 1, 1, 2))):
             body = mutate_value(dice, body)
         if route == "roles" and dice.random() < 0.5:
             names = ("%00", "ü", "a/b", "x" * 3000, "prefill-9?role=decode", "%ff")
