@@ -18,6 +18,7 @@ from halfmoon_protocol.messages import DecodeCost, WorkerInfo
 from halfmoon_runtime.clock import FakeClock
 from halfmoon_runtime.membership import (
     MEMBERS,
+    ImplausibleGeneration,
     MemberChanged,
     MemberEvent,
     MemberGone,
@@ -355,3 +356,18 @@ def test_the_changes_lead_from_one_view_to_the_other(
                 assert view[info.worker_id] != info
                 view[info.worker_id] = info
     assert view == members(now)
+
+
+async def test_a_record_of_an_impossible_generation_keeps_no_worker_counting() -> None:
+    store = MemoryStore()
+    info = WorkerInfo(
+        worker_id=WorkerId("decode-0"),
+        role="decode",
+        generation=2**40,
+        host="here",
+        commands="tcp://127.0.0.1:1",
+        events="tcp://127.0.0.1:1",
+    )
+    store.put(MEMBERS + "decode-0", msgspec.json.encode(info))
+    with pytest.raises(ImplausibleGeneration, match="delete that record"):
+        await next_generation(store, WorkerId("decode-0"))

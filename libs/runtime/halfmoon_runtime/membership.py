@@ -33,6 +33,10 @@ _WRITE_TRIES = 10
 #: Longest text of a record in the log, in characters.
 _MAX_LOGGED = 200
 
+#: A record's generation is at most so far above the counter of starts, which a metadata server
+#: may have lost.
+_MAX_LOST_STARTS = 100_000
+
 T = TypeVar("T")
 _log = structlog.get_logger(__name__)
 _decoder: msgspec.json.Decoder[WorkerInfo] = msgspec.json.Decoder(WorkerInfo)
@@ -40,6 +44,10 @@ _decoder: msgspec.json.Decoder[WorkerInfo] = msgspec.json.Decoder(WorkerInfo)
 
 class Superseded(Exception):
     """A process of this worker's name started later; this process must stop."""
+
+
+class ImplausibleGeneration(Exception):
+    """A worker's record has a generation that no counted start can have."""
 
 
 # -- a worker's side ---------------------------------------------------------------------------
@@ -59,13 +67,23 @@ async def next_generation(store: MetadataStore, worker_id: WorkerId, *, above: i
         above: generation of an earlier start, known to the caller.
 
     Waits for the metadata server without limit.
+
+    Raises:
+        ImplausibleGeneration: the worker's present record is not one that a worker wrote.
     """
 
     def count() -> int:
-        there = _decode(MEMBERS + worker_id, store.get(MEMBERS + worker_id))
+        key = MEMBERS + worker_id
+        there = _decode(key, store.get(key))
         least = above if there is None else max(above, there.generation)
-        while (generation := store.increment(GENERATIONS + worker_id)) <= least:
-            pass
+        generation = store.increment(GENERATIONS + worker_id)
+        if least - generation > _MAX_LOST_STARTS:
+            raise ImplausibleGeneration(
+                f"the record {key!r} has generation {least}, and {generation} starts of this "
+                f"worker were counted: delete that record, then start the worker again"
+            )
+        while generation <= least:
+            generation = store.increment(GENERATIONS + worker_id)
         return generation
 
     return await _until_done(f"generation of {worker_id}", lambda: asyncio.to_thread(count))
@@ -248,7 +266,12 @@ async def list_members(store: MetadataStore) -> dict[WorkerId, WorkerInfo]:
     Raises:
         MetadataError: the metadata server can't be reached.
     """
-    return _readable(await asyncio.to_thread(store.list, MEMBERS), {})[0]
+    return readable_members(await asyncio.to_thread(store.list, MEMBERS))
+
+
+def readable_members(records: Mapping[str, bytes]) -> dict[WorkerId, WorkerInfo]:
+    """Return the members of records below `MEMBERS`; log and leave out what can't be read."""
+    return _readable(records, {})[0]
 
 
 async def find_model_worker(

@@ -5,11 +5,10 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx
-import msgspec
 
 from halfmoon_metadata import MetadataStore
 from halfmoon_protocol.messages import WorkerInfo
-from halfmoon_runtime.membership import MEMBERS
+from halfmoon_runtime.membership import MEMBERS, readable_members
 from halfmoon_runtime.observability.operator_http import operator_token
 
 _TIMEOUT_S = 15.0
@@ -36,8 +35,7 @@ class KvstoreNodes:
 
     def list_nodes(self) -> list[WorkerInfo]:
         """Return the records of all kvstores, in order of their names."""
-        records = self._store.list(MEMBERS).values()
-        infos = [msgspec.json.decode(record, type=WorkerInfo) for record in records]
+        infos = readable_members(self._store.list(MEMBERS)).values()
         return sorted((i for i in infos if i.role == "kvstore"), key=lambda i: i.worker_id)
 
     def find_node(self, name: str) -> WorkerInfo:

@@ -10,7 +10,6 @@ from pathlib import Path
 from types import FrameType
 
 import httpx
-import msgspec
 from rich.console import Console
 from rich.live import Live
 from rich.markup import escape
@@ -20,8 +19,7 @@ from rich.text import Text
 from halfmoon_cli.up.embedded_cluster import ClusterPlan, EmbeddedCluster, ServiceProcess
 from halfmoon_metadata import open_store
 from halfmoon_metadata.store_interface import MetadataError
-from halfmoon_protocol.messages import WorkerInfo
-from halfmoon_runtime.membership import MEMBERS
+from halfmoon_runtime.membership import MEMBERS, readable_members
 
 _POLL_S = 0.2
 #: A question that the demo model can answer. It has no apostrophe, which a shell would need quoted.
@@ -163,10 +161,9 @@ def _model_of_workers(plan: ClusterPlan) -> str:
     """Return the model's name in the workers' records, where the REST API needs a key."""
     store = open_store(plan.metadata or f"{plan.url}/metadata")
     try:
-        records = store.list(MEMBERS).values()
+        infos = readable_members(store.list(MEMBERS)).values()
     except MetadataError:
         return plan.served_model_name
     finally:
         store.close()
-    infos = [msgspec.json.decode(record, type=WorkerInfo) for record in records]
     return next((info.model for info in infos if info.model), plan.served_model_name)

@@ -17,8 +17,8 @@ from halfmoon_protocol.ids import WorkerId
 from halfmoon_protocol.messages import Role, WorkerInfo
 from halfmoon_runtime.channels.network import Network, Port
 from halfmoon_runtime.channels.zmq_network import ZmqNetwork
-from halfmoon_runtime.lifecycle import Service
-from halfmoon_runtime.membership import Membership, next_generation
+from halfmoon_runtime.lifecycle import CannotStart, Service
+from halfmoon_runtime.membership import ImplausibleGeneration, Membership, next_generation
 from halfmoon_runtime.observability.metrics import MetricSnapshot
 from halfmoon_runtime.observability.transfer_metrics import TransferCounts, transfer_engine_metrics
 from halfmoon_runtime.settings import ServiceSettings
@@ -121,6 +121,7 @@ async def open_worker(
         above: generation of an earlier start in this process; the new one is higher.
 
     Raises:
+        CannotStart: this worker's record in the metadata server makes no sense.
         OSError: an address of the settings can't be listened on, or dialled by others.
         ValueError: the settings name an unknown metadata store or transfer backend.
     """
@@ -128,7 +129,10 @@ async def open_worker(
         worker_id = WorkerId(settings.worker_id)
         store = open_store(settings.metadata)
         stack.callback(store.close)
-        generation = await next_generation(store, worker_id, above=above)
+        try:
+            generation = await next_generation(store, worker_id, above=above)
+        except ImplausibleGeneration as error:
+            raise CannotStart(str(error)) from error
         transfer = stack.enter_context(
             open_transfer(
                 worker_id,

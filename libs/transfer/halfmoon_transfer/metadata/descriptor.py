@@ -73,5 +73,5 @@ def decode(value: bytes) -> SegmentDescriptor:
     """
     try:
         return msgspec.json.decode(value, type=SegmentDescriptor)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"not a segment descriptor: {error}") from None

@@ -195,7 +195,7 @@ def decode(value: bytes) -> ObjectRecord:
     """
     try:
         record = msgspec.json.decode(value, type=ObjectRecord)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"not an object's record: {error}") from None
     if record.shard_bytes < 1 or any(size < 0 for size in record.sizes):
         raise ValueError("sizes that can't be")
@@ -208,6 +208,8 @@ def decode(value: bytes) -> ObjectRecord:
     )
     if wrong:
         raise ValueError(f"{len(record.checksums)} checksums for {n_shards} shards, or the like")
+    if len({holder.source for holder in record.holders}) < len(record.holders):
+        raise ValueError("a holder that is listed twice")
     for holder in record.holders:
         if len(holder.places) != len(record.sizes) or len(holder.bitmap) != -(-n_shards // 8):
             raise ValueError(f"the entry of {holder.source.segment} does not fit the object")
