@@ -96,7 +96,7 @@ def decode_payload(payload: bytes, sequence: int) -> KvEventBatch:
             return KvEventBatch(
                 sequence, mixed.timestamp, tuple(event for event in rows if event is not None)
             )
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedMessage(f"not a KV event batch: {error}") from None
     return KvEventBatch(sequence, known.timestamp, tuple([_event(row) for row in known.events]))
 
