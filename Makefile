@@ -14,7 +14,7 @@ VENV_AUDIT ?= .venv-audit
 export MODEL PREFILL DECODE KVSTORE PORT
 
 .DEFAULT_GOAL := help
-.PHONY: $(VENV_VLLM) .python-is-new-enough help up test test-fast fuzz fuzz-messages test-soak sim-cluster chaos test-shaken native native-if-possible test-native-sanitized test-rdma test-vllm test-clients screenshots e2e-compose check schema format bench bench-overload bench-conductor bench-transfer bench-kvpool bench-rdma bench-engine bench-goodput dist lock audit clean
+.PHONY: $(VENV_VLLM) .python-is-new-enough help up test test-fast fuzz fuzz-messages fuzz-all test-soak sim-cluster chaos test-shaken native native-if-possible test-native-sanitized test-rdma test-vllm test-clients screenshots e2e-compose check schema format bench bench-overload bench-conductor bench-transfer bench-kvpool bench-rdma bench-engine bench-goodput dist lock audit clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,8 +55,14 @@ chaos: $(VENV)/.dev ## a live cluster under faults, every answer checked: MINUTE
 # Hostile inputs of each fuzzer; SEED repeats a run.
 N ?= 10000
 
-fuzz: $(VENV)/.dev ## hostile grammars and checkpoints by the thousand: N=10000 SEED=7
-	HALFMOON_FUZZ=$(N) HALFMOON_FUZZ_SEED=$(SEED) $(BIN)/pytest -s --timeout 14400 tests/fuzz
+# Those of docs/security.md.
+FUZZERS ?= tests/fuzz
+
+fuzz: $(VENV)/.dev ## hostile inputs to every door: N=10000 SEED=7 FUZZERS=tests/fuzz/test_rest_bodies.py
+	HALFMOON_FUZZ=$(N) HALFMOON_FUZZ_SEED=$(SEED) $(BIN)/pytest -s --timeout 14400 $(FUZZERS)
+
+fuzz-all: fuzz fuzz-messages ## all fuzzers, the transfer extension's under sanitizers too (hours): N=10000 SEED=7
+	HALFMOON_FUZZ=$(N) HALFMOON_FUZZ_SEED=$(SEED) $(BIN)/python tests/native/sanitized_build.py transfer-native
 
 fuzz-messages: $(VENV)/.dev ## hostile messages to workers and conductor: N=10000 SEED=7
 	HALFMOON_SEQUENCES=$(N) HALFMOON_SEED=$(SEED) \
@@ -83,7 +89,9 @@ native-if-possible: $(VENV)/.installed
 	elif [ ! -e $(ENGINE_KERNELS) ]; then \
 		echo "no C++ compiler or Python.h here: torch computes, more slowly (see make native)"; fi
 
-test-native-sanitized: $(VENV)/.dev ## both extensions under AddressSanitizer and UBSan (minutes): N=10000 SEED=7
+# Of inputs, unless the command line says how many.
+test-native-sanitized: N = 500
+test-native-sanitized: $(VENV)/.dev ## both extensions under AddressSanitizer and UBSan (two minutes): N=500 SEED=7
 	$(BIN)/python tests/native/sanitized_build.py engine-native
 	HALFMOON_FUZZ=$(N) HALFMOON_FUZZ_SEED=$(SEED) $(BIN)/python tests/native/sanitized_build.py transfer-native
 

@@ -4,7 +4,8 @@ Frames are those that the conductor and its workers really send, and examples of
 valid, repeated, reordered, with other values, with other bytes, cut, and as wrong numbers of
 frames. Several connections of strangers send them while a victim generates. It gets its exact
 tokens, every task lives, and in the end nothing is held. `tests/services/test_hostile_sequences.py`
-has sequences that know more of each message. `make fuzz-all N=20000 SEED=7` tries many.
+has sequences that know more of each message.
+`make fuzz N=20000 FUZZERS=tests/fuzz/test_message_frames.py` tries many.
 """
 
 import asyncio

@@ -2,7 +2,8 @@
 
 Records of workers, of groups, of segments, of shared objects and counters are mutated as values
 and as bytes. A conductor over ZeroMQ follows all of them while a victim generates; starting
-workers, renewals, transfers and commands read them one by one. `make fuzz-all N=20000 SEED=7`.
+workers, renewals, transfers and commands read them one by one.
+`make fuzz N=20000 FUZZERS=tests/fuzz/test_metadata_records.py` tries many.
 """
 
 import asyncio

@@ -3,7 +3,7 @@
 Bodies are made of the page's own examples, combined, mutated, cut and badly encoded; so are
 headers, methods and paths. They reach a conductor with real workers over real sockets, several at
 once. A victim beside gets its exact tokens, and in the end nothing is left: no task, no page, no
-lease, no connection. `make fuzz-all N=20000 SEED=7` tries many.
+lease, no connection. `make fuzz N=20000 FUZZERS=tests/fuzz/test_rest_bodies.py` tries many.
 """
 
 import asyncio

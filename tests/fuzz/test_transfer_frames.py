@@ -8,8 +8,8 @@ At the initiator: replies of the same kinds. A slice counts as applied only if i
 and no byte beside it changes.
 
 Both are tried in Python and in the extension, in the clear and with a cluster key.
-`make fuzz-all N=20000 SEED=7` tries many; `make test-native-sanitized` runs the extension's cases
-under AddressSanitizer.
+`make fuzz N=20000 FUZZERS=tests/fuzz/test_transfer_frames.py` tries many;
+`make test-native-sanitized` runs the extension's cases under AddressSanitizer.
 """
 
 import contextlib

@@ -177,3 +177,11 @@ def test_what_is_not_a_batch_is_malformed(payload: bytes) -> None:
 def test_a_sequence_of_another_length_is_malformed() -> None:
     with pytest.raises(MalformedMessage, match="7 bytes"):
         decode_sequence(bytes(7))
+
+
+def test_text_that_is_no_utf_8_is_malformed() -> None:
+    payload = encode_payload([STORED], 0.0)
+    broken = payload.replace(b"BlockStored", b"\xe3lockStored")
+    assert broken != payload
+    with pytest.raises(MalformedMessage, match="not a KV event batch"):
+        decode_payload(broken, 1)
