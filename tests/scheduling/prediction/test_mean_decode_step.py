@@ -48,3 +48,14 @@ def test_the_sums_stay_true_over_many_changes_and_follow_corrections() -> None:
         mean.check()
         steps = [costs.step_s(w, cost, n, tokens) for w, (n, tokens) in running.items()]
         assert mean.mean_s(0, 0) == pytest.approx(sum(steps) / len(steps))
+
+
+def test_an_absurd_cost_of_one_worker_is_gone_with_its_next_report() -> None:
+    mean = MeanDecodeStep(CostModel())
+    right = DecodeCost(d0_s=1.0, d1_s=0.1, d2_s=0.001)
+    for worker in (A, B):
+        mean.put(worker, right, 4, 1000)
+    mean.put(B, DecodeCost(d0_s=1e9, d1_s=1e9, d2_s=1e9), 4, 1000)
+    mean.put(B, right, 4, 1000)
+    mean.check()
+    assert mean.mean_s(0, 0) == pytest.approx(2.4)

@@ -11,6 +11,9 @@ from halfmoon_scheduling.prediction.cost_model import CostModel
 
 #: Changes per worker after which the sums are computed again: sums of fractions drift.
 _RENEWED_AFTER = 16
+#: Seconds of a worker's terms above which the sums are computed again when these terms change: as
+#: long as such a term is in a sum, that has lost the digits of the other workers.
+_COARSE_S = 1e3
 
 #: Seconds of a worker's empty step, seconds that its running requests add, and seconds that each
 #: further request and each further token of context would add.
@@ -49,7 +52,8 @@ class MeanDecodeStep:
             d + new[3] - old[3],
         )
         self._n_changes += 1
-        if self._n_changes >= _RENEWED_AFTER * len(self._terms):
+        is_coarse = max(map(abs, old)) > _COARSE_S
+        if is_coarse or self._n_changes >= _RENEWED_AFTER * len(self._terms):
             self._renew()
 
     def drop(self, worker_id: WorkerId) -> None:
