@@ -19,11 +19,14 @@ from random import Random
 from typing import Any, NamedTuple
 
 import httpx
+import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from halfmoon_conductor.grammar.grammar_checker import GrammarChecker
+from halfmoon_conductor.inputs.body_preparation import PreparationSpec
+from halfmoon_conductor.inputs.body_preparers import MEMORY_BYTES, ProcessPreparer
 from halfmoon_conductor.observability.history.latency_history import LatencyHistory
 from halfmoon_conductor.observability.history.observer import CoreObserver
 from halfmoon_conductor.page.cluster_view import ConductorInfo
@@ -33,6 +36,7 @@ from halfmoon_conductor.text.fake_tokenizer import FakeTokenizer
 from halfmoon_conductor.text.hub_tokenizer import HubTokenizer
 from halfmoon_conductor.text.tokenizer_interface import Tokenizer
 from halfmoon_engine.fake_engine import FakeEngine, parse_fake_spec
+from halfmoon_sandbox import Sandbox
 from halfmoon_testing.conductor_http import serve_app
 from halfmoon_testing.fuzz_inputs import (
     cut_anywhere,
@@ -155,7 +159,10 @@ class Requests:
                 return text.encode(encoding, "surrogatepass" if "7" not in encoding else "replace")
             case x if x < 0.16:
                 return b"{" + b"".join(b'"model":"m",' for _ in range(3)) + content[1:]
-            case x if x < 0.18:
+            case x if x < 0.21:
+                # Long enough for a helper process.
+                return content[:-1] + b" " * dice.choice((10_000, 20_000, 60_000)) + content[-1:]
+            case x if x < 0.23:
                 return dice.choice((b"", b"null", b"[]", b'"x"', b"1", b"\0", content * 2, b"{}"))
         return content
 
@@ -204,12 +211,21 @@ async def open_conductor(tokenizer: Tokenizer) -> AsyncIterator[Conductor]:
         cluster.shell.add_recorder(observer.record)
         info = ConductorInfo("conductor-0", "memory")
         grammars = GrammarChecker.of(tokenizer)
+        spec_of_bodies = msgspec.msgpack.encode(PreparationSpec(tokenizer.source, "auto"))
+        sandbox = Sandbox(
+            "halfmoon_conductor.inputs.body_preparation:make_handler",
+            spec_of_bodies,
+            memory_bytes=MEMORY_BYTES,
+        )
+        preparer = ProcessPreparer(sandbox, 2)
+        preparer.start()
         app = create_app(
             cluster.gateway,
             tokenizer,
             registry=CollectorRegistry(),
             latencies=observer.latencies,
             extra_mounts=[("/debug", debug_app(observer, cluster.hub, cluster.clock, info))],
+            preparer=preparer,
             grammars=grammars,
         )
         try:
@@ -217,6 +233,7 @@ async def open_conductor(tokenizer: Tokenizer) -> AsyncIterator[Conductor]:
                 yield Conductor(cluster, address, tokenizer, engine())
         finally:
             grammars.close()
+            preparer.close()
 
 
 async def ask(conductor: Conductor, request: HostileRequest, dice: Random) -> httpx.Response:
