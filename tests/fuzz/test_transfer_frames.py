@@ -383,7 +383,11 @@ class HostilePeer:
     # Frames.
 
     def frames(self) -> bytes:
-        return b"".join(self.frame() for _ in range(self.dice.choice((1, 1, 2, 3, 6))))
+        while True:
+            made = b"".join(self.frame() for _ in range(self.dice.choice((1, 1, 2, 3, 6))))
+            # A mutation may have turned a nearly right key into the right one.
+            if made and self.owner.pool.region.key not in made:
+                return made
 
     def frame(self) -> bytes:
         """One frame that is right or mutated in one of many ways."""
