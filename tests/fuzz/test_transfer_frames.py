@@ -582,6 +582,9 @@ class HostileOwner(threading.Thread):
             if exchange is not None:
                 share = tcp_frames.decode_hello(asked).share
                 keys = exchange.agree(self.key, share, *maps)
+                # An initiator takes no record before its first request.
+                if not self.bends_proof:
+                    self.sock.recv(1, socket.MSG_PEEK)
                 stream = encrypt_socket(self.sock, keys.owner, keys.initiator, use_native=False)
         if self.bends_record and stream is not self.sock:
             recorder = Recorder()
