@@ -27,6 +27,8 @@ from halfmoon_conductor.observability.metrics.cluster_metrics import ClusterMetr
 from halfmoon_conductor.observability.tracing.tracing_setup import TracingSetup
 from halfmoon_conductor.page.cluster_view import ConductorInfo
 from halfmoon_conductor.page.debug_routes import debug_app
+from halfmoon_conductor.resumption.resumable_streams import ResumableStreams
+from halfmoon_conductor.resumption.resumption_limits import ResumptionLimits
 from halfmoon_conductor.routes.rest_app import RestLimits, create_app
 from halfmoon_conductor.settings import EMBEDDED, ConductorSettings
 from halfmoon_conductor.tenants import Tenants
@@ -129,6 +131,8 @@ async def run(settings: ConductorSettings, service: Service) -> None:
         if embedded:
             service.spawn(lease_clock.tick_forever(), name="leases")
             mounts.append(("/metadata", metadata_app(store)))
+        streams = ResumableStreams(_resumption_limits(settings))
+        stack.push_async_callback(streams.close)
         app = create_app(
             traced.gateway(gateway),
             tokenizer,
@@ -140,6 +144,7 @@ async def run(settings: ConductorSettings, service: Service) -> None:
             tool_call_parser=settings.tool_call_parser,
             preparer=preparer,
             grammars=grammars,
+            streams=streams,
         )
         server = _Server(
             uvicorn.Config(
@@ -192,6 +197,14 @@ def _rest_limits(settings: ConductorSettings) -> RestLimits:
         ),
         max_concurrent=settings.max_concurrent,
         cors_origins=tuple(filter(None, settings.cors_origins.split(","))),
+    )
+
+
+def _resumption_limits(settings: ConductorSettings) -> ResumptionLimits:
+    return ResumptionLimits(
+        window_s=settings.resume_window_s,
+        max_streams=settings.resume_streams,
+        max_bytes=settings.resume_mib * 1024 * 1024,
     )
 
 

@@ -12,8 +12,11 @@ ApiError
 ├── UnknownWorker             404  an operator names a worker that is not there
 ├── RequestTimedOut           408  headers or body did not arrive in time
 ├── RoleChangeConflict        409  a worker can't have the requested role at present
+├── StreamTakenOver           409  another connection reads the rest of this stream
+├── ResumptionMismatch        409  the stream to go on with has no such event
 ├── BodyTooLarge              413  more bytes than the conductor accepts
 ├── UrlTooLong                414  a longer URL than the conductor accepts
+├── IdempotencyKeyReused      422  the key was sent before with another body
 ├── HeadTooLarge              431  larger headers than the conductor accepts
 ├── ServerOverloaded          429  refused so that other requests keep their latency; retry later
 ├── RateLimited               429  over the tenant's limits; retry later
@@ -115,6 +118,30 @@ class RoleChangeConflict(ApiError):
     status = 409
     kind = "invalid_request_error"
     code = "role_conflict"
+
+
+class StreamTakenOver(ApiError):
+    """A stream that another connection with the same key reads now."""
+
+    status = 409
+    kind = "invalid_request_error"
+    code = "stream_taken_over"
+
+
+class ResumptionMismatch(ApiError):
+    """An answer that does not have the event after which a client wants to go on."""
+
+    status = 409
+    kind = "invalid_request_error"
+    code = "resumption_mismatch"
+
+
+class IdempotencyKeyReused(ApiError):
+    """A key that was sent before with another body."""
+
+    status = 422
+    kind = "invalid_request_error"
+    code = "idempotency_key_reused"
 
 
 class BodyTooLarge(ApiError):

@@ -48,6 +48,17 @@ class ConductorSettings(TracedSettings):
     max_concurrent: Annotated[int, Field(ge=1)] = Field(
         4096, description="Requests being answered at once, streams included"
     )
+    resume_window_s: Annotated[float, Field(ge=0)] = Field(
+        30.0,
+        description="Seconds that a stream with Idempotency-Key is kept, and goes on, while its"
+        " client is away; 0: it ends, and is computed again for a client that comes back",
+    )
+    resume_streams: Annotated[int, Field(ge=1)] = Field(
+        1024, description="Such streams that are kept at the most; ended and old ones go first"
+    )
+    resume_mib: Annotated[int, Field(ge=1)] = Field(
+        64, description="MiB of their events at the most; ended and old ones go first"
+    )
     tenants: str = Field(
         "", description="File of tenants and hashes of their API keys; empty: no key is needed"
     )

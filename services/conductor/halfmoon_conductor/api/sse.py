@@ -113,7 +113,7 @@ class EventStream(Response):
                 if not self._started:
                     raise
                 await self._send(send, self._error_event(error))
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        await self._send(send, b"", more=False)
 
     async def _send(self, send: Send, data: bytes, *, more: bool = True) -> None:
         if not self._started:

@@ -19,6 +19,7 @@ from halfmoon_conductor.errors import (
     ServiceUnavailable,
 )
 from halfmoon_conductor.generation.stream_merging import merge_streams
+from halfmoon_conductor.generation.token_tag import TokenTag
 from halfmoon_conductor.observability.metrics.generation_timer import GenerationTimer
 from halfmoon_conductor.observability.metrics.http_metrics import HttpMetrics, HttpOutcome
 from halfmoon_conductor.text.text_stream import TextStream
@@ -32,6 +33,7 @@ class OutputProcessor:
     Args:
         charge: is called for every generated token, with 1.
         received_s: `time.perf_counter` when the body had been received.
+        tags_tokens: whether `token_tag` is to be kept.
     """
 
     def __init__(
@@ -43,11 +45,23 @@ class OutputProcessor:
         charge: Callable[[int], None],
         *,
         received_s: float,
+        tags_tokens: bool = False,
     ) -> None:
         self.request = request
         self.created = int(time.time())
+        #: Of the generated tokens of all pieces so far, if `tags_tokens`.
+        self.token_tag = TokenTag()
         self.choices = [
-            _Choice(gateway, request, index, tokenizer, metrics, charge, received_s=received_s)
+            _Choice(
+                gateway,
+                request,
+                index,
+                tokenizer,
+                metrics,
+                charge,
+                received_s=received_s,
+                on_token=self.token_tag.add if tags_tokens else None,
+            )
             for index in range(len(request.generations))
         ]
 
@@ -92,6 +106,7 @@ class _Choice:
         charge: Callable[[int], None],
         *,
         received_s: float,
+        on_token: Callable[[int], None] | None,
     ) -> None:
         #: Tokens of the prompt that came from a cache, and tokens generated so far.
         self.n_cached = 0
@@ -109,6 +124,7 @@ class _Choice:
         )
         self._timer = GenerationTimer(metrics, received_s)
         self._charge = charge
+        self._on_token = on_token
 
     async def pieces(self) -> AsyncGenerator[OutputPiece, None]:
         """Yield a piece for each token; see `OutputProcessor.pieces`."""
@@ -160,3 +176,5 @@ class _Choice:
             self._timer.on_token()
         self.n_generated += 1
         self._charge(1)
+        if self._on_token is not None:
+            self._on_token(event.token)

@@ -10,6 +10,11 @@ from starlette.types import Scope
 
 from halfmoon_conductor.errors import InvalidRequest
 from halfmoon_conductor.http_server.auth_middleware import Principal, principal_of
+from halfmoon_conductor.http_server.resumption_headers import (
+    EVENT_ID_PATTERN,
+    KEY_PATTERN,
+    Resumption,
+)
 from halfmoon_conductor.http_server.validation_errors import describe_validation_error
 
 _Seconds = Annotated[
@@ -18,15 +23,25 @@ _Seconds = Annotated[
     # A header can be absent but not null.
     WithJsonSchema({"type": "number", "exclusiveMinimum": 0}),
 ]
+# Patterns are for the schema: `resumption_headers` checks them.
+_Key = Annotated[str | None, Header(), WithJsonSchema({"type": "string", "pattern": KEY_PATTERN})]
+_LastEventId = Annotated[
+    str | None, Header(), WithJsonSchema({"type": "string", "pattern": EVENT_ID_PATTERN})
+]
 
 
 @dataclass(frozen=True)
 class RequestContext:
-    """A request's principal and latency targets in seconds; None: those of the settings."""
+    """A request's principal, its latency targets in seconds, and the stream that it names.
+
+    None for a target: that of the settings.
+    """
 
     principal: Principal
     ttft_slo_s: float | None = None
     tbt_slo_s: float | None = None
+    #: None: the client does not come back to the answer, or it is no stream.
+    resumption: Resumption | None = None
 
     def slos(
         self, ttft_slo_s: float | None, tbt_slo_s: float | None
@@ -55,7 +70,10 @@ def _agreed_slo(header: float | None, field: float | None, name: str) -> float |
 # FastAPI reads the headers for its schema here and never calls it: `generation_route` makes
 # contexts.
 async def _declared_headers(
-    x_ttft_slo_s: _Seconds = None, x_tbt_slo_s: _Seconds = None
+    x_ttft_slo_s: _Seconds = None,
+    x_tbt_slo_s: _Seconds = None,
+    idempotency_key: _Key = None,
+    last_event_id: _LastEventId = None,
 ) -> RequestContext:
     raise NotImplementedError
 

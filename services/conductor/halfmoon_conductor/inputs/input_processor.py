@@ -155,12 +155,21 @@ class InputProcessor:
         param: str,
         grammar: str,
     ) -> EngineRequest:
-        request_id, n = f"{prefix}-{os.urandom(16).hex()}", body.n or 1
+        n, resumption = body.n or 1, context.resumption
+        several = len(prompts) * n > 1
+        if resumption is None:
+            answer_id = request_id = f"{prefix}-{os.urandom(16).hex()}"
+            drawn_seed = secrets.randbits(63)
+        else:
+            _check_resumable(n, len(prompts))
+            # Every conductor writes the same answer, while workers see requests of their own.
+            answer_id = f"{prefix}-{resumption.answer_id}"
+            request_id = f"{answer_id}-{os.urandom(4).hex()}"
+            drawn_seed = resumption.seed
         salt = context.principal.salt(body.cache_salt)
         if biases := logit_biases_of(body):
             self.encoder.check_token_ids([token for token, _ in biases], "logit_bias")
-        seed = secrets.randbits(63) if body.seed is None else body.seed
-        several = len(prompts) * n > 1
+        seed = drawn_seed if body.seed is None else body.seed
         ttft_slo_s, tbt_slo_s = context.slos(body.ttft_slo_s, body.tbt_slo_s)
         _check_prompt_tokens(body, prompts, param)
         max_context = self.encoder.model_card(None).max_context
@@ -192,11 +201,25 @@ class InputProcessor:
                     )
                 )
         return EngineRequest(
-            id=request_id,
+            id=answer_id,
             generations=tuple(generations),
             n_per_prompt=n,
             stop_strings=body.stop_strings,
             returns_new_tokens=body.n_new_tokens != 0,
+        )
+
+
+def _check_resumable(n: int, n_prompts: int) -> None:
+    """Check that a stream's events have one order.
+
+    Raises:
+        NotSupported: it has several choices, whose events come as they are computed.
+    """
+    if n * n_prompts > 1:
+        raise NotSupported(
+            f"A stream with Idempotency-Key has one choice, and this one would have "
+            f"{n * n_prompts}; send one request for each, or no Idempotency-Key.",
+            param="n" if n > 1 else "prompt",
         )
 
 

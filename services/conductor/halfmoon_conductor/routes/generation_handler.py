@@ -17,11 +17,17 @@ from halfmoon_conductor.generation.output_processor import OutputProcessor
 from halfmoon_conductor.http_server.request_context import RequestContext
 from halfmoon_conductor.inputs.input_processor import InputProcessor
 from halfmoon_conductor.observability.metrics.http_metrics import HttpMetrics
+from halfmoon_conductor.resumption.resumable_streams import ResumableStreams
 from halfmoon_conductor.text.tokenizer_interface import Tokenizer
 
 
 class ResponseSerializer(Protocol):
     """Write an answer in one API's shapes."""
+
+    @property
+    def output(self) -> OutputProcessor:
+        """The answer."""
+        ...
 
     @property
     def is_long(self) -> bool:
@@ -38,15 +44,21 @@ class ResponseSerializer(Protocol):
 
 
 class GenerationHandler:
-    """Start the generation of an answer for a route."""
+    """Start the generation of an answer for a route, and respond with it."""
 
     def __init__(
-        self, gateway: Gateway, tokenizer: Tokenizer, inputs: InputProcessor, metrics: HttpMetrics
+        self,
+        gateway: Gateway,
+        tokenizer: Tokenizer,
+        inputs: InputProcessor,
+        metrics: HttpMetrics,
+        streams: ResumableStreams,
     ) -> None:
         self.inputs = inputs
         self._tokenizer = tokenizer
         self._gateway = gateway
         self._metrics = metrics
+        self._streams = streams
 
     def generate(
         self, request: EngineRequest, context: RequestContext, received_s: float
@@ -68,26 +80,39 @@ class GenerationHandler:
             self._metrics,
             context.principal.charge_generated,
             received_s=received_s,
+            tags_tokens=context.resumption is not None,
         )
 
+    async def respond(
+        self,
+        serializer: ResponseSerializer,
+        context: RequestContext,
+        *,
+        stream: bool,
+        error_event: Callable[[Exception], bytes] = openai_error_event,
+    ) -> Response:
+        """Respond with a whole answer, or stream it.
 
-async def send_response(
-    serializer: ResponseSerializer,
-    *,
-    stream: bool,
-    error_event: Callable[[Exception], bytes] = openai_error_event,
-) -> Response:
-    """Respond with a whole answer, or stream it.
-
-    Args:
-        serializer: writes the answer.
-        stream: whether the client asked for server-sent events.
-        error_event: writes the last event of a stream that fails midway.
-    """
-    if stream:
-        return EventStream(serializer.events(), error_event)
-    whole = await serializer.whole()
-    if serializer.is_long:
-        content = await asyncio.to_thread(dump_json, whole)
-        return Response(content, media_type="application/json")
-    return Response(whole.model_dump_json(exclude_unset=True), media_type="application/json")
+        Args:
+            serializer: writes the answer.
+            context: of the request.
+            stream: whether the client asked for server-sent events.
+            error_event: writes the last event of a stream that fails midway.
+        """
+        if stream:
+            events, resumption = serializer.events(), context.resumption
+            if resumption is None:
+                return EventStream(events, error_event)
+            resumable = self._streams.start(
+                resumption,
+                context.principal,
+                events,
+                serializer.output.token_tag.hex,
+                error_event,
+            )
+            return EventStream(resumable.read(resumption.last), resumable.error_event)
+        whole = await serializer.whole()
+        if serializer.is_long:
+            content = await asyncio.to_thread(dump_json, whole)
+            return Response(content, media_type="application/json")
+        return Response(whole.model_dump_json(exclude_unset=True), media_type="application/json")

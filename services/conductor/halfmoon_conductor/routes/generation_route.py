@@ -11,6 +11,7 @@ Without this class, a request with 512 token ids takes 1.5 times the CPU time
 import inspect
 import time
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any, get_type_hints
 
 from fastapi import Request
@@ -18,19 +19,26 @@ from fastapi.responses import Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, TypeAdapter
 
+from halfmoon_conductor.api.sse import EventStream
 from halfmoon_conductor.engine_io.gateway_interface import ModelCard
+from halfmoon_conductor.errors import InvalidRequest
 from halfmoon_conductor.http_server.auth_middleware import principal_of
 from halfmoon_conductor.http_server.body_receiver import received_body_of
 from halfmoon_conductor.http_server.request_context import RequestContext, request_context_of
+from halfmoon_conductor.http_server.resumption_headers import resumption_of
 from halfmoon_conductor.inputs import body_parsing, preparation_messages
 from halfmoon_conductor.inputs.body_preparers import BodyPreparer
 from halfmoon_conductor.inputs.inline_limits import MAX_INLINE_BYTES, InlineLimitExceeded
 from halfmoon_conductor.inputs.preparation_messages import PreparationJob, PreparedAnswer, ReadBody
+from halfmoon_conductor.resumption.resumable_streams import ResumableStreams
 from halfmoon_conductor.routes.direct_routes import DirectRoutes
 
 
 def generation_route(
-    model_card: Callable[[], ModelCard], preparer: BodyPreparer, direct: DirectRoutes
+    model_card: Callable[[], ModelCard],
+    preparer: BodyPreparer,
+    direct: DirectRoutes,
+    streams: ResumableStreams,
 ) -> type[APIRoute]:
     """Make the class of routes whose long bodies `preparer` reads.
 
@@ -40,11 +48,12 @@ def generation_route(
         model_card: returns the model served; raises an `ApiError` when there is none.
         preparer: parses and tokenizes long bodies.
         direct: lists each route that is made.
+        streams: those that clients may come back to.
     """
 
     class GenerationRoute(APIRoute):
         def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-            handle = _EndpointCaller(self.endpoint, model_card, preparer).handle
+            handle = _EndpointCaller(self.endpoint, model_card, preparer, streams).handle
             direct.add(self, handle)
             return handle
 
@@ -59,11 +68,13 @@ class _EndpointCaller:
         endpoint: Callable[..., Any],
         model_card: Callable[[], ModelCard],
         preparer: BodyPreparer,
+        streams: ResumableStreams,
     ) -> None:
         model = get_type_hints(endpoint)["body"]
         self._endpoint = endpoint
         self._model_card = model_card
         self._preparer = preparer
+        self._streams = streams
         self._model_name: str = model.__name__
         self._body_type: TypeAdapter[Any] = TypeAdapter(model)
         self._takes_context = "context" in inspect.signature(endpoint).parameters
@@ -75,6 +86,13 @@ class _EndpointCaller:
         body_parsing.check_headers(headers)
         context = request_context_of(headers, scope) if self._takes_context else None
         received = received_body_of(scope)
+        if context is not None:
+            tenant = context.principal.name
+            resumption = await resumption_of(scope, tenant, received.content)
+            if resumption is not None:
+                if (kept := self._streams.find(resumption)) is not None:
+                    return EventStream(kept.read(resumption.last), kept.error_event)
+                context = replace(context, resumption=resumption)
         if len(received.content) <= MAX_INLINE_BYTES:
             parsed = body_parsing.parse_json(received.content)
             body = body_parsing.validate_body(self._body_type, parsed)
@@ -95,6 +113,7 @@ class _EndpointCaller:
     async def _respond(
         self, body: Any, request: Request, context: RequestContext | None
     ) -> Response:
+        context = _of_streams_alone(body, context)
         if context is None:
             response = await self._endpoint(body=body)
         else:
@@ -102,3 +121,20 @@ class _EndpointCaller:
         if isinstance(response, BaseModel):
             return Response(response.model_dump_json(), media_type="application/json")
         return response  # type: ignore[no-any-return]
+
+
+def _of_streams_alone(body: Any, context: RequestContext | None) -> RequestContext | None:
+    """Return the context without the stream that it names, if the answer is no stream.
+
+    Raises:
+        InvalidRequest: the client has a part of it already.
+    """
+    if context is None or context.resumption is None or body.stream:
+        return context
+    if context.resumption.last is not None:
+        raise InvalidRequest(
+            "Last-Event-ID goes on with a stream, and this body asks for a whole answer: send "
+            '"stream": true, as before.',
+            param="last-event-id",
+        )
+    return replace(context, resumption=None)

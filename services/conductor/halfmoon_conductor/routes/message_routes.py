@@ -15,7 +15,7 @@ from halfmoon_conductor.api.responses.responses_requests import ResponsesRequest
 from halfmoon_conductor.api.responses.responses_serializer import ResponsesSerializer
 from halfmoon_conductor.http_server.request_context import RequestContextDependency
 from halfmoon_conductor.inputs.preparation_messages import read_body_of
-from halfmoon_conductor.routes.generation_handler import GenerationHandler, send_response
+from halfmoon_conductor.routes.generation_handler import GenerationHandler
 from halfmoon_conductor.routes.openapi_responses import OpenApiResponses
 
 
@@ -43,8 +43,9 @@ def messages_router(
         chat, read = body.as_chat(), read_body_of(request.scope)
         engine_request = await handler.inputs.chat(chat, context, read.prepared)
         output = handler.generate(engine_request, context, read.received_s)
-        return await send_response(
+        return await handler.respond(
             MessagesSerializer(output, body.model),
+            context,
             stream=bool(body.stream),
             error_event=anthropic_error_event,
         )
@@ -81,8 +82,8 @@ def responses_router(
         engine_request = await handler.inputs.chat(chat, context, read.prepared)
         output = handler.generate(engine_request, context, read.received_s)
         serializer = ResponsesSerializer(output, body)
-        return await send_response(
-            serializer, stream=bool(body.stream), error_event=serializer.error_event
+        return await handler.respond(
+            serializer, context, stream=bool(body.stream), error_event=serializer.error_event
         )
 
     return router

@@ -19,7 +19,7 @@ from halfmoon_conductor.engine_io.gateway_interface import Gateway, ModelCard
 from halfmoon_conductor.http_server.request_context import RequestContextDependency
 from halfmoon_conductor.inputs.preparation_messages import read_body_of
 from halfmoon_conductor.inputs.prompt_encoder import PromptEncoder
-from halfmoon_conductor.routes.generation_handler import GenerationHandler, send_response
+from halfmoon_conductor.routes.generation_handler import GenerationHandler
 from halfmoon_conductor.routes.openapi_responses import GENERATION_RESPONSES, error_responses_of
 from halfmoon_conductor.text.tokenizer_interface import Tokenizer
 
@@ -48,7 +48,7 @@ def completions_router(
         engine_request = await handler.inputs.completion(body, context, read.prepared)
         output = handler.generate(engine_request, context, read.received_s)
         serializer = CompletionSerializer(output, body, logprobs(body))
-        return await send_response(serializer, stream=bool(body.stream))
+        return await handler.respond(serializer, context, stream=bool(body.stream))
 
     @router.post(
         "/v1/chat/completions", response_model=ChatCompletion, responses=GENERATION_RESPONSES
@@ -61,7 +61,7 @@ def completions_router(
         engine_request = await handler.inputs.chat(body, context, read.prepared)
         output = handler.generate(engine_request, context, read.received_s)
         serializer = ChatSerializer(output, body, logprobs(body))
-        return await send_response(serializer, stream=bool(body.stream))
+        return await handler.respond(serializer, context, stream=bool(body.stream))
 
     return router
 

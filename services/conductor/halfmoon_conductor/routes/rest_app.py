@@ -31,6 +31,8 @@ from halfmoon_conductor.observability.history.latency_history import LatencyHist
 from halfmoon_conductor.observability.metrics.http_metrics import HttpMetrics
 from halfmoon_conductor.observability.metrics.vllm_metric_names import VllmNamedMetrics
 from halfmoon_conductor.page.page_routes import page_routes
+from halfmoon_conductor.resumption.resumable_streams import ResumableStreams
+from halfmoon_conductor.resumption.resumption_limits import ResumptionLimits
 from halfmoon_conductor.routes.direct_routes import DirectDispatch, DirectRoutes
 from halfmoon_conductor.routes.generation_handler import GenerationHandler
 from halfmoon_conductor.routes.generation_route import generation_route
@@ -70,6 +72,7 @@ def create_app(
     tool_call_parser: ToolCallFormat | Literal["auto"] = "auto",
     preparer: BodyPreparer | None = None,
     grammars: GrammarChecker | None = None,
+    streams: ResumableStreams | None = None,
 ) -> FastAPI:
     """Build the app to serve. It owns nothing that must be closed.
 
@@ -84,6 +87,7 @@ def create_app(
         tool_call_parser: how the model writes calls; "auto": as its chat template shows.
         preparer: parses and tokenizes long bodies; None: threads of this process do.
         grammars: checks grammars; None: a checker is started with the first grammar.
+        streams: keeps streams that clients may come back to; None: none is kept.
 
     Raises:
         TokenizerUnavailable: the tokenizer's chat template is not valid.
@@ -94,8 +98,9 @@ def create_app(
     encoder = inputs.encoder
     preparer = preparer or ThreadPreparer(BodyPreparation(tokenizer, tool_call_parser))
     direct = DirectRoutes()
-    route_class = generation_route(lambda: encoder.model_card(None), preparer, direct)
-    handler = GenerationHandler(gateway, tokenizer, inputs, metrics)
+    streams = streams or ResumableStreams(ResumptionLimits())
+    route_class = generation_route(lambda: encoder.model_card(None), preparer, direct, streams)
+    handler = GenerationHandler(gateway, tokenizer, inputs, metrics, streams)
     app = _GuardedApp(
         title="Halfmoon",
         summary="The Mooncake serving system behind OpenAI's API",

@@ -1,0 +1,1 @@
+"""Let clients go on with a stream whose connection broke: keep events, number them, bound both."""

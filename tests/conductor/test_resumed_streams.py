@@ -1,0 +1,491 @@
+"""Streams that clients come back to: with their key and the last event that they have."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry
+
+from halfmoon_conductor.engine_io.gateway_interface import ModelCard
+from halfmoon_conductor.errors import GenerationFailed
+from halfmoon_conductor.resumption.resumable_streams import ResumableStreams
+from halfmoon_conductor.resumption.resumption_limits import ResumptionLimits
+from halfmoon_conductor.routes.rest_app import create_app
+from halfmoon_conductor.tenants import Tenants, add_tenant
+from halfmoon_conductor.text.hub_tokenizer import HubTokenizer
+from halfmoon_testing.conductor_http import ScriptedGateway, serve_app
+
+TEXT = "The moon 🌗 is half 半月 full."
+DEADLINE_S = 20
+HELLO = [{"role": "user", "content": "Hi"}]
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+BODIES: dict[str, dict[str, Any]] = {
+    COMPLETIONS: {"model": "lab/moon", "prompt": "Say it", "max_tokens": 100},
+    CHAT: {
+        "model": "lab/moon",
+        "messages": HELLO,
+        "stream_options": {"include_usage": True},
+        "logprobs": True,
+    },
+    "/v1/responses": {"model": "lab/moon", "input": "Hi"},
+    "/v1/messages": {"model": "lab/moon", "messages": HELLO, "max_tokens": 100},
+}
+
+
+class Event(NamedTuple):
+    id: str
+    data: str
+
+    @property
+    def number(self) -> int:
+        return int(self.id.partition("-")[0])
+
+    @property
+    def text(self) -> str:
+        """Of a completion."""
+        return "" if self.data == "[DONE]" else str(json.loads(self.data)["choices"][0]["text"])
+
+
+def parse(text: str) -> list[Event]:
+    """Read whole events; one that was cut off is none."""
+    events: list[Event] = []
+    for block in text.split("\n\n")[:-1]:
+        fields = dict(line.split(": ", 1) for line in block.split("\n"))
+        events.append(Event(fields.get("id", ""), fields["data"]))
+    return events
+
+
+def text_of(events: Sequence[Event]) -> str:
+    return "".join(each.text for each in events)
+
+
+class Client:
+    """A client of one conductor that reads streams."""
+
+    def __init__(self, address: tuple[str, int], key: str) -> None:
+        host, port = address
+        self._headers = {"authorization": f"Bearer {key}"} if key else {}
+        self.http = httpx.AsyncClient(base_url=f"http://{host}:{port}", timeout=DEADLINE_S)
+
+    def _request(
+        self, path: str, key: str | None, last: str, body: dict[str, Any]
+    ) -> dict[str, Any]:
+        headers = dict(self._headers)
+        if key is not None:
+            headers["idempotency-key"] = key
+        if last:
+            headers["last-event-id"] = last
+        return {"url": path, "json": {**BODIES[path], "stream": True, **body}, "headers": headers}
+
+    async def post(
+        self, path: str = COMPLETIONS, key: str | None = "k", last: str = "", **body: Any
+    ) -> httpx.Response:
+        return await self.http.post(**self._request(path, key, last, body))
+
+    async def whole(
+        self, path: str = COMPLETIONS, key: str | None = "k", last: str = "", **body: Any
+    ) -> list[Event]:
+        answer = await self.post(path, key, last, **body)
+        assert answer.status_code == 200, answer.text
+        return parse(answer.text)
+
+    @asynccontextmanager
+    async def opened(
+        self, n: int, path: str = COMPLETIONS, key: str | None = "k", last: str = "", **body: Any
+    ) -> AsyncIterator[tuple[list[Event], AsyncIterator[str]]]:
+        """Read `n` events at least; the connection breaks at the end."""
+        request = self._request(path, key, last, body)
+        async with self.http.stream("POST", **request) as answer:
+            assert answer.status_code == 200
+            text, more = "", answer.aiter_text()
+            while len(parse(text)) < n:
+                text += await anext(more)
+            yield parse(text), more
+
+    async def broken(self, n: int, **request: Any) -> list[Event]:
+        async with self.opened(n, **request) as (events, _):
+            return events
+
+
+@pytest.fixture
+def connect(tokenizer: HubTokenizer, gateway: ScriptedGateway) -> Callable[..., Any]:
+    """``async with connect(window_s=9) as (client, streams)``: a conductor of its own."""
+
+    @asynccontextmanager
+    async def run(
+        window_s: float = 60.0,
+        *,
+        keys: Sequence[str] = ("",),
+        tenants: Tenants | None = None,
+        gateway: ScriptedGateway = gateway,
+        **limits: int,
+    ) -> AsyncIterator[Any]:
+        streams = ResumableStreams(ResumptionLimits(window_s=window_s, **limits))
+        app = create_app(
+            gateway, tokenizer, registry=CollectorRegistry(), tenants=tenants, streams=streams
+        )
+        async with serve_app(app) as address:
+            clients = [Client(address, key) for key in keys]
+            yield *clients, streams
+            streams.check()
+            for client in clients:
+                await client.http.aclose()
+            await streams.close()
+        assert not gateway.live, "nothing is generated for ever"
+
+    return run
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def test_a_broken_stream_goes_on_and_its_rest_is_handed_out_once(
+    connect: Callable[..., Any], gateway: ScriptedGateway
+) -> None:
+    gateway.n_before_pause = 5
+    async with connect() as (client, streams):
+        first = await client.broken(3)
+        await until(lambda: streams.n_kept and not gateway.cancelled)
+        gateway.resume.set()
+        # It goes on without a client.
+        await until(lambda: not gateway.live)
+        rest = await client.whole(last=first[-1].id)
+        assert text_of(first + rest) == TEXT
+        assert [each.number for each in first + rest] == list(range(1, len(first + rest) + 1))
+        assert rest[-1].data == "[DONE]"
+        assert len(gateway.requests) == 1
+
+
+async def test_a_client_that_comes_back_in_mid_generation_reads_the_rest_live(
+    connect: Callable[..., Any], gateway: ScriptedGateway
+) -> None:
+    gateway.n_before_pause = 5
+    async with connect() as (client, _):
+        first = await client.broken(4)
+        async with client.opened(1, last=first[1].id) as (again, _):
+            assert again == first[2:3] + again[1:]
+            assert gateway.live
+        gateway.resume.set()
+        rest = await client.whole(last=again[-1].id)
+        assert text_of([*first[:2], *again, *rest]) == TEXT
+        assert len(gateway.requests) == 1
+
+
+async def test_without_a_key_events_have_no_ids_and_end_with_their_client(
+    connect: Callable[..., Any], gateway: ScriptedGateway
+) -> None:
+    gateway.n_before_pause = 5
+    async with connect() as (client, streams):
+        events = await client.broken(3, key=None)
+        assert {each.id for each in events} == {""}
+        await until(lambda: gateway.cancelled)
+        assert not streams.n_kept
+
+
+async def test_a_stream_whose_client_stays_away_ends_after_the_window(
+    connect: Callable[..., Any], gateway: ScriptedGateway
+) -> None:
+    gateway.n_before_pause = 5
+    async with connect(window_s=0.05) as (client, streams):
+        first = await client.broken(3)
+        await until(lambda: gateway.cancelled)
+        assert not streams.n_kept
+        gateway.resume.set()
+        # Another computation of the same answer.
+        rest = await client.whole(last=first[-1].id)
+        assert text_of(first + rest) == TEXT
+        assert len(gateway.requests) == 2
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("window_s", [0, 60], ids=["computed", "kept"])
+async def test_after_any_event_the_rest_is_what_the_whole_stream_had(
+    connect: Callable[..., Any], path: str, window_s: float
+) -> None:
+    def bare(events: Sequence[Event]) -> list[str]:
+        """What is not told anew: when an answer was made."""
+        texts: list[str] = []
+        for each in events:
+            if each.data == "[DONE]":
+                texts.append(each.data)
+                continue
+            data = json.loads(each.data)
+            data.pop("created", None)
+            data.get("response", {}).pop("created_at", None)
+            texts.append(json.dumps([each.id, data]))
+        return texts
+
+    async with connect(window_s) as (client, _):
+        whole = await client.whole(path)
+        assert len(whole) > 10
+        for each in whole:
+            rest = await client.whole(path, last=each.id)
+            assert bare(rest) == bare(whole[each.number :])
+
+
+async def test_another_conductor_draws_the_same_tokens_where_the_client_gave_no_seed(
+    connect: Callable[..., Any], gateway: ScriptedGateway
+) -> None:
+    async def seed(key: str | None, tenants: Tenants | None = None, **body: Any) -> int:
+        async with connect(0) as (client, _):
+            await client.whole(key=key, **body)
+        return gateway.requests.pop().sampling.seed
+
+    assert await seed("one") == await seed("one")
+    assert len({await seed("one"), await seed("two"), await seed(None), await seed(None)}) == 4
+    assert await seed("one", seed=7) == 7
+
+
+async def test_conductors_name_an_answer_alike_and_its_requests_apart(
+    connect: Callable[..., Any], gateway: ScriptedGateway
+) -> None:
+    ids: list[str] = []
+    for _ in range(2):
+        async with connect(0) as (client, _):
+            ids.append(json.loads((await client.whole())[0].data)["id"])
+    assert ids[0] == ids[1]
+    first, second = gateway.requests
+    assert first.request_id != second.request_id, "workers may still have the first"
+
+
+async def test_an_answer_that_comes_out_otherwise_is_not_spliced(
+    connect: Callable[..., Any], gateway: ScriptedGateway
+) -> None:
+    async with connect(0) as (client, _):
+        whole = await client.whole()
+        gateway.script = [*gateway.script[:3], 70, *gateway.script[4:]]
+        answer = await client.post(last=whole[5].id)
+        assert answer.status_code == 409
+        assert answer.json()["error"]["code"] == "resumption_mismatch"
+        assert text_of(await client.whole(last=whole[1].id)) != text_of(whole[2:])
+
+
+async def test_an_event_that_never_was_is_refused(
+    connect: Callable[..., Any], gateway: ScriptedGateway
+) -> None:
+    async with connect() as (client, _):
+        whole = await client.whole()
+        _, *tags = whole[-1].id.split("-")
+        answer = await client.post(last="-".join(["999999999", *tags]))
+        assert answer.status_code == 409
+        assert "event 999999999" in answer.json()["error"]["message"]
+        answer = await client.post(last="-".join(["1", *tags]))
+        assert answer.status_code == 409
+
+
+@pytest.mark.parametrize("window_s", [0, 60], ids=["computed", "kept"])
+async def test_a_key_with_another_body_or_route_is_refused_before_any_work(
+    connect: Callable[..., Any], gateway: ScriptedGateway, window_s: float
+) -> None:
+    async with connect(window_s) as (client, _):
+        last = (await client.whole())[1].id
+        for answer in (
+            await client.post(last=last, prompt="Say more"),
+            await client.post("/v1/chat/completions", last=last),
+        ):
+            assert answer.status_code == 422
+            assert answer.json()["error"]["code"] == "idempotency_key_reused"
+            assert answer.json()["error"]["param"] == "idempotency-key"
+        assert len(gateway.requests) == 1
+
+
+async def test_a_later_connection_takes_the_stream_over(
+    connect: Callable[..., Any], gateway: ScriptedGateway
+) -> None:
+    gateway.n_before_pause = 5
+    async with connect() as (client, _):
+        async with client.opened(3) as (first, earlier):
+            second = asyncio.create_task(client.whole(last=first[0].id))
+            ending = parse("".join([text async for text in earlier]))
+            assert json.loads(ending[-1].data)["error"]["code"] == "stream_taken_over"
+            assert ending[-1].id == ""
+        gateway.resume.set()
+        assert text_of(first[:1] + await second) == TEXT
+        assert len(gateway.requests) == 1
+
+
+async def test_another_tenants_key_leads_nowhere(
+    connect: Callable[..., Any], gateway: ScriptedGateway, tmp_path: Path
+) -> None:
+    file = tmp_path / "tenants.toml"
+    keys = [add_tenant(file, name) for name in ("mine", "theirs")]
+    async with connect(keys=keys, tenants=Tenants.read(file)) as (mine, theirs, streams):
+        first = await mine.whole()
+        other = await theirs.whole()
+        assert streams.n_kept == 2
+        assert len(gateway.requests) == 2
+        seeds = {each.sampling.seed for each in gateway.requests}
+        assert len(seeds) == 2, "a seed tells nothing of another tenant's answer"
+        assert not {each.id for each in first} & {each.id for each in other}
+        answer = await theirs.post(last=first[2].id)
+        assert answer.status_code == 422
+
+
+HOSTILE = [
+    ({"idempotency-key": ""}, "idempotency-key"),
+    ({"idempotency-key": "k" * 256}, "idempotency-key"),
+    ({"idempotency-key": "k" * 30_000}, "idempotency-key"),
+    ({"idempotency-key": "two words"}, "idempotency-key"),
+    ({"idempotency-key": "clé".encode()}, "idempotency-key"),
+    ({"last-event-id": "1-000000000000-000000000000"}, "last-event-id"),
+    *(
+        ({"idempotency-key": "k", "last-event-id": last}, "last-event-id")
+        for last in (
+            "",
+            "1",
+            "0-000000000000-000000000000",
+            "-1-000000000000-000000000000",
+            "1e3-000000000000-000000000000",
+            "9999999999-000000000000-000000000000",
+            "1-000000000000-00000000000g",
+            "1-000000000000-000000000000-",
+            "9" * 5000,
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("headers", "param"), HOSTILE, ids=range(len(HOSTILE)))
+async def test_odd_headers_are_refused_by_name(
+    connect: Callable[..., Any],
+    gateway: ScriptedGateway,
+    headers: dict[str, str | bytes],
+    param: str,
+) -> None:
+    async with connect() as (client, _):
+        body = {**BODIES[COMPLETIONS], "stream": True}
+        answer = await client.http.post(COMPLETIONS, json=body, headers=headers)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == param
+        assert len(answer.content) < 1000
+        assert not gateway.requests
+
+
+async def test_a_key_that_is_there_twice_is_refused(connect: Callable[..., Any]) -> None:
+    async with connect() as (client, _):
+        headers = [("idempotency-key", "a"), ("idempotency-key", "b")]
+        answer = await client.http.post(COMPLETIONS, json=BODIES[COMPLETIONS], headers=headers)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "idempotency-key")
+
+
+async def test_whole_answers_take_a_key_and_keep_nothing(
+    connect: Callable[..., Any], gateway: ScriptedGateway
+) -> None:
+    async with connect() as (client, streams):
+        answer = await client.post(stream=False)
+        assert answer.json()["choices"][0]["text"] == TEXT
+        assert not streams.n_kept
+        answer = await client.post(stream=False, last="1-000000000000-000000000000")
+        assert answer.status_code in (400, 422)
+
+
+@pytest.mark.parametrize("body", [{"n": 2}, {"prompt": ["a", "b"]}], ids=["n", "prompts"])
+async def test_several_choices_have_no_one_order_and_are_refused(
+    connect: Callable[..., Any], gateway: ScriptedGateway, body: dict[str, Any]
+) -> None:
+    async with connect() as (client, _):
+        answer = await client.post(**body)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["code"] == "not_supported"
+        assert answer.json()["error"]["param"] == next(iter(body))
+        assert not gateway.requests
+
+
+async def test_a_stream_that_failed_is_tried_again_after_its_last_event(
+    connect: Callable[..., Any], gateway: ScriptedGateway
+) -> None:
+    gateway.failure, gateway.n_before_failure = GenerationFailed("no worker is left"), 6
+    async with connect() as (client, streams):
+        events = await client.whole()
+        assert json.loads(events[-1].data)["error"]["code"] == "generation_failed"
+        assert events[-1].id == ""
+        assert not streams.n_kept
+        gateway.failure = None
+        rest = await client.whole(last=events[-2].id)
+        assert text_of(events[:-1] + rest) == TEXT
+
+
+async def test_an_error_before_the_first_event_keeps_its_status(
+    connect: Callable[..., Any], gateway: ScriptedGateway
+) -> None:
+    async with connect() as (client, streams):
+        gateway.refusal = GenerationFailed("nothing works")
+        assert (await client.post()).status_code == 500
+        assert not streams.n_kept
+        gateway.refusal = None
+        assert text_of(await client.whole()) == TEXT
+
+
+async def test_thousands_of_keys_take_bounded_memory_and_ended_streams_go_first(
+    connect: Callable[..., Any], gateway: ScriptedGateway
+) -> None:
+    gateway.n_before_pause = 5
+    async with connect(max_streams=64) as (client, streams):
+        running = await client.broken(3, key="running")
+        gateway.n_before_pause = None
+        for first in range(0, 1000, 50):
+            keys = [f"key-{number}" for number in range(first, first + 50)]
+            for answer in await asyncio.gather(*(client.whole(key=key) for key in keys)):
+                assert text_of(answer) == TEXT
+            streams.check()
+        assert streams.n_kept == 64
+        gateway.resume.set()
+        rest = await client.whole(key="running", last=running[-1].id)
+        assert text_of(running + rest) == TEXT
+        assert len(gateway.requests) == 1001, "the running one was never dropped"
+
+
+async def test_bytes_of_all_streams_are_bounded_and_what_is_dropped_is_computed_again(
+    connect: Callable[..., Any], gateway: ScriptedGateway
+) -> None:
+    async with connect(max_bytes=4096) as (client, streams):
+        whole = await client.whole(max_tokens=150, ignore_eos=True)
+        assert len(whole) > 100, "many times what may be kept"
+        streams.check()
+        assert not streams.n_kept
+        rest = await client.whole(max_tokens=150, ignore_eos=True, last=whole[70].id)
+        assert [each.id for each in rest] == [each.id for each in whole[71:]]
+
+
+def _has_cancelled(gateway: ScriptedGateway, n: int) -> bool:
+    return len(gateway.cancelled) == n
+
+
+async def test_a_tenants_streams_without_clients_are_as_many_as_its_requests_may_be(
+    connect: Callable[..., Any], gateway: ScriptedGateway, tmp_path: Path
+) -> None:
+    file = tmp_path / "tenants.toml"
+    key = add_tenant(file, "lab")
+    file.write_text(file.read_text().rstrip() + "\nmax_concurrent = 2\n")
+    gateway.n_before_pause = 5
+    async with connect(keys=[key], tenants=Tenants.read(file)) as (client, streams):
+        for number in range(5):
+            await client.broken(3, key=f"key-{number}")
+            n_ended = max(0, number - 1)
+            await until(partial(_has_cancelled, gateway, n_ended))
+        assert streams.n_kept == 2
+        assert len(gateway.live) == 2
+
+
+async def test_a_client_that_does_not_read_stops_a_stream_that_is_not_kept(
+    tokenizer: HubTokenizer, connect: Callable[..., Any]
+) -> None:
+    card = ModelCard(name="lab/moon", max_context=1_000_000, created=1)
+    endless = ScriptedGateway([65], model=card)
+    async with connect(0, gateway=endless) as (client, _):
+        async with client.opened(3, max_tokens=900_000):
+            before = -1
+            while endless.n_said != before:
+                before = endless.n_said
+                await asyncio.sleep(0.3)
+            assert endless.n_said < 200_000
+        await until(lambda: endless.cancelled)
