@@ -84,7 +84,7 @@ async def resumption_of(scope: Scope, tenant: str, content: bytes) -> Resumption
                 param="last-event-id",
             )
         return None
-    key = _only("Idempotency-Key", keys, _KEY, "1 to 255 visible ASCII characters")
+    key = _only("Idempotency-Key", keys, _KEY, "1 to 255 visible ASCII characters, without spaces")
     last = None
     if lasts:
         text = _only("Last-Event-ID", lasts, _EVENT_ID, "an id of an event of this stream")

@@ -1,0 +1,162 @@
+"""A conductor that is killed in mid-stream: its clients go on at another one, or at the next."""
+
+import json
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from halfmoon_cli.up.embedded_cluster import ProcessSpec, ServiceProcess
+from halfmoon_metadata.tcp_ports import free_port
+
+pytestmark = pytest.mark.e2e
+
+N_NEW = 300
+PROMPT = [10 + (i * 37) % 300 for i in range(90)]
+#: Long answers of which no token ends one, so that all are told of.
+BODY = {
+    "prompt": PROMPT,
+    "max_tokens": N_NEW,
+    "ignore_eos": True,
+    "return_token_ids": True,
+    "stream": True,
+}
+StartCluster = Callable[..., Any]
+
+
+class Event(NamedTuple):
+    id: str
+    tokens: list[int]
+    is_last: bool = False
+
+
+class Pair:
+    """A cluster whose own conductor stays, and a second conductor, which is killed."""
+
+    def __init__(self, cluster: Any) -> None:
+        self.cluster = cluster
+        self.staying: str = cluster.url
+        self.model: str = cluster.model
+        self._port = free_port()
+        self.dying = f"http://127.0.0.1:{self._port}"
+        self.start()
+
+    def start(self) -> None:
+        plan = self.cluster.cluster.plan
+        flags = ("--metadata", f"{self.staying}/metadata", "--http-port", str(self._port))
+        spec = ProcessSpec(
+            "conductor-1",
+            "conductor",
+            (*flags, "--model", plan.model, "--worker-id", "conductor-1"),
+        )
+        self._process = ServiceProcess(spec, self.cluster.cluster.folder)
+        self.cluster.until(self._is_ready)
+
+    def kill(self) -> None:
+        self._process.signal(signal.SIGKILL)
+        self._process.wait(20)
+
+    def _is_ready(self) -> bool:
+        assert self._process.exit_code is None, self._process.last_lines()
+        try:
+            workers = httpx.get(f"{self.dying}/debug/cluster", timeout=5).json()["workers"]
+        except httpx.TransportError:
+            return False
+        return len(workers) == 3
+
+    def events(
+        self, url: str, key: str, last: str = "", *, kill_after: int = 0, **body: Any
+    ) -> list[Event]:
+        """Read a stream to its end, or to that of the conductor, killed after some events."""
+        events: list[Event] = []
+        headers = {"idempotency-key": key, **({"last-event-id": last} if last else {})}
+        try:
+            for event in self._read(url, headers, body):
+                events.append(event)
+                if len(events) == kill_after:
+                    self.kill()
+        except httpx.TransportError:
+            assert kill_after, self.cluster.logs()
+            assert not events[-1].is_last, "it was killed in mid-stream"
+        return events
+
+    def _read(self, url: str, headers: dict[str, str], body: dict[str, Any]) -> Iterator[Event]:
+        request = {"model": self.model, **BODY, **body}
+        with httpx.stream(
+            "POST", f"{url}/v1/completions", json=request, headers=headers, timeout=60
+        ) as answer:
+            assert answer.status_code == 200, answer.read()
+            event_id = ""
+            for line in answer.iter_lines():
+                name, _, value = line.partition(": ")
+                if name == "id":
+                    event_id = value
+                elif name == "data" and value == "[DONE]":
+                    yield Event(event_id, [], is_last=True)
+                elif name == "data":
+                    data = json.loads(value)
+                    assert "error" not in data, data
+                    yield Event(event_id, data["choices"][0]["token_ids"])
+
+
+@pytest.fixture(scope="module")
+def pair(start_cluster: StartCluster, tiny_model: Path) -> Iterator[Pair]:
+    both = ["--dtype", "float32", "--block-size", "16"]
+    extra = {"prefill": both, "decode": both}
+    with start_cluster(str(tiny_model), extra=extra) as cluster:
+        pair = Pair(cluster)
+        yield pair
+        pair.kill()
+
+
+def tokens_of(*parts: list[Event]) -> list[int]:
+    return [token for part in parts for event in part for token in event.tokens]
+
+
+def test_greedy_tokens_go_on_at_another_conductor_as_transformers_says_them(
+    pair: Pair, tiny_model: Path
+) -> None:
+    model: Any = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    model.generation_config.eos_token_id = None
+    out = model.generate(
+        torch.tensor([PROMPT]), do_sample=False, max_new_tokens=N_NEW, pad_token_id=0
+    )
+    expected = [int(token) for token in out[0, len(PROMPT) :]]
+    first = pair.events(pair.dying, "greedy", kill_after=7, temperature=0)
+    rest = pair.events(pair.staying, "greedy", first[-1].id, temperature=0)
+    assert tokens_of(first, rest) == expected
+    assert rest[-1].is_last
+    pair.start()
+
+
+def test_sampled_tokens_go_on_at_another_conductor_without_a_seed_of_the_client(
+    pair: Pair,
+) -> None:
+    first = pair.events(pair.dying, "sampled", kill_after=20, temperature=1)
+    rest = pair.events(pair.staying, "sampled", first[-1].id, temperature=1)
+    pair.start()
+    # The conductor that was started again has kept nothing: it computes all anew.
+    whole = pair.events(pair.dying, "sampled", temperature=1)
+    assert len(tokens_of(whole)) == N_NEW
+    assert tokens_of(first, rest) == tokens_of(whole)
+    assert [event.id for event in first + rest] == [event.id for event in whole]
+    other = pair.events(pair.staying, "another", temperature=1)
+    assert tokens_of(other) != tokens_of(whole)
+
+
+def test_a_conductor_that_is_started_again_goes_on_with_its_own_streams(pair: Pair) -> None:
+    parts: list[list[Event]] = []
+    last = ""
+    for n in (5, 11, 3):
+        parts.append(pair.events(pair.dying, "thrice", last, kill_after=n, temperature=0.8))
+        last = parts[-1][-1].id
+        pair.start()
+    parts.append(pair.events(pair.dying, "thrice", last, temperature=0.8))
+    whole = pair.events(pair.staying, "thrice", temperature=0.8)
+    assert tokens_of(*parts) == tokens_of(whole)
+    assert len(tokens_of(whole)) == N_NEW
