@@ -177,6 +177,8 @@ async def test_a_client_that_comes_back_in_mid_generation_reads_the_rest_live(
         gateway.resume.set()
         rest = await client.whole(last=again[-1].id)
         assert text_of([*first[:2], *again, *rest]) == TEXT
+        metrics = (await client.http.get("/metrics")).text
+        assert 'halfmoon_resumed_streams_total{source="kept"} 2.0' in metrics
         assert len(gateway.requests) == 1
 
 

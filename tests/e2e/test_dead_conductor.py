@@ -1,6 +1,7 @@
 """A conductor that is killed in mid-stream: its clients go on at another one, or at the next."""
 
 import json
+import re
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from halfmoon_metadata.tcp_ports import free_port
 
 pytestmark = pytest.mark.e2e
 
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "api.md"
 N_NEW = 300
 PROMPT = [10 + (i * 37) % 300 for i in range(90)]
 #: Long answers of which no token ends one, so that all are told of.
@@ -58,6 +60,7 @@ class Pair:
         self.cluster.until(self._is_ready)
 
     def kill(self) -> None:
+        """Kill the conductor, unless it is dead."""
         self._process.signal(signal.SIGKILL)
         self._process.wait(20)
 
@@ -160,3 +163,21 @@ def test_a_conductor_that_is_started_again_goes_on_with_its_own_streams(pair: Pa
     whole = pair.events(pair.staying, "thrice", temperature=0.8)
     assert tokens_of(*parts) == tokens_of(whole)
     assert len(tokens_of(whole)) == N_NEW
+
+
+def test_the_client_of_the_page_goes_on_by_itself(pair: Pair) -> None:
+    code = re.search(r"```python\n(import time\nimport uuid.*?)```", PAGE.read_text(), re.S)
+    assert code
+    names: dict[str, Any] = {}
+    exec(code[1], names)
+    body = {"model": pair.model, **BODY, "temperature": 1}
+    tokens: list[int] = []
+    for number, event in enumerate(names["events"](f"{pair.dying}/v1/completions", body)):
+        if number in (4, 30):
+            pair.kill()
+            pair.start()
+        if event != "[DONE]":
+            tokens += json.loads(event)["choices"][0]["token_ids"]
+    assert len(tokens) == N_NEW
+    resumed = httpx.get(f"{pair.dying}/metrics", timeout=10).text
+    assert 'halfmoon_resumed_streams_total{source="computed"} 1.0' in resumed

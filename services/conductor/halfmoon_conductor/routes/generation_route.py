@@ -30,6 +30,7 @@ from halfmoon_conductor.inputs import body_parsing, preparation_messages
 from halfmoon_conductor.inputs.body_preparers import BodyPreparer
 from halfmoon_conductor.inputs.inline_limits import MAX_INLINE_BYTES, InlineLimitExceeded
 from halfmoon_conductor.inputs.preparation_messages import PreparationJob, PreparedAnswer, ReadBody
+from halfmoon_conductor.observability.metrics.http_metrics import HttpMetrics
 from halfmoon_conductor.resumption.resumable_streams import ResumableStreams
 from halfmoon_conductor.routes.direct_routes import DirectRoutes
 
@@ -39,6 +40,7 @@ def generation_route(
     preparer: BodyPreparer,
     direct: DirectRoutes,
     streams: ResumableStreams,
+    metrics: HttpMetrics,
 ) -> type[APIRoute]:
     """Make the class of routes whose long bodies `preparer` reads.
 
@@ -49,11 +51,12 @@ def generation_route(
         preparer: parses and tokenizes long bodies.
         direct: lists each route that is made.
         streams: those that clients may come back to.
+        metrics: counts the clients that do.
     """
 
     class GenerationRoute(APIRoute):
         def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-            handle = _EndpointCaller(self.endpoint, model_card, preparer, streams).handle
+            handle = _EndpointCaller(self.endpoint, model_card, preparer, streams, metrics).handle
             direct.add(self, handle)
             return handle
 
@@ -69,12 +72,14 @@ class _EndpointCaller:
         model_card: Callable[[], ModelCard],
         preparer: BodyPreparer,
         streams: ResumableStreams,
+        metrics: HttpMetrics,
     ) -> None:
         model = get_type_hints(endpoint)["body"]
         self._endpoint = endpoint
         self._model_card = model_card
         self._preparer = preparer
         self._streams = streams
+        self._metrics = metrics
         self._model_name: str = model.__name__
         self._body_type: TypeAdapter[Any] = TypeAdapter(model)
         self._takes_context = "context" in inspect.signature(endpoint).parameters
@@ -90,7 +95,10 @@ class _EndpointCaller:
             tenant = context.principal.name
             resumption = await resumption_of(scope, tenant, received.content)
             if resumption is not None:
-                if (kept := self._streams.find(resumption)) is not None:
+                kept = self._streams.find(resumption)
+                if resumption.last is not None:
+                    self._metrics.on_resumed("computed" if kept is None else "kept")
+                if kept is not None:
                     return EventStream(kept.read(resumption.last), kept.error_event)
                 context = replace(context, resumption=resumption)
         if len(received.content) <= MAX_INLINE_BYTES:

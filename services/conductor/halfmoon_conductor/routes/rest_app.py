@@ -99,7 +99,9 @@ def create_app(
     preparer = preparer or ThreadPreparer(BodyPreparation(tokenizer, tool_call_parser))
     direct = DirectRoutes()
     streams = streams or ResumableStreams(ResumptionLimits())
-    route_class = generation_route(lambda: encoder.model_card(None), preparer, direct, streams)
+    route_class = generation_route(
+        lambda: encoder.model_card(None), preparer, direct, streams, metrics
+    )
     handler = GenerationHandler(gateway, tokenizer, inputs, metrics, streams)
     app = _GuardedApp(
         title="Halfmoon",

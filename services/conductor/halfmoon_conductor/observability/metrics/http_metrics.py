@@ -23,6 +23,8 @@ from halfmoon_runtime.observability.metrics import (
 HttpOutcome = Literal["stop", "length", "abort", "error"]
 #: Why a request was rejected before it reached the scheduler.
 RejectionReason = Literal["invalid_key", "tenant_limit", "concurrency", "body"]
+#: Where the events for a client that came back are from.
+ResumptionSource = Literal["kept", "computed"]
 
 _TTFT_BUCKETS_S = (
     *(0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
@@ -74,6 +76,7 @@ class HttpMetrics:
         self._rejections: dict[RejectionReason, int] = dict.fromkeys(
             ("invalid_key", "tenant_limit", "concurrency", "body"), 0
         )
+        self._resumptions: dict[ResumptionSource, int] = {"kept": 0, "computed": 0}
         expose_metrics(self.metrics, registry=registry)
 
     def on_answered(self, route: str, status: int) -> None:
@@ -84,6 +87,10 @@ class HttpMetrics:
     def on_rejected(self, reason: RejectionReason) -> None:
         """Count a request that was rejected before its body was used."""
         self._rejections[reason] += 1
+
+    def on_resumed(self, source: ResumptionSource) -> None:
+        """Count a client that came back to a stream."""
+        self._resumptions[source] += 1
 
     def on_first_token(
         self,
@@ -224,5 +231,10 @@ class HttpMetrics:
                 "Requests rejected before parsing, by reason: key, tenant's limits, requests at"
                 " once, length or speed of the body.",
                 by_label("reason", self._rejections),
+            ),
+            "halfmoon_resumed_streams_total": (
+                "Clients that came back to a stream, by where its events were from: kept here, or"
+                " computed again.",
+                by_label("source", self._resumptions),
             ),
         }
