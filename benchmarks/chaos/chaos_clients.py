@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
+from uuid import uuid4
 
 import httpx
 
@@ -19,6 +20,10 @@ BOUND_S = 90.0
 _PAUSE_S = (0.0, 0.6)
 #: Seconds of rest after an answer that was no success, so that clients don't only fail.
 _REST_S = 0.5
+#: Connections that a client makes for one stream with a key.
+_MAX_CONNECTIONS = 6
+#: Errors after which it goes on with its stream; 0: an event of the stream.
+_RESUMED_STATUSES = (0, 429, 500, 503)
 
 
 class ChaosClients:
@@ -51,7 +56,7 @@ class ChaosClients:
         """Ask each question once, at the conductors by turns; all services are up."""
         for number, question in enumerate(self._questions):
             body = _body(question, len(question.answer), streams=bool(number % 2))
-            await self._ask(CONDUCTORS[number // 2 % 2], question, body, None)
+            await self._ask([CONDUCTORS[number // 2 % 2]], question, body, None)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -64,35 +69,63 @@ class ChaosClients:
             streams = dice.random() < 0.7
             cancels = streams and dice.random() < 0.1
             cancel_after = dice.randint(0, n_tokens) if cancels else None
+            resumes = streams and dice.random() < 0.5
+            conductors = dice.choices(CONDUCTORS, k=_MAX_CONNECTIONS if resumes else 1)
             body = _body(question, n_tokens, streams=streams)
-            was_right = await self._ask(dice.choice(CONDUCTORS), question, body, cancel_after)
+            was_right = await self._ask(conductors, question, body, cancel_after)
             await asyncio.sleep(dice.uniform(*_PAUSE_S) + (0.0 if was_right else _REST_S))
 
     async def _ask(
-        self, conductor: str, question: Question, body: dict[str, Any], cancel_after: int | None
+        self,
+        conductors: Sequence[str],
+        question: Question,
+        body: dict[str, Any],
+        cancel_after: int | None,
     ) -> bool:
-        """Ask once, and record the answer; return whether it was no failure."""
+        """Ask the first conductor, and record the answer; return whether it was no failure.
+
+        With several, the request has a key. The client goes on at the next one after a broken
+        connection or an error, and after one that it breaks itself.
+        """
         self._n_asked += 1
         right = question.answer[: body["max_tokens"]]
-        asked = AskedRequest(self._n_asked, conductor, self._cluster.now_s(), right)
-        answer = await self._receive(self._cluster.url_of(conductor), body, cancel_after)
+        asked = AskedRequest(self._n_asked, conductors[0], self._cluster.now_s(), right)
+        headers = {} if len(conductors) == 1 else {"idempotency-key": uuid4().hex}
+        tokens: list[int] = []
+        tried: list[str] = []
+        for conductor in conductors:
+            tried.append(conductor)
+            url = self._cluster.url_of(conductor)
+            answer = await self._receive(url, body, headers, tokens, cancel_after)
+            if not headers or not _is_resumed(answer):
+                break
+            cancel_after = None
+            await asyncio.sleep(_REST_S)
+        self._ledger.n_resumed += len(tried) - 1
         now_s = self._cluster.now_s()
-        was_down = self._cluster.down[conductor].meet(asked.began_s, now_s)
+        was_down = any(self._cluster.down[each].meet(asked.began_s, now_s) for each in tried)
         self._ledger.on_answer(asked, answer, now_s, conductor_was_down=was_down)
         return answer.end in (End.DONE, End.CANCELLED)
 
     async def _receive(
-        self, url: str, body: dict[str, Any], cancel_after: int | None
+        self,
+        url: str,
+        body: dict[str, Any],
+        headers: dict[str, str],
+        tokens: list[int],
+        cancel_after: int | None,
     ) -> ReceivedAnswer:
-        tokens: list[int] = []
+        """Add the tokens that come to `tokens`; keep the last event's id in `headers`, if any."""
         answer = ReceivedAnswer(End.SILENT)
         try:
             async with asyncio.timeout(BOUND_S):
-                async with self._http.stream("POST", f"{url}/v1/completions", json=body) as reply:
+                async with self._http.stream(
+                    "POST", f"{url}/v1/completions", json=body, headers=headers
+                ) as reply:
                     if reply.status_code != 200:
                         answer = _error(reply.status_code, await reply.aread())
                     elif body["stream"]:
-                        answer = await _read_stream(reply, tokens, cancel_after)
+                        answer = await _read_stream(reply, headers, tokens, cancel_after)
                     else:
                         answer = _whole(await reply.aread(), tokens)
         except TimeoutError:
@@ -116,13 +149,15 @@ def _body(question: Question, n_tokens: int, *, streams: bool) -> dict[str, Any]
 
 
 async def _read_stream(
-    reply: httpx.Response, tokens: list[int], cancel_after: int | None
+    reply: httpx.Response, headers: dict[str, str], tokens: list[int], cancel_after: int | None
 ) -> ReceivedAnswer:
     """Read events into `tokens`; a stream that just stops is a broken one."""
-    n_counted = None
+    n_counted, event_id = None, ""
     async for line in reply.aiter_lines():
         if line == "data: [DONE]":
             return ReceivedAnswer(End.DONE, n_counted=n_counted)
+        if line.startswith("id: "):
+            event_id = line.removeprefix("id: ")
         if not line.startswith("data: "):
             continue
         event = json.loads(line.removeprefix("data: "))
@@ -132,9 +167,18 @@ async def _read_stream(
             n_counted = int(event["usage"]["completion_tokens"])
         for choice in event["choices"]:
             tokens += choice.get("token_ids") or ()
+        if event_id:
+            headers["last-event-id"] = event_id
         if cancel_after is not None and len(tokens) >= cancel_after:
             return ReceivedAnswer(End.CANCELLED)
     return ReceivedAnswer(End.BROKEN, message="the stream ended without [DONE]")
+
+
+def _is_resumed(answer: ReceivedAnswer) -> bool:
+    """Return whether a client with a key goes on after this end."""
+    if answer.end is End.ERROR:
+        return answer.status in _RESUMED_STATUSES
+    return answer.end in (End.BROKEN, End.CANCELLED)
 
 
 def _whole(content: bytes, tokens: list[int]) -> ReceivedAnswer:

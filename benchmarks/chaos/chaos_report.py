@@ -19,6 +19,7 @@ def chaos_table(ledger: ChaosLedger, seed: int, minutes: float) -> Table:
     for end, n in sorted(ledger.own_ends.items()):
         row(f"  ended by itself: {end}", str(n))
     row("requests", f"{ledger.n_requests:,}")
+    row("streams resumed", f"{ledger.n_resumed:,}")
     row("tokens received", f"{ledger.n_tokens:,}")
     for verdict in Verdict:
         n = ledger.verdicts[verdict]

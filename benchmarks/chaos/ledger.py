@@ -31,6 +31,8 @@ class ChaosLedger:
     successes_s: list[float] = field(default_factory=list)
     n_requests: int = 0
     n_tokens: int = 0
+    #: Connections by which clients went on with their streams.
+    n_resumed: int = 0
     #: Seconds from the last fault's end to the first later success of a later request.
     recovery_s: float | None = None
     _calm_since_s: float | None = None

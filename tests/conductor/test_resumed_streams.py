@@ -458,6 +458,44 @@ async def test_bytes_of_all_streams_are_bounded_and_what_is_dropped_is_computed_
         assert [each.id for each in rest] == [each.id for each in whole[71:]]
 
 
+async def test_a_flood_of_keys_drops_no_stream_of_another_tenant(
+    connect: Callable[..., Any], gateway: ScriptedGateway, tmp_path: Path
+) -> None:
+    file = tmp_path / "tenants.toml"
+    keys = [add_tenant(file, name) for name in ("quiet", "loud")]
+    tenants = Tenants.read(file)
+    async with connect(keys=keys, tenants=tenants, max_streams=8, max_bytes=32_000) as run:
+        quiet, loud, streams = run
+        first = await quiet.broken(3)
+        await until(lambda: not gateway.live)
+        for number in range(30):
+            await loud.whole(key=f"key-{number}")
+        n_requests = len(gateway.requests)
+        rest = await quiet.whole(last=first[-1].id)
+        assert text_of(first + rest) == TEXT
+        assert len(gateway.requests) == n_requests, "it was kept"
+        assert streams.n_kept <= 8
+
+
+async def test_what_is_kept_is_sent_in_pieces_to_a_client_that_does_not_read(
+    tokenizer: HubTokenizer, connect: Callable[..., Any]
+) -> None:
+    """However often it comes back: each connection holds a piece, and not all of the events."""
+    sent: list[int] = []
+    card = ModelCard(name="lab/moon", max_context=20_000, created=1)
+    gateway = ScriptedGateway([65], model=card)
+    async with connect(gateway=gateway) as (client, streams):
+        body = {"max_tokens": 10_000, "ignore_eos": True}
+        whole = await client.whole(**body)
+        assert streams.n_bytes > 2_000_000
+        resumption = next(iter(streams._kept.values())).stream
+        async for data in resumption.read(None):
+            sent.append(len(data))
+        assert max(sent) <= 64 * 1024
+        assert sum(sent) == streams.n_bytes
+        assert len(whole) == 10_001
+
+
 def _has_cancelled(gateway: ScriptedGateway, n: int) -> bool:
     return len(gateway.cancelled) == n
 

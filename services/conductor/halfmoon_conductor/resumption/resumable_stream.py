@@ -14,6 +14,8 @@ from halfmoon_conductor.http_server.resumption_headers import EventId, Resumptio
 from halfmoon_conductor.resumption.event_log import EventLog
 from halfmoon_conductor.resumption.resumption_limits import StreamPhase
 
+#: Bytes that are sent at once: a client that does not read holds as many for each connection.
+_MAX_SENT_BYTES = 64 * 1024
 #: Bytes that wait for the reader of a stream that is not kept; with more, generation waits.
 _MAX_UNREAD_BYTES = 64 * 1024
 
@@ -97,7 +99,7 @@ class ResumableStream:
                 self._verify(last)
             while True:
                 if self.log.n_events > n:
-                    data, n = self.log.after(n), self.log.n_events
+                    data, n = self.log.after(n, _MAX_SENT_BYTES)
                     yield data
                     self._on_sent(reader, n)
                 elif self._error is not None:
@@ -143,8 +145,7 @@ class ResumableStream:
         try:
             async with aclosing(self._events) as events:
                 async for data in events:
-                    if not self.log.append(data, self._token_tag()):
-                        continue
+                    self.log.append(data, self._token_tag())
                     if self.is_kept:
                         self._on_change(self)
                     else:
@@ -170,7 +171,7 @@ class ResumableStream:
 
     def _verify(self, last: EventId) -> None:
         found = self.log.id_of(last.number)
-        if found == last:
+        if found == str(last):
             return
         if found is None and self._error is not None:
             raise self._error
