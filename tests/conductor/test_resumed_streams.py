@@ -477,25 +477,6 @@ async def test_a_flood_of_keys_drops_no_stream_of_another_tenant(
         assert streams.n_kept <= 8
 
 
-async def test_what_is_kept_is_sent_in_pieces_to_a_client_that_does_not_read(
-    tokenizer: HubTokenizer, connect: Callable[..., Any]
-) -> None:
-    """However often it comes back: each connection holds a piece, and not all of the events."""
-    sent: list[int] = []
-    card = ModelCard(name="lab/moon", max_context=20_000, created=1)
-    gateway = ScriptedGateway([65], model=card)
-    async with connect(gateway=gateway) as (client, streams):
-        body = {"max_tokens": 10_000, "ignore_eos": True}
-        whole = await client.whole(**body)
-        assert streams.n_bytes > 2_000_000
-        resumption = next(iter(streams._kept.values())).stream
-        async for data in resumption.read(None):
-            sent.append(len(data))
-        assert max(sent) <= 64 * 1024
-        assert sum(sent) == streams.n_bytes
-        assert len(whole) == 10_001
-
-
 def _has_cancelled(gateway: ScriptedGateway, n: int) -> bool:
     return len(gateway.cancelled) == n
 
