@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
+import openai
 import pytest
 from prometheus_client import CollectorRegistry
 
@@ -232,6 +233,35 @@ async def test_after_any_event_the_rest_is_what_the_whole_stream_had(
         for each in whole:
             rest = await client.whole(path, last=each.id)
             assert bare(rest) == bare(whole[each.number :])
+
+
+@pytest.mark.parametrize("window_s", [0, 60], ids=["computed", "kept"])
+async def test_a_long_body_that_a_child_reads_is_gone_on_with_too(
+    connect: Callable[..., Any], gateway: ScriptedGateway, window_s: float
+) -> None:
+    gateway.card = ModelCard(name="lab/moon", max_context=200_000, created=1)
+    async with connect(window_s) as (client, _):
+        body = {"prompt": [5 + number % 90 for number in range(100_000)]}
+        whole = await client.whole(**body)
+        rest = await client.whole(last=whole[4].id, **body)
+        assert text_of(whole[:5] + rest) == TEXT
+        body["prompt"][50_000] += 1
+        assert (await client.post(last=whole[4].id, **body)).status_code == 422
+
+
+async def test_openais_client_reads_a_stream_with_ids(connect: Callable[..., Any]) -> None:
+    async with connect() as (client, streams):
+        ai = openai.AsyncOpenAI(base_url=f"{client.http.base_url}/v1", api_key="none")
+        text = ""
+        async for chunk in await ai.chat.completions.create(
+            model="lab/moon",
+            messages=[{"role": "user", "content": "Hi"}],
+            stream=True,
+            extra_headers={"Idempotency-Key": "k"},
+        ):
+            text += chunk.choices[0].delta.content or ""
+        assert text == TEXT
+        assert streams.n_kept == 1
 
 
 async def test_another_conductor_draws_the_same_tokens_where_the_client_gave_no_seed(

@@ -54,14 +54,14 @@ class Pair:
         spec = ProcessSpec(
             "conductor-1",
             "conductor",
-            (*flags, "--model", plan.model, "--worker-id", "conductor-1"),
+            (*flags, "--model", plan.model, "--worker-id", "conductor-1", "--drain-s", "0"),
         )
         self._process = ServiceProcess(spec, self.cluster.cluster.folder)
         self.cluster.until(self._is_ready)
 
-    def kill(self) -> None:
-        """Kill the conductor, unless it is dead."""
-        self._process.signal(signal.SIGKILL)
+    def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
+        """End the conductor, unless it has ended."""
+        self._process.signal(number)
         self._process.wait(20)
 
     def _is_ready(self) -> bool:
@@ -73,7 +73,14 @@ class Pair:
         return len(workers) == 3
 
     def events(
-        self, url: str, key: str, last: str = "", *, kill_after: int = 0, **body: Any
+        self,
+        url: str,
+        key: str,
+        last: str = "",
+        *,
+        kill_after: int = 0,
+        by: signal.Signals = signal.SIGKILL,
+        **body: Any,
     ) -> list[Event]:
         """Read a stream to its end, or to that of the conductor, killed after some events."""
         events: list[Event] = []
@@ -82,7 +89,7 @@ class Pair:
             for event in self._read(url, headers, body):
                 events.append(event)
                 if len(events) == kill_after:
-                    self.kill()
+                    self.kill(by)
         except httpx.TransportError:
             assert kill_after, self.cluster.logs()
             assert not events[-1].is_last, "it was killed in mid-stream"
@@ -137,14 +144,15 @@ def test_greedy_tokens_go_on_at_another_conductor_as_transformers_says_them(
     pair.start()
 
 
+@pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "stopped"])
 def test_sampled_tokens_go_on_at_another_conductor_without_a_seed_of_the_client(
-    pair: Pair,
+    pair: Pair, by: signal.Signals
 ) -> None:
-    first = pair.events(pair.dying, "sampled", kill_after=20, temperature=1)
-    rest = pair.events(pair.staying, "sampled", first[-1].id, temperature=1)
+    first = pair.events(pair.dying, by.name, kill_after=20, by=by, temperature=1)
+    rest = pair.events(pair.staying, by.name, first[-1].id, temperature=1)
     pair.start()
     # The conductor that was started again has kept nothing: it computes all anew.
-    whole = pair.events(pair.dying, "sampled", temperature=1)
+    whole = pair.events(pair.dying, by.name, temperature=1)
     assert len(tokens_of(whole)) == N_NEW
     assert tokens_of(first, rest) == tokens_of(whole)
     assert [event.id for event in first + rest] == [event.id for event in whole]
