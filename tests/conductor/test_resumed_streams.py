@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -39,6 +40,10 @@ BODIES: dict[str, dict[str, Any]] = {
 }
 
 
+CALL_ID = re.compile(r"(?:call|toolu)_[0-9a-f]{32}")
+_TIME = re.compile(r'"created(?:_at)?": ?\d+')
+
+
 class Event(NamedTuple):
     id: str
     data: str
@@ -64,6 +69,11 @@ def parse(text: str) -> list[Event]:
 
 def text_of(events: Sequence[Event]) -> str:
     return "".join(each.text for each in events)
+
+
+def timeless(events: Sequence[Event]) -> list[str]:
+    """Events without the moment at which their answer was begun."""
+    return [_TIME.sub("", str(each)) for each in events]
 
 
 class Client:
@@ -214,25 +224,34 @@ async def test_a_stream_whose_client_stays_away_ends_after_the_window(
 async def test_after_any_event_the_rest_is_what_the_whole_stream_had(
     connect: Callable[..., Any], path: str, window_s: float
 ) -> None:
-    def bare(events: Sequence[Event]) -> list[str]:
-        """What is not told anew: when an answer was made."""
-        texts: list[str] = []
-        for each in events:
-            if each.data == "[DONE]":
-                texts.append(each.data)
-                continue
-            data = json.loads(each.data)
-            data.pop("created", None)
-            data.get("response", {}).pop("created_at", None)
-            texts.append(json.dumps([each.id, data]))
-        return texts
-
     async with connect(window_s) as (client, _):
         whole = await client.whole(path)
         assert len(whole) > 10
         for each in whole:
             rest = await client.whole(path, last=each.id)
-            assert bare(rest) == bare(whole[each.number :])
+            assert timeless(rest) == timeless(whole[each.number :])
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/responses", "/v1/messages"])
+async def test_calls_of_tools_have_the_same_ids_in_a_stream_that_is_computed_again(
+    connect: Callable[..., Any], gateway: ScriptedGateway, tokenizer: HubTokenizer, path: str
+) -> None:
+    gateway.card = ModelCard(name="lab/moon", max_context=4000, created=1)
+    call = '<tool_call>\n{"name": "tide", "arguments": {}}\n</tool_call>'
+    script = tokenizer.encode(f"See:\n{call}\n{call}", add_special_tokens=False)
+    gateway.script = [*script, 0]
+    tools: dict[str, dict[str, Any]] = {
+        CHAT: {"type": "function", "function": {"name": "tide"}},
+        "/v1/responses": {"type": "function", "name": "tide"},
+        "/v1/messages": {"name": "tide", "input_schema": {"type": "object"}},
+    }
+    tool = tools[path]
+    async with connect(0) as (client, _):
+        whole = await client.whole(path, tools=[tool])
+        assert len(set(CALL_ID.findall(str(whole)))) >= 2
+        for each in whole:
+            rest = await client.whole(path, last=each.id, tools=[tool])
+            assert timeless(rest) == timeless(whole[each.number :])
 
 
 @pytest.mark.parametrize("window_s", [0, 60], ids=["computed", "kept"])
@@ -328,6 +347,8 @@ async def test_a_key_with_another_body_or_route_is_refused_before_any_work(
             assert answer.json()["error"]["code"] == "idempotency_key_reused"
             assert answer.json()["error"]["param"] == "idempotency-key"
         assert len(gateway.requests) == 1
+        if window_s:
+            assert (await client.post(prompt="Say more")).status_code == 422
 
 
 async def test_a_later_connection_takes_the_stream_over(

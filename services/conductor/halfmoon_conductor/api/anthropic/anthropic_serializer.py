@@ -3,7 +3,6 @@
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from typing import Any
-from uuid import uuid4
 
 from halfmoon_conductor.api import sse
 from halfmoon_conductor.api.anthropic.anthropic_objects import (
@@ -18,6 +17,7 @@ from halfmoon_conductor.engine_io.output_piece import OutputPiece
 from halfmoon_conductor.generation.output_processor import OutputProcessor
 from halfmoon_conductor.http_server import error_responses
 from halfmoon_conductor.tools.tool_call_bodies import ParsedCall, parse_complete_members
+from halfmoon_conductor.tools.tool_call_ids import tool_call_name
 from halfmoon_conductor.tools.tool_call_stream import TextOrCall, ToolCallStream, join_adjacent_text
 
 
@@ -43,14 +43,18 @@ class MessagesSerializer:
             async for piece in pieces:
                 parts += self._text.feed(piece)
                 last = piece
-        content = [_block(part) for part in join_adjacent_text(parts) or [""]]
+        name = self.output.request.id
+        content = [
+            _block(part, name, number)
+            for number, part in enumerate(join_adjacent_text(parts) or [""])
+        ]
         reason, sequence = self._stop_of(last)
         return self._message(content, reason, sequence)
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Yield server-sent events; the first as soon as the first token exists."""
         last: OutputPiece | None = None
-        blocks = _ContentBlocks()
+        blocks = _ContentBlocks(self.output.request.id)
         async with aclosing(self.output.pieces()) as pieces:
             async for piece in pieces:
                 if last is None:
@@ -113,9 +117,14 @@ def anthropic_error_event(error: Exception) -> bytes:
 
 
 class _ContentBlocks:
-    """Write the content of a stream: one block after the other is opened, filled and closed."""
+    """Write the content of a stream: one block after the other is opened, filled and closed.
 
-    def __init__(self) -> None:
+    Args:
+        name: from which the ids of calls are made.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
         self._n_opened = 0
         #: Whether a text block is open.
         self._text_is_open = False
@@ -126,7 +135,7 @@ class _ContentBlocks:
             yield from self.write_text(part)
             return
         yield from self._close()
-        use = _block(part)
+        use = _block(part, self._name, self._n_opened)
         assert isinstance(use, ToolUse), "a call becomes one"
         yield self._open({**use.model_dump(), "input": {}})
         yield self._delta({"type": "input_json_delta", "partial_json": part.arguments})
@@ -159,10 +168,11 @@ class _ContentBlocks:
             yield _event("content_block_stop", index=self._n_opened - 1)
 
 
-def _block(part: TextOrCall) -> ContentBlock:
+def _block(part: TextOrCall, answer_id: str, number: int) -> ContentBlock:
     if isinstance(part, ParsedCall):
         name, arguments = part.name, parse_complete_members(part.arguments)
-        return ToolUse(type="tool_use", id=f"toolu_{uuid4().hex}", name=name, input=arguments)
+        call = tool_call_name(answer_id, 0, number)
+        return ToolUse(type="tool_use", id=f"toolu_{call}", name=name, input=arguments)
     return TextContent(type="text", text=part)
 
 

@@ -1,7 +1,6 @@
 """Write the answer to a chat completion, whole or as server-sent events."""
 
 from collections.abc import Sequence
-from uuid import uuid4
 
 from halfmoon_conductor.api.openai.logprob_serializer import LogprobSerializer, Scored
 from halfmoon_conductor.api.openai.openai_objects import (
@@ -21,6 +20,7 @@ from halfmoon_conductor.api.openai.shared_fields import SharedFields
 from halfmoon_conductor.engine_io.output_piece import OutputPiece
 from halfmoon_conductor.generation.output_processor import OutputProcessor
 from halfmoon_conductor.tools.tool_call_bodies import ParsedCall
+from halfmoon_conductor.tools.tool_call_ids import tool_call_name
 from halfmoon_conductor.tools.tool_call_parser import ToolCallParser
 
 
@@ -58,7 +58,9 @@ class ChatSerializer(OpenAiSerializer):
             if calls or parser.cut_in_call:
                 message.content = message.content.strip() or None
             if calls:
-                message.tool_calls = [_tool_call(call) for call in calls]
+                message.tool_calls = [
+                    self._tool_call(call, index, number) for number, call in enumerate(calls)
+                ]
             finish = _finish_of(finish, parser)
         choice = ChatChoice(
             index=index,
@@ -90,7 +92,9 @@ class ChatSerializer(OpenAiSerializer):
                 text, calls = text + rest, calls + last
                 finish = _finish_of(piece.finish, parser)
             for number, call in enumerate(calls, n_before):
-                delta = ChatDelta(tool_calls=[_tool_call(call, number)])
+                made = self._tool_call(call, piece.index, number)
+                made.index = number
+                delta = ChatDelta(tool_calls=[made])
                 chunks.append(self._chunk(piece.index, delta))
         if text or self._returns_tokens:
             chunk = self._chunk(piece.index, ChatDelta(content=text))
@@ -114,6 +118,11 @@ class ChatSerializer(OpenAiSerializer):
         if index not in self._parsers:
             self._parsers[index] = ToolCallParser.of(rules)
         return self._parsers[index]
+
+    def _tool_call(self, call: ParsedCall, choice: int, number: int) -> ToolCall:
+        name = tool_call_name(self.id, choice, number)
+        function = ToolFunction(name=call.name, arguments=call.arguments)
+        return ToolCall(id=f"call_{name}", type="function", function=function)
 
     def _logprobs_of(self, tokens: list[Scored]) -> ChatLogprobs | None:
         return None if self._body.n_top is None else self._logprobs.chat(tokens)
@@ -141,12 +150,3 @@ def _finish_of(finish: FinishReason, parser: ToolCallParser) -> FinishReason:
     if parser.cut_in_call:
         return "length"
     return "tool_calls" if parser.n_calls and finish == "stop" else finish
-
-
-def _tool_call(call: ParsedCall, index: int | None = None) -> ToolCall:
-    """Return a call with a new id; in a stream with its index."""
-    function = ToolFunction(name=call.name, arguments=call.arguments)
-    made = ToolCall(id=f"call_{uuid4().hex}", type="function", function=function)
-    if index is not None:
-        made.index = index
-    return made

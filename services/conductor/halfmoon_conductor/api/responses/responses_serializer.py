@@ -4,7 +4,6 @@ import itertools
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from typing import Any
-from uuid import uuid4
 
 from halfmoon_conductor.api import sse
 from halfmoon_conductor.api.openai.openai_objects import PromptTokensDetails
@@ -24,6 +23,7 @@ from halfmoon_conductor.engine_io.gateway_interface import Finish
 from halfmoon_conductor.generation.output_processor import OutputProcessor
 from halfmoon_conductor.http_server import error_responses
 from halfmoon_conductor.tools.tool_call_bodies import ParsedCall
+from halfmoon_conductor.tools.tool_call_ids import tool_call_name
 from halfmoon_conductor.tools.tool_call_stream import TextOrCall, ToolCallStream, join_adjacent_text
 
 #: Fields of each function that an answer repeats.
@@ -224,10 +224,11 @@ class _OutputItems:
         yield from self._close(status)
 
     def _call(self, call: ParsedCall) -> Iterator[bytes]:
+        name = tool_call_name(self._name, 0, len(self.done))
         item = FunctionCall(
             type="function_call",
-            id=f"fc_{uuid4().hex}",
-            call_id=f"call_{uuid4().hex}",
+            id=f"fc_{name}",
+            call_id=f"call_{name}",
             name=call.name,
             arguments=call.arguments,
             status="completed" if call.whole else "incomplete",
