@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -198,6 +199,25 @@ def half_sent(n: int, declared: int) -> Act:
     return act
 
 
+def left_behind(n: int) -> Act:
+    """Streams with keys that go on without their clients."""
+
+    def leave(cluster: Any, number: int) -> int:
+        body = {"prompt": PROMPT, "max_tokens": 800, "ignore_eos": True, "stream": True}
+        with httpx.stream(
+            "POST",
+            f"{cluster.url}/v1/completions",
+            json={"model": cluster.model, **body},
+            headers={"idempotency-key": f"left-{number}"},
+            timeout=60,
+        ) as answer:
+            assert answer.status_code in (200, 429)
+            next(answer.iter_raw())
+        return answer.status_code
+
+    return at_once(*(partial(leave, number=number) for number in range(n)))
+
+
 #: Connections that stay open to the end.
 held: list[socket.socket] = []
 
@@ -252,6 +272,7 @@ OVER_HTTP: dict[str, Act] = {
     ),
     "50 MB of one header": headers(b"x-large: ", *[b"a" * 1_000_000] * 50),
     "200,000 headers": headers(*[b"x-a: b\r\n" * 1000] * 200),
+    "streams with keys, left behind": left_behind(100),
     "half-sent bodies": half_sent(300, 1000),
     "half-sent large bodies": half_sent(300, 8_000_000),
 }
