@@ -17,6 +17,7 @@ from halfmoon_testing.conductor_http import ScriptedGateway
 COMPLETION: dict[str, Any] = {"model": "lab/moon", "max_tokens": 2, "temperature": 0}
 #: Of any Python function, the loop and the scripted gateway included.
 MAX_CALLS_PER_TOKEN = 60
+MAX_CALLS_PER_KEYED_TOKEN = 110
 MAX_CALLS_PER_REQUEST = 320
 
 
@@ -58,6 +59,15 @@ async def test_a_streamed_token_takes_few_calls(app: FastAPI, gateway: ScriptedG
     assert 1 < per_token <= MAX_CALLS_PER_TOKEN
 
 
+async def test_an_event_that_a_client_may_come_back_to_takes_a_few_calls_more(
+    app: FastAPI, gateway: ScriptedGateway
+) -> None:
+    gateway.script = gateway.script[:1]
+    keyed = [await _calls(app, n_new, key=b"key-%d" % n_new) for n_new in (20, 120)]
+    per_token = (keyed[1] - keyed[0]) / 100
+    assert 1 < per_token <= MAX_CALLS_PER_KEYED_TOKEN
+
+
 async def test_a_request_takes_few_calls_however_its_type_is_written(
     app: FastAPI, gateway: ScriptedGateway
 ) -> None:
@@ -67,7 +77,9 @@ async def test_a_request_takes_few_calls_however_its_type_is_written(
         assert await _calls(app, 1, content_type) < MAX_CALLS_PER_REQUEST
 
 
-async def _calls(app: FastAPI, n_new: int, content_type: bytes = b"application/json") -> int:
+async def _calls(
+    app: FastAPI, n_new: int, content_type: bytes = b"application/json", key: bytes = b""
+) -> int:
     """Python functions called for a stream of so many tokens."""
     body = to_json_line(COMPLETION | {"prompt": [5], "max_tokens": n_new, "stream": True}).encode()
     received: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
@@ -88,7 +100,7 @@ async def _calls(app: FastAPI, n_new: int, content_type: bytes = b"application/j
         "scheme": "http",
         "root_path": "",
         "server": None,
-        "headers": [(b"content-type", content_type)],
+        "headers": [(b"content-type", content_type), *([(b"idempotency-key", key)] if key else [])],
     }
     n_calls = 0
 
