@@ -102,8 +102,8 @@ def test_schemathesis_finds_nothing(
 ) -> None:
     python = python_with("schemathesis", "schemathesis==4.32.5")
     # Rules between fields (min_tokens is not over max_tokens) are not in the schema, so a body
-    # that it allows may be a 400, and an event that no stream has a 409 or a 422. That each field by itself is as the schema says is held by
-    # tests/conductor/test_openapi.py.
+    # that it allows may be a 400; an event that no stream has is a 409 or a 422. That each field
+    # by itself is as the schema says is held by tests/conductor/test_openapi.py.
     (tmp_path / "schemathesis.toml").write_text(
         "[checks]\npositive_data_acceptance.expected-statuses = "
         '["2xx", "400", "401", "403", "404", "409", "422", "429", "5xx"]\n'

@@ -3,7 +3,7 @@
 import json
 import re
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -86,7 +86,7 @@ class Pair:
         events: list[Event] = []
         headers = {"idempotency-key": key, **({"last-event-id": last} if last else {})}
         try:
-            for event in self._read(url, headers, body):
+            for event in self.read(url, headers, body):
                 events.append(event)
                 if len(events) == kill_after:
                     self.kill(by)
@@ -95,7 +95,10 @@ class Pair:
             assert not events[-1].is_last, "it was killed in mid-stream"
         return events
 
-    def _read(self, url: str, headers: dict[str, str], body: dict[str, Any]) -> Iterator[Event]:
+    def read(
+        self, url: str, headers: dict[str, str], body: dict[str, Any]
+    ) -> Generator[Event, None, None]:
+        """Yield the events of a stream; closing it breaks the connection."""
         request = {"model": self.model, **BODY, **body}
         with httpx.stream(
             "POST", f"{url}/v1/completions", json=request, headers=headers, timeout=60
@@ -171,6 +174,18 @@ def test_a_conductor_that_is_started_again_goes_on_with_its_own_streams(pair: Pa
     whole = pair.events(pair.staying, "thrice", temperature=0.8)
     assert tokens_of(*parts) == tokens_of(whole)
     assert len(tokens_of(whole)) == N_NEW
+
+
+def test_a_connection_that_breaks_costs_no_second_computation_at_the_same_conductor(
+    pair: Pair,
+) -> None:
+    reading = pair.read(pair.staying, {"idempotency-key": "dropped"}, {"temperature": 1})
+    first = [next(reading) for _ in range(9)]
+    reading.close()
+    rest = pair.events(pair.staying, "dropped", first[-1].id, temperature=1)
+    assert tokens_of(first, rest) == tokens_of(pair.events(pair.dying, "dropped", temperature=1))
+    metrics = httpx.get(f"{pair.staying}/metrics", timeout=10).text
+    assert 'halfmoon_resumed_streams_total{source="kept"} 1.0' in metrics
 
 
 def test_the_client_of_the_page_goes_on_by_itself(pair: Pair) -> None:

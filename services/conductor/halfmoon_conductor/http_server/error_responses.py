@@ -20,6 +20,7 @@ from halfmoon_conductor.errors import (
     GenerationFailed,
     InvalidKey,
     InvalidRequest,
+    StreamTakenOver,
 )
 from halfmoon_conductor.http_server.error_bodies import (
     AnthropicError,
@@ -97,6 +98,9 @@ def internal_error(path: str) -> Response:
 
 def to_client_error(error: Exception) -> ApiError:
     """Log an error in mid-stream, and return the error to show to the client."""
+    if isinstance(error, StreamTakenOver):
+        _log.info("stream taken over")
+        return error
     if isinstance(error, ApiError):
         _log.error("generation failed in mid-stream", reason=error.message)
         return error
