@@ -1,9 +1,6 @@
 """A cluster whose metadata server is a real Redis, which outlives a conductor."""
 
 import signal
-import socket
-import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from shutil import which
@@ -12,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from halfmoon_metadata.tcp_ports import free_port
+from tests.e2e.redis_server import RedisServer
 
 pytestmark = [
     pytest.mark.e2e,
@@ -23,37 +20,19 @@ StartCluster = Callable[..., Any]
 
 
 @pytest.fixture
-def redis_url(tmp_path: Path) -> Iterator[str]:
-    port = free_port()
-    command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
-    server = subprocess.Popen([*command, "--dir", str(tmp_path)], stdout=subprocess.DEVNULL)
-    try:
-        _until_listening(port)
-        yield f"redis://127.0.0.1:{port}/0"
-    finally:
-        server.terminate()
-        server.wait(20)
-
-
-def _until_listening(port: int) -> None:
-    deadline = time.monotonic() + 20
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-        except OSError:
-            assert time.monotonic() < deadline, "redis-server does not listen"
-            time.sleep(0.02)
-        else:
-            return
+def redis(tmp_path: Path) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path)
+    yield server
+    server.kill()
 
 
 def test_a_restarted_conductor_finds_its_workers_and_what_they_cache(
-    start_cluster: StartCluster, redis_url: str, monkeypatch: pytest.MonkeyPatch
+    start_cluster: StartCluster, redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # All services have a cluster key here: messages and bytes between them are encrypted.
     monkeypatch.setenv("HALFMOON_CLUSTER_KEY", "only good for a test of Redis")
     prompt = list(range(300))
-    with start_cluster("fake://tiny", metadata=redis_url) as cluster:
+    with start_cluster("fake://tiny", metadata=redis.url) as cluster:
         before = cluster.complete(prompt=prompt, max_tokens=8, temperature=0)
         conductor = cluster.process("conductor-0")
         conductor.signal(signal.SIGKILL)
@@ -75,3 +54,19 @@ def test_a_restarted_conductor_finds_its_workers_and_what_they_cache(
 
         # The index is built anew from the kvstore's snapshot.
         cluster.until(lambda: cached() == 256)
+
+
+@pytest.mark.parametrize("how", ["killed", "frozen"])
+def test_all_services_stop_in_order_while_the_metadata_server_does_not_answer(
+    start_cluster: StartCluster, redis: RedisServer, how: str
+) -> None:
+    with start_cluster("fake://tiny", metadata=redis.url) as cluster:
+        if how == "killed":
+            redis.kill()
+        else:
+            redis.freeze()
+        for process in cluster.cluster.processes.values():
+            process.signal(signal.SIGTERM)
+        for name, process in cluster.cluster.processes.items():
+            assert process.wait(60), f"{name} has not ended\n{cluster.last_words()}"
+            assert process.exit_code == 0, cluster.logs()

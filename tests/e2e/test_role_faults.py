@@ -1,9 +1,6 @@
 """Processes that die, hang or are started again while a worker changes its role."""
 
 import signal
-import socket
-import subprocess
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -12,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from halfmoon_metadata.tcp_ports import free_port
 from halfmoon_testing.models.tiny_models import make_tiny_model
+from tests.e2e.redis_server import RedisServer
 from tests.e2e.role_clients import (
     FLEXIBLE,
     BrokenStream,
@@ -36,38 +33,9 @@ N_LONG = 3000
 N_CLIENTS = 2
 
 
-class Redis:
-    """A metadata server without persistence, on one port for all of its starts."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._port = folder, free_port()
-        self.url = f"redis://127.0.0.1:{self._port}/0"
-        self.start()
-
-    def start(self) -> None:
-        """Start it, empty."""
-        where = ["--port", str(self._port), "--bind", "127.0.0.1", "--dir", str(self._folder)]
-        self._process = subprocess.Popen(
-            ["redis-server", *where, "--save", ""], stdout=subprocess.DEVNULL
-        )
-        deadline = time.monotonic() + 60
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", self._port), timeout=1).close()
-                return
-            except OSError:
-                assert time.monotonic() < deadline, "redis-server does not listen"
-                time.sleep(0.02)
-
-    def kill(self) -> None:
-        """End it at once."""
-        self._process.kill()
-        self._process.wait(20)
-
-
 @pytest.fixture(scope="module")
-def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Redis]:
-    server = Redis(tmp_path_factory.mktemp("redis"))
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path_factory.mktemp("redis"))
     yield server
     server.kill()
 
@@ -85,7 +53,7 @@ def alone(model: Path) -> Transformers:
 
 
 @pytest.fixture(scope="module")
-def shared(start_cluster: Callable[..., Any], model: Path, redis: Redis) -> Iterator[Any]:
+def shared(start_cluster: Callable[..., Any], model: Path, redis: RedisServer) -> Iterator[Any]:
     extra = {"prefill": FLEXIBLE, "decode": FLEXIBLE}
     with start_cluster(str(model), n_decode=2, metadata=redis.url, extra=extra) as cluster:
         yield cluster
@@ -187,7 +155,7 @@ def test_a_worker_finishes_its_change_while_the_conductor_is_started_again(
 
 
 def test_a_worker_finishes_its_change_when_an_empty_redis_is_started_again(
-    cluster: Any, redis: Redis, clients: ThreadPoolExecutor, alone: Transformers
+    cluster: Any, redis: RedisServer, clients: ThreadPoolExecutor, alone: Transformers
 ) -> None:
     answers = LongAnswers(cluster, clients)
     generation = order_role(cluster, answers.worker, "prefill").generation

@@ -255,6 +255,65 @@ async def test_leaving_while_the_server_is_away_lets_the_lease_run_out(store: Sh
     assert record(store) is None
 
 
+@pytest.mark.parametrize("change", ["leave", "update"])
+async def test_a_server_that_never_answers_does_not_keep_a_worker(
+    store: ShakyStore, change: str
+) -> None:
+    member = Membership(store, worker(), ttl_s=0.03)
+    await member.join()
+    asked, go_on = threading.Event(), threading.Event()
+
+    def never(key: str) -> bytes | None:
+        asked.set()
+        go_on.wait(300)
+        raise MetadataUnreachable("no answer")
+
+    store.get = never  # type: ignore[method-assign]
+    renewing = asyncio.create_task(member.keep_alive())
+    try:
+        await asyncio.to_thread(asked.wait, 30)
+        async with asyncio.timeout(100):
+            if change == "leave":
+                renewing.cancel()
+                await asyncio.wait([renewing])
+                await member.leave()
+            else:
+                await member.update(worker(draining=True))
+        assert not go_on.is_set()
+    finally:
+        renewing.cancel()
+        go_on.set()
+
+
+async def test_what_a_lost_record_promises_is_written_before_it(store: ShakyStore) -> None:
+    seen: list[Any] = []
+    member = Membership(store, worker(), ttl_s=0.01, restore=lambda: seen.append(record(store)))
+    await member.join()
+    assert seen == [None]
+    keeping = asyncio.create_task(member.keep_alive())
+    written = store.n_written
+    await until(lambda: store.n_written >= written + 2)
+    assert seen == [None], "it was not lost"
+    store.delete(KEY)
+    await until(lambda: record(store) == worker())
+    assert seen == [None, None]
+    keeping.cancel()
+
+
+async def test_a_member_stays_away_while_what_it_promises_can_t_be_written(
+    store: ShakyStore,
+) -> None:
+    tries: list[Any] = []
+
+    def restore() -> None:
+        tries.append(record(store))
+        if len(tries) == 1:
+            raise MetadataUnreachable("away")
+
+    await Membership(store, worker(), restore=restore).join()
+    assert tries == [None, None]
+
+
 async def test_a_foreign_record_under_our_name_is_replaced(store: ShakyStore) -> None:
     for foreign in (b"nonsense", msgspec.json.encode(worker(9, name="decode-1"))):
         store.put(KEY, foreign)

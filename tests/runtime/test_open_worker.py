@@ -17,7 +17,7 @@ from halfmoon_runtime.channels.network import PeerUnreachable
 from halfmoon_runtime.channels.zmq_network import ZmqNetwork
 from halfmoon_runtime.engine_settings import EngineSettings
 from halfmoon_runtime.lifecycle import CannotStart, Service
-from halfmoon_runtime.membership import MEMBERS, Membership, list_members
+from halfmoon_runtime.membership import MEMBERS, list_members
 from halfmoon_runtime.observability.metrics import MetricSnapshot
 from halfmoon_runtime.settings import ServiceSettings
 from halfmoon_runtime.worker.open_model import load_model, model_info, place_model
@@ -62,6 +62,9 @@ class Steps:
     def stats(self) -> TransferStats:
         return NO_TRANSFERS
 
+    def restore_record(self) -> None:
+        pass
+
     async def serve(self) -> None:
         try:
             await asyncio.Event().wait()
@@ -103,7 +106,7 @@ async def serve_until_ready(opened: OpenedWorker[Steps], steps: Steps) -> None:
         opened.service.stopping.set()
 
     stopping = asyncio.create_task(stop())
-    await opened.serve(steps, Membership(opened.store, opened.info), steps.drain)
+    await opened.serve(steps, opened.membership(opened.info), steps.drain)
     await stopping
 
 

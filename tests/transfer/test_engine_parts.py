@@ -56,6 +56,48 @@ def test_a_record_that_the_store_lost_comes_back(eventually: Eventually) -> None
         eventually(lambda: store.get("halfmoon/segments/here") is not None)
 
 
+def test_an_owner_can_restore_its_record_before_the_next_renewal() -> None:
+    store = MemoryStore()
+    with TransferEngine.open("here", metadata=store) as engine:
+        store.delete("halfmoon/segments/here")
+        engine.restore_record()
+        assert store.get("halfmoon/segments/here") is not None
+    engine.restore_record()
+    assert store.get("halfmoon/segments/here") is None, "it is closed"
+
+
+def test_a_later_start_keeps_the_record_that_an_earlier_one_would_restore() -> None:
+    store = MemoryStore()
+    with (
+        TransferEngine.open("here", metadata=store, generation=1) as engine,
+        TransferEngine.open("here", metadata=store, generation=2),
+    ):
+        later = store.get("halfmoon/segments/here")
+        engine.restore_record()
+        assert store.get("halfmoon/segments/here") == later
+
+
+def test_a_metadata_server_that_never_answers_does_not_keep_an_engine_open(
+    eventually: Eventually,
+) -> None:
+    class Silent(MemoryStore):
+        go_on = threading.Event()
+        is_silent = False
+
+        def compare_and_swap(self, *arguments: Any, **more: Any) -> bool:
+            if self.is_silent:
+                self.go_on.wait(300)
+            return super().compare_and_swap(*arguments, **more)
+
+    store = Silent()
+    engine = TransferEngine.open("here", metadata=store)
+    store.is_silent = True
+    engine.close()
+    assert not store.go_on.is_set()
+    store.go_on.set()
+    eventually(lambda: not any("-here-" in thread.name for thread in threading.enumerate()))
+
+
 def test_the_record_of_a_process_that_died_ends_with_its_lease() -> None:
     now = [0.0]
     store = MemoryStore(lambda: now[0])

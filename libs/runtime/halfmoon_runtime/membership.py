@@ -29,6 +29,9 @@ GENERATIONS = "halfmoon/generation/"
 LEASE_S = 10.0
 #: Seconds between two attempts while the metadata server is unreachable.
 _RETRY_S = 0.5
+#: Longest wait of `update` and `leave` for the metadata server, in seconds. A server that is
+#: stopped, not dead, would delay the end of a worker by its time-outs, one after another.
+_PATIENCE_S = 2.0
 _WRITE_TRIES = 10
 #: Longest text of a record in the log, in characters.
 _MAX_LOGGED = 200
@@ -97,6 +100,9 @@ class Membership:
         info: the worker's record, with a generation from `next_generation`.
         ttl_s: seconds of the lease; it is renewed after each third of them.
         now: returns seconds that only grow.
+        restore: writes this worker's other records in the metadata server, in a thread. It is
+            called before a record that the server does not have is written, so that a member
+            never comes back without them. It may raise `MetadataError`.
     """
 
     def __init__(
@@ -106,14 +112,18 @@ class Membership:
         *,
         ttl_s: float = LEASE_S,
         now: Callable[[], float] = time.monotonic,
+        restore: Callable[[], None] = lambda: None,
     ) -> None:
         self._store = store
         self._info = info
+        self._restore = restore
         self._ttl_s = ttl_s
         self._now = now
         self._key = MEMBERS + info.worker_id
         #: Held while the record is written, so that updates and renewals keep their order.
         self._writing = asyncio.Lock()
+        #: Writes that go on, some of them without a caller that waits.
+        self._writes: set[asyncio.Task[None]] = set()
         self._left = False
         #: Time of the last grant or renewal of the lease; None: never.
         self._renewed_s: float | None = None
@@ -132,7 +142,7 @@ class Membership:
         await _until_done(self._key, self._write)
 
     async def update(self, info: WorkerInfo) -> None:
-        """Change the record; if the metadata server is unreachable, `keep_alive` writes it later.
+        """Change the record; if the metadata server does not answer, `keep_alive` writes it later.
 
         Raises:
             Superseded: a later start of this worker is registered.
@@ -140,9 +150,10 @@ class Membership:
         assert (info.worker_id, info.generation) == (self._info.worker_id, self._info.generation)
         self._info = info
         try:
-            await self._write()
-        except MetadataError as error:
-            _log.warning("record not written, will try again", key=self._key, error=str(error))
+            async with asyncio.timeout(_PATIENCE_S):
+                await self._write()
+        except (MetadataError, TimeoutError) as error:
+            _log.warning("record not written, will try again", key=self._key, error=_text(error))
 
     async def keep_alive(self) -> None:
         """Renew the lease until `leave`, or until cancelled.
@@ -155,19 +166,37 @@ class Membership:
             await _until_done(self._key, self._write)
 
     async def leave(self) -> None:
-        """Remove the record if it is still that of this start, and stop renewing it."""
+        """Remove the record if it is still that of this start, and stop renewing it.
+
+        A metadata server that does not answer in `_PATIENCE_S` is not waited for.
+        """
         self._left = True
-        async with self._writing:
-            try:
+        try:
+            async with asyncio.timeout(_PATIENCE_S), self._writing:
                 await asyncio.to_thread(self._remove_now)
-            except MetadataError as error:
-                _log.warning("record not removed, it expires", key=self._key, error=str(error))
+        except (MetadataError, TimeoutError) as error:
+            _log.warning("record not removed, it expires", key=self._key, error=_text(error))
 
     async def _write(self) -> None:
+        """Write the record in its turn. A cancelled caller leaves; the write goes on to its end.
+
+        Its thread can't be stopped. It holds the lock, so that `leave` removes the record after it.
+        """
+        write = asyncio.create_task(self._write_in_turn())
+        self._writes.add(write)
+        write.add_done_callback(self._forget_write)
+        await asyncio.shield(write)
+
+    async def _write_in_turn(self) -> None:
         async with self._writing:
             if not self._left:
-                await _to_thread_and_wait(self._write_now)
+                await asyncio.to_thread(self._write_now)
                 self._renewed_s = self._now()
+
+    def _forget_write(self, write: "asyncio.Task[None]") -> None:
+        self._writes.discard(write)
+        if not write.cancelled():
+            write.exception()  # its caller may be gone; the next write fails in the same way
 
     def metrics(self) -> MetricSnapshot:
         """Return the age of the lease as a metric."""
@@ -191,6 +220,8 @@ class Membership:
                     f"worker {self._info.worker_id} of generation {self._info.generation} is "
                     f"superseded: generation {other.generation} runs at {other.commands}"
                 )
+            if current is None:
+                self._restore()
             if self._store.compare_and_swap(self._key, current, value, ttl_s=self._ttl_s):
                 return
         raise MetadataError(f"{self._key!r} changed under each of {_WRITE_TRIES} writes")
@@ -202,17 +233,8 @@ class Membership:
             self._store.compare_and_swap(self._key, current, None)
 
 
-async def _to_thread_and_wait(call: Callable[[], None]) -> None:
-    """Run a call in a thread, and wait for its end also when cancelled.
-
-    A renewal that goes on in its thread after `leave` would write the removed record again.
-    """
-    running = asyncio.create_task(asyncio.to_thread(call))
-    try:
-        await asyncio.shield(running)
-    except asyncio.CancelledError:
-        await asyncio.gather(running, return_exceptions=True)
-        raise
+def _text(error: Exception) -> str:
+    return str(error) or f"no answer in {_PATIENCE_S:g} s"
 
 
 async def _until_done(what: str, attempt: Callable[[], Awaitable[T]]) -> T:

@@ -8,6 +8,7 @@ The engine has threads and no event loop: sockets and copies release the interpr
 asyncio caller is woken once per transfer.
 """
 
+import logging
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -52,6 +53,8 @@ if TYPE_CHECKING:
     from halfmoon_transfer.devices.device_spans import CudaArrayLike, DeviceSpan, TensorLike
     from halfmoon_transfer.devices.device_view import DeviceBackedMemory
 
+_log = logging.getLogger(__name__)
+
 
 class TransferEngine:
     """One process's segment: its regions, its paths to peers, its live transfers.
@@ -82,7 +85,10 @@ class TransferEngine:
         self._transfers = TransferManager(context, self._router, self._counters, threads)
         self._closed = False
         self._lease = threads.renew(
-            f"halfmoon-transfer-{context.name}-lease", self._publish, context.settings.lease_s
+            f"halfmoon-transfer-{context.name}-lease",
+            self._publish,
+            self._withdraw,
+            context.settings.lease_s,
         )
 
     @classmethod
@@ -519,14 +525,31 @@ class TransferEngine:
             return
         self._closed = True
         self._lease.close()
-        self._directory.withdraw(self.descriptor)
         self._transfers.close()
         self._context.notification_queue.close()
         self._router.close()
         self._context.devices.close()
 
+    def restore_record(self) -> None:
+        """Publish the segment's record now, not at its next renewal.
+
+        For an owner that has found that the metadata server lost its data.
+
+        Raises:
+            MetadataError: the store fails.
+        """
+        if self._closed:
+            return
+        try:
+            self._publish()
+        except TransferError as error:
+            _log.warning("the record of segment %s is not restored: %s", self.name, error)
+
     def _publish(self) -> None:
         self._directory.publish(self.descriptor, self._settings.lease_s)
+
+    def _withdraw(self) -> None:
+        self._directory.withdraw(self.descriptor)
 
     def _require_open(self) -> None:
         if self._closed:

@@ -17,7 +17,7 @@ from halfmoon_protocol.messages import KvstoreAddress, WorkerInfo
 from halfmoon_runtime.clock import SystemClock
 from halfmoon_runtime.kvstore_clients import KvstoreClients
 from halfmoon_runtime.lifecycle import Service
-from halfmoon_runtime.membership import Membership, find_model_worker, list_members
+from halfmoon_runtime.membership import find_model_worker, list_members
 from halfmoon_runtime.observability.tracer_setup import opened_tracer
 from halfmoon_runtime.worker.open_worker import open_worker
 from halfmoon_transfer.open_transfer_engine import open_transfer_engine
@@ -47,7 +47,7 @@ async def run(settings: KvstoreSettings, service: Service) -> None:
             stack.callback(disk.close)
         kvstores = KvstoreClients(opened.network, _COPY_TIMEOUT_S)
         stack.push_async_callback(kvstores.close)
-        membership = Membership(opened.store, info)
+        membership = opened.membership(info)
         clock = SystemClock()
 
         async def members() -> list[WorkerInfo]:

@@ -25,16 +25,20 @@ from halfmoon_runtime.settings import ServiceSettings
 from halfmoon_runtime.worker.registration import ServableWorker, registered_worker
 
 
-class CountsTransfers(Protocol):
-    """A transfer engine, as far as this library uses it: its counters."""
+class UsedTransferEngine(Protocol):
+    """A transfer engine, as far as this library uses it: its counters, and its record."""
 
     def stats(self) -> TransferCounts:
         """Return the counters since the engine was opened."""
         ...
 
+    def restore_record(self) -> None:
+        """Write the engine's record, which the metadata server may have lost."""
+        ...
 
-EngineT = TypeVar("EngineT", bound=CountsTransfers)
-OpenedT = TypeVar("OpenedT", bound=CountsTransfers, covariant=True)
+
+EngineT = TypeVar("EngineT", bound=UsedTransferEngine)
+OpenedT = TypeVar("OpenedT", bound=UsedTransferEngine, covariant=True)
 
 
 class TransferOpener(Protocol[OpenedT]):
@@ -68,6 +72,13 @@ class OpenedWorker(Generic[EngineT]):
     port: Port
     #: The worker's record without what only its service knows, such as layout and costs.
     info: WorkerInfo
+
+    def membership(self, info: WorkerInfo) -> Membership:
+        """Return the record of this start in the metadata server, not yet written.
+
+        A server that has lost its data gets the transfer engine's record back first.
+        """
+        return Membership(self.store, info, restore=self.transfer.restore_record)
 
     async def serve(
         self,

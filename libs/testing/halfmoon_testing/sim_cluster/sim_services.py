@@ -304,7 +304,14 @@ class SimService:
         )
 
     def _membership(self, info: WorkerInfo) -> Membership:
-        return Membership(self.store, info, ttl_s=LEASE_S, now=self.clock.now)
+        assert self.transfer is not None
+        return Membership(
+            self.store,
+            info,
+            ttl_s=LEASE_S,
+            now=self.clock.now,
+            restore=self.transfer.restore_record,
+        )
 
     async def _serve(self, worker: Any, membership: Membership, *more: Any) -> None:
         """Serve until killed; see `registered_worker`."""

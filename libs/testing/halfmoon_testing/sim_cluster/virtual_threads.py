@@ -150,9 +150,15 @@ class VirtualEngineThreads(EngineThreads):
         """See `EngineThreads.watch_deadlines`."""
         return _Deadlines(self._loop, on_overdue)
 
-    def renew(self, name: str, publish: Callable[[], None], ttl_s: float) -> "_Renewal":
+    def renew(
+        self,
+        name: str,
+        publish: Callable[[], None],
+        withdraw: Callable[[], None],
+        ttl_s: float,
+    ) -> "_Renewal":
         """See `EngineThreads.renew`."""
-        return _Renewal(self._loop, publish, ttl_s / 3)
+        return _Renewal(self._loop, publish, withdraw, ttl_s / 3)
 
 
 class _Pool:
@@ -205,14 +211,22 @@ class _Deadlines:
 
 
 class _Renewal:
-    def __init__(self, loop: VirtualLoop, publish: Callable[[], None], interval_s: float) -> None:
+    def __init__(
+        self,
+        loop: VirtualLoop,
+        publish: Callable[[], None],
+        withdraw: Callable[[], None],
+        interval_s: float,
+    ) -> None:
         self._loop = loop
         self._publish = publish
+        self._withdraw = withdraw
         self._interval_s = interval_s
         self._timer = loop.call_later(interval_s, self._renew)
 
     def close(self) -> None:
         self._timer.cancel()
+        self._withdraw()
 
     def _renew(self) -> None:
         try:

@@ -55,7 +55,7 @@ class Renewal(Protocol):
     """Renew a record at intervals; see `Lease`."""
 
     def close(self) -> None:
-        """Stop renewing."""
+        """Stop renewing, and remove the record."""
         ...
 
 
@@ -74,6 +74,12 @@ class EngineThreads:
         """Watch the deadlines of transfers."""
         return DeadlineWatcher(name, on_overdue)
 
-    def renew(self, name: str, publish: Callable[[], None], ttl_s: float) -> Renewal:
+    def renew(
+        self,
+        name: str,
+        publish: Callable[[], None],
+        withdraw: Callable[[], None],
+        ttl_s: float,
+    ) -> Renewal:
         """Renew the segment's record three times per `ttl_s`."""
-        return Lease(name, publish, ttl_s)
+        return Lease(name, publish, withdraw, ttl_s)

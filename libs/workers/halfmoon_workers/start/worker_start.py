@@ -69,7 +69,7 @@ class WorkerStart:
         Raises:
             Superseded: a later start of this worker is registered.
         """
-        membership = Membership(self.opened.store, info)
+        membership = self.opened.membership(info)
         named = {"role": info.role, "generation": info.generation} if info.roles else {}
         await self.opened.serve(
             worker,
