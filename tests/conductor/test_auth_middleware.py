@@ -27,13 +27,14 @@ async def open_front(gateway: ScriptedGateway, tokenizer: HubTokenizer) -> Async
     """Clients of a REST API with tenants or limits of the test's own."""
     clients: list[httpx.AsyncClient] = []
 
-    def front(*tenants: Tenant, **limits: Any) -> httpx.AsyncClient:
+    def front(*tenants: Tenant, token: str = "", **limits: Any) -> httpx.AsyncClient:
         app = create_app(
             gateway,
             tokenizer,
             registry=CollectorRegistry(),
             limits=RestLimits(**limits),
             tenants=Tenants(tenants) if tenants else None,
+            operator_token=token,
         )
         clients.append(
             httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://front")
@@ -181,6 +182,32 @@ async def test_what_is_for_operators_needs_an_operators_key_where_there_are_tena
 
 async def test_without_tenants_anybody_is_an_operator(open_front: Open) -> None:
     assert (await open_front().get("/debug/cluster")).status_code == 404
+
+
+async def test_with_a_cluster_key_the_routes_for_operators_want_its_token(
+    open_front: Open,
+) -> None:
+    client = open_front(token="t0ken")
+    for shown in ({}, LAB, {"authorization": "Basic t0ken"}, {"authorization": "Bearer t0ke"}):
+        for method, path in (("GET", "/debug/cluster"), ("POST", "/debug/roles/decode-0")):
+            refused = error_of(await client.request(method, path, headers=shown), 401)
+            assert "halfmoon operator-token" in refused["message"]
+    for shown in ({"authorization": "Bearer t0ken"}, {"x-api-key": "t0ken"}):
+        assert (await client.get("/debug/cluster", headers=shown)).status_code == 404
+    assert (await client.post(COMPLETIONS, json=PROMPT)).status_code == 200, "no key is needed here"
+
+
+async def test_with_tenants_and_a_cluster_key_either_opens_the_routes_for_operators(
+    open_front: Open,
+) -> None:
+    moon = Tenant("moon", (hash_api_key("hm-moon"),), operator=True)
+    client = open_front(lab(), moon, token="t0ken")
+    token = {"authorization": "Bearer t0ken"}
+    for shown in (MOON, token):
+        assert (await client.get("/debug/cluster", headers=shown)).status_code == 404
+    error_of(await client.get("/debug/cluster", headers=LAB), 403)
+    error_of(await client.get("/debug/cluster"), 401)
+    error_of(await client.post(COMPLETIONS, json=PROMPT, headers=token), 401)
 
 
 async def test_who_was_turned_away_is_counted_by_reason(open_front: Open) -> None:

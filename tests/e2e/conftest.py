@@ -1,6 +1,7 @@
 """Clusters of real processes: ZeroMQ, HTTP and transfer as deployed, on loopback."""
 
 import itertools
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ import pytest
 
 from halfmoon_cli.up.embedded_cluster import ClusterPlan, EmbeddedCluster, ServiceProcess
 from halfmoon_metadata.tcp_ports import free_port
+from halfmoon_runtime.observability.operator_http import operator_token
 from halfmoon_testing.models.tiny_models import make_tiny_model
 
 #: Less than a test may take, so that what kept it is said.
@@ -45,7 +47,9 @@ class LiveCluster:
 
     @property
     def _headers(self) -> dict[str, str]:
-        return {"authorization": f"Bearer {self.key}"} if self.key else {}
+        cluster_key = os.environ.get("HALFMOON_CLUSTER_KEY", "")
+        key = self.key or (operator_token(cluster_key) if cluster_key else "")
+        return {"authorization": f"Bearer {key}"} if key else {}
 
     def complete(self, **body: Any) -> dict[str, Any]:
         answer = self.post("/v1/completions", model=self.model, **body)

@@ -8,7 +8,9 @@ from typing import Any
 
 import httpx
 import pytest
+from typer.testing import CliRunner
 
+from halfmoon_cli.__main__ import app as halfmoon
 from tests.e2e.redis_server import RedisServer
 
 pytestmark = [
@@ -17,6 +19,7 @@ pytestmark = [
 ]
 
 StartCluster = Callable[..., Any]
+KEY = "only good for a test of Redis"
 
 
 @pytest.fixture
@@ -30,7 +33,7 @@ def test_a_restarted_conductor_finds_its_workers_and_what_they_cache(
     start_cluster: StartCluster, redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # All services have a cluster key here: messages and bytes between them are encrypted.
-    monkeypatch.setenv("HALFMOON_CLUSTER_KEY", "only good for a test of Redis")
+    monkeypatch.setenv("HALFMOON_CLUSTER_KEY", KEY)
     prompt = list(range(300))
     with start_cluster("fake://tiny", metadata=redis.url) as cluster:
         before = cluster.complete(prompt=prompt, max_tokens=8, temperature=0)
@@ -54,6 +57,24 @@ def test_a_restarted_conductor_finds_its_workers_and_what_they_cache(
 
         # The index is built anew from the kvstore's snapshot.
         cluster.until(lambda: cached() == 256)
+
+
+def test_with_a_cluster_key_the_embedded_metadata_and_the_state_want_a_token(
+    start_cluster: StartCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HALFMOON_CLUSTER_KEY", KEY)
+    with start_cluster("fake://tiny") as cluster:
+        assert cluster.complete(prompt=[1, 2, 3], max_tokens=4)["usage"]["completion_tokens"] == 4
+        metadata = f"{cluster.url}/metadata"
+        for path in ("/metadata?prefix=halfmoon/", "/debug/cluster", "/debug/roles"):
+            assert httpx.get(cluster.url + path, timeout=10).status_code == 401, path
+        monkeypatch.setenv("HALFMOON_URL", cluster.url)
+        for command in (["status"], ["roles"], ["kv", "ls", "--metadata", metadata]):
+            shown = CliRunner().invoke(halfmoon, command)
+            assert shown.exit_code == 0, shown.output
+        token = CliRunner().invoke(halfmoon, ["operator-token"]).output.strip()
+        headers = {"authorization": f"Bearer {token}"}
+        assert httpx.get(f"{cluster.url}/debug/cluster", headers=headers).status_code == 200
 
 
 @pytest.mark.parametrize("how", ["killed", "frozen"])

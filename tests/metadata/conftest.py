@@ -30,9 +30,10 @@ def until(condition: Callable[[], bool], limit_s: float = 10) -> None:
 class HttpServer:
     """`metadata_app` in a real server, in a thread."""
 
-    def __init__(self, store: MetadataStore, port: int = 0) -> None:
+    def __init__(self, store: MetadataStore, port: int = 0, *, token: str = "") -> None:
         #: What is served; may be exchanged at any time.
         self.store = store
+        self._token = token
         # Saying TCP lets asyncio turn Nagle's algorithm off, which costs 40 ms per answer.
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -49,7 +50,7 @@ class HttpServer:
         until(lambda: self._server.started)
 
     async def _app(self, scope: Any, receive: Any, send: Any) -> None:
-        await metadata_app(self.store)(scope, receive, send)
+        await metadata_app(self.store, token=self._token)(scope, receive, send)
 
     def stop(self) -> None:
         self._server.should_exit = True

@@ -4,6 +4,7 @@ import typer
 
 from halfmoon_cli.bench.bench_command import bench_command
 from halfmoon_cli.chat.chat_command import chat
+from halfmoon_cli.endpoint.operator_key import print_operator_token
 from halfmoon_cli.kv.kv_commands import app as kv_app
 from halfmoon_cli.roles.role_commands import app as roles_app
 from halfmoon_cli.route.route_command import route
@@ -29,6 +30,7 @@ app.add_typer(roles_app, name="roles")
 app.command()(up)
 app.command()(route)
 app.command()(status)
+app.command("operator-token")(print_operator_token)
 app.command()(chat)
 app.command("bench")(bench_command)
 app.command()(simulate)

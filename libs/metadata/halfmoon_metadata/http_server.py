@@ -11,6 +11,8 @@ It answers 200, or 412 if nothing was changed. A DELETE with ``If-None-Match: *`
     GET    /metadata?prefix=P           200 and a JSON map of key to value in base64
     POST   /metadata/increment?key=K    200 and the counter as JSON
 
+With a token, a request without ``Authorization: Bearer <token>`` is answered with 401.
+
 A bad request is answered with 400, or 413 if it is too large, and a text that names the limit.
 `handle_request` is a plain function without a framework. `metadata_app` wraps it as an ASGI
 application, which can be mounted in any other.
@@ -19,6 +21,7 @@ application, which can be mounted in any other.
 import asyncio
 import base64
 import hashlib
+import hmac
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -27,6 +30,7 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
+from halfmoon_metadata.metadata_token import CLUSTER_KEY_VARIABLE
 from halfmoon_metadata.record_limits import check_key, check_ttl
 from halfmoon_metadata.store_interface import (
     MAX_VALUE_BYTES,
@@ -45,6 +49,10 @@ _BYTES = {"content-type": "application/octet-stream"}
 #: Other parameters are refused, so that a misspelt ttl_s is noticed.
 _PARAMETERS = {"key", "prefix", "ttl_s"}
 _SWAP_TRIES = 10
+_NO_TOKEN = (
+    f"this cluster has a key: set {CLUSTER_KEY_VARIABLE} to it, or show metadata_token(key) as "
+    "Authorization: Bearer"
+).encode()
 _MAX_THREADS = 4
 
 
@@ -184,8 +192,14 @@ def _refusal(status: int, text: str) -> MetadataResponse:
     return MetadataResponse(status, _TEXT, text.encode(errors="replace"))
 
 
-def metadata_app(store: MetadataStore) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
+def metadata_app(
+    store: MetadataStore, *, token: str = ""
+) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
     """Return an ASGI application that serves `store`; mount it at ``/metadata``.
+
+    Args:
+        store: holds the records.
+        token: what each request has to show, see `metadata_token`; empty: nothing.
 
     The store's calls run in threads, so that a slow call delays no other request. These threads
     serve nothing else: leases are renewed however busy the process's other threads are.
@@ -195,9 +209,13 @@ def metadata_app(store: MetadataStore) -> Callable[[Scope, Receive, Send], Await
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        response = await _answer(store, scope, receive, threads)
+        response = (
+            await _answer(store, scope, receive, threads)
+            if _shows(scope, token)
+            else MetadataResponse(401, {**_TEXT, "www-authenticate": "Bearer"}, _NO_TOKEN)
+        )
         headers = {**response.headers, "content-length": str(len(response.body))}
-        if response.status == 413:
+        if response.status in (401, 413):
             headers["connection"] = "close"  # the rest of the body is not read
         await send(
             {
@@ -209,6 +227,15 @@ def metadata_app(store: MetadataStore) -> Callable[[Scope, Receive, Send], Await
         await send({"type": "http.response.body", "body": response.body})
 
     return app
+
+
+def _shows(scope: Scope, token: str) -> bool:
+    """Return whether a request shows the token, or none is required. No byte of a body is read."""
+    if not token:
+        return True
+    shown = [value for name, value in scope["headers"] if name.lower() == b"authorization"]
+    expected = f"Bearer {token}".encode()
+    return len(shown) == 1 and hmac.compare_digest(shown[0], expected)
 
 
 async def _answer(

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
+from halfmoon_metadata.metadata_token import metadata_token
 from halfmoon_metadata.store_interface import MetadataStore
 from halfmoon_metadata.stores.memory_store import MemoryStore
 
@@ -11,12 +12,14 @@ _named: dict[str, MemoryStore] = {}
 _named_lock = threading.Lock()
 
 
-def open_store(url: str) -> MetadataStore:
+def open_store(url: str, *, cluster_key: str = "") -> MetadataStore:
     """Open the store that `url` names; it connects at its first call.
 
     Args:
         url: ``memory://name`` (one per name and process), ``http://host:port/metadata``,
             ``https://…``, ``redis://host:port/0``, ``rediss://…`` or ``etcd://host:2379``.
+        cluster_key: the cluster's key, if it has one. Stores over HTTP show a token derived from
+            it; Redis and etcd have the user and password of their URL.
 
     Raises:
         ValueError: a scheme that is not one of these, or no host.
@@ -26,28 +29,28 @@ def open_store(url: str) -> MetadataStore:
     if opener is None:
         known = ", ".join(f"{name}://" for name in _OPENERS)
         raise ValueError(f"metadata URL {url!r} has no known scheme; known are {known}")
-    return opener(url)
+    return opener(url, cluster_key)
 
 
-def _open_memory(url: str) -> MetadataStore:
+def _open_memory(url: str, _: str) -> MetadataStore:
     parts = urlsplit(url)
     with _named_lock:
         return _named.setdefault(parts.netloc + parts.path, MemoryStore())
 
 
-def _open_http(url: str) -> MetadataStore:
+def _open_http(url: str, cluster_key: str) -> MetadataStore:
     from halfmoon_metadata.stores.http_store import HttpStore
 
-    return HttpStore(_with_host(url))
+    return HttpStore(_with_host(url), token=metadata_token(cluster_key))
 
 
-def _open_redis(url: str) -> MetadataStore:
+def _open_redis(url: str, _: str) -> MetadataStore:
     from halfmoon_metadata.stores.redis_store import RedisStore
 
     return RedisStore(_with_host(url))
 
 
-def _open_etcd(url: str) -> MetadataStore:
+def _open_etcd(url: str, _: str) -> MetadataStore:
     from halfmoon_metadata.stores.etcd_store import EtcdStore
 
     return EtcdStore(_with_host(url))
@@ -64,7 +67,7 @@ def _with_host(url: str) -> str:
     return url
 
 
-_OPENERS: dict[str, Callable[[str], MetadataStore]] = {
+_OPENERS: dict[str, Callable[[str, str], MetadataStore]] = {
     "memory": _open_memory,
     "http": _open_http,
     "https": _open_http,

@@ -47,7 +47,7 @@ async def open_pool(settings: ConnectorSettings, layout: KvLayout) -> AsyncItera
         ValueError: not one block fits into the staging memory.
     """
     async with AsyncExitStack() as stack:
-        store = open_store(settings.metadata)
+        store = open_store(settings.metadata, cluster_key=settings.cluster_key)
         stack.callback(store.close)
         transfer = await _open_transfer(settings, store)
         stack.callback(transfer.close)

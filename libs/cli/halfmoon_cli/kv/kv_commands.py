@@ -30,6 +30,8 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from halfmoon_cli.common.cluster_key import read_cluster_key
+
 if TYPE_CHECKING:
     from halfmoon_cli.kv.kvstore_nodes import KvstoreNodes
     from halfmoon_metadata import MetadataStore
@@ -113,7 +115,9 @@ def stat(
         from halfmoon_cli.kv.object_client import open_object_client
 
         async def find(store: "MetadataStore") -> Any:
-            async with open_object_client(store, cluster_key=_cluster_key(), bind=bind) as objects:
+            async with open_object_client(
+                store, cluster_key=read_cluster_key(), bind=bind
+            ) as objects:
                 return msgspec.to_builtins(await objects.stat(what))
 
         with _explained(), _opened(metadata) as store:
@@ -168,7 +172,7 @@ def put(
     async def store_it(store: "MetadataStore", source: BinaryIO, bar: Progress) -> Any:
         task = bar.add_task(key, total=_size(source))
         async with open_object_client(
-            store, cluster_key=_cluster_key(), bind=bind, block_kib=block_size_kib
+            store, cluster_key=read_cluster_key(), bind=bind, block_kib=block_size_kib
         ) as objects:
             return await objects.put(
                 key, source, node=node, progress=lambda n: bar.advance(task, n)
@@ -201,7 +205,7 @@ def get(
         _give_up("--json and - would both write to standard output")
 
     async def fetch(store: "MetadataStore", sink: BinaryIO, bar: Progress) -> Any:
-        async with open_object_client(store, cluster_key=_cluster_key(), bind=bind) as objects:
+        async with open_object_client(store, cluster_key=read_cluster_key(), bind=bind) as objects:
             task = bar.add_task(key, total=(await objects.stat(key)).n_bytes)
             return await objects.get(key, sink, progress=lambda n: bar.advance(task, n))
 
@@ -260,15 +264,11 @@ def drain(
 # -- inside ----------------------------------------------------------------------------------
 
 
-def _cluster_key() -> str:
-    return os.environ.get("HALFMOON_CLUSTER_KEY", "")
-
-
 @contextmanager
 def _opened(metadata: str) -> Iterator["MetadataStore"]:
     from halfmoon_metadata import open_store
 
-    with contextlib.closing(open_store(metadata)) as store:
+    with contextlib.closing(open_store(metadata, cluster_key=read_cluster_key())) as store:
         yield store
 
 

@@ -1,11 +1,11 @@
 """Find kvstore nodes through the metadata server, and call their HTTP API for operators."""
 
-import os
 from collections.abc import Callable
 from typing import Any
 
 import httpx
 
+from halfmoon_cli.common.cluster_key import read_cluster_key
 from halfmoon_metadata import MetadataStore
 from halfmoon_protocol.messages import WorkerInfo
 from halfmoon_runtime.membership import MEMBERS, readable_members
@@ -25,7 +25,7 @@ class KvstoreNodes:
 
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
-        key = os.environ.get("HALFMOON_CLUSTER_KEY", "")
+        key = read_cluster_key()
         headers = {"authorization": f"Bearer {operator_token(key)}"} if key else {}
         self._client = httpx.Client(timeout=_TIMEOUT_S, trust_env=False, headers=headers)
 

@@ -20,6 +20,7 @@ from halfmoon_cli.endpoint.endpoint_address import (
 )
 from halfmoon_cli.endpoint.endpoint_errors import BadEndpointUrl, EndpointError
 from halfmoon_cli.endpoint.endpoint_options import Key, Url
+from halfmoon_cli.endpoint.operator_key import operator_key
 from halfmoon_cli.roles.role_client import fetch_roles, parse_answer, request_role
 from halfmoon_cli.roles.role_responses import RoleChanged, RoleRow, RolesAnswer
 from halfmoon_cli.roles.role_table import describe_change, render_roles
@@ -101,7 +102,7 @@ def _said(worker: str, role: RequestedRole, row: RoleRow | None) -> str:
 def _opened(url: str, api_key: str) -> Iterator[tuple[httpx.Client, ApiEndpoint]]:
     """Yield a client of a conductor; print errors in one line and exit, with 2 for a bad URL."""
     try:
-        endpoint = parse_endpoint(url, api_key)
+        endpoint = parse_endpoint(url, operator_key(api_key))
         with httpx.Client(headers=endpoint.headers, timeout=http_timeouts(_SILENCE_S)) as client:
             yield client, endpoint
     except BadEndpointUrl as error:

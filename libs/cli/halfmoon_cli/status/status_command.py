@@ -20,6 +20,7 @@ from halfmoon_cli.endpoint.endpoint_address import (
 )
 from halfmoon_cli.endpoint.endpoint_errors import BadEndpointUrl, EndpointError
 from halfmoon_cli.endpoint.endpoint_options import Key, Url
+from halfmoon_cli.endpoint.operator_key import operator_key
 from halfmoon_cli.status.debug_client import fetch_status, parse_status
 from halfmoon_cli.status.status_screen import render_status
 
@@ -41,7 +42,7 @@ def status(
 ) -> None:
     """Show a cluster as its conductor sees it: workers, queues, memory, latencies, decisions."""
     try:
-        endpoint = parse_endpoint(url, api_key)
+        endpoint = parse_endpoint(url, operator_key(api_key))
         with httpx.Client(headers=endpoint.headers, timeout=http_timeouts(_SILENCE_S)) as client:
             if as_json:
                 json.dump(fetch_status(client, endpoint), sys.stdout, indent=2)

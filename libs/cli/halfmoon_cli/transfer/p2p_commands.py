@@ -26,6 +26,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from halfmoon_cli.common.cluster_key import read_cluster_key
 from halfmoon_cli.common.stop_signals import catch_stop_signals
 
 if TYPE_CHECKING:
@@ -158,7 +159,7 @@ def _client(url: str, bind: str, advertise: str) -> "Iterator[P2PStore]":
 def _store(url: str) -> "Iterator[MetadataStore]":
     from halfmoon_metadata import open_store
 
-    with contextlib.closing(open_store(url)) as store:
+    with contextlib.closing(open_store(url, cluster_key=read_cluster_key())) as store:
         yield store
 
 

@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from halfmoon_cli.common.cluster_key import read_cluster_key
 from halfmoon_cli.common.stop_signals import catch_stop_signals
 
 console = Console()
@@ -86,7 +87,9 @@ def bench(
         if metadata:
             from halfmoon_metadata import open_store
 
-            store = stack.enter_context(contextlib.closing(open_store(metadata)))
+            store = stack.enter_context(
+                contextlib.closing(open_store(metadata, cluster_key=read_cluster_key()))
+            )
             found = run_bandwidth_bench_against(load, store, target, bind=bind, advertise=advertise)
         else:
             found = run_bandwidth_bench(load)
@@ -115,7 +118,7 @@ def target(
     with (
         catch_stop_signals() as ended,
         _explained(),
-        contextlib.closing(open_store(metadata)) as store,
+        contextlib.closing(open_store(metadata, cluster_key=read_cluster_key())) as store,
         serve_target(
             store,
             name,

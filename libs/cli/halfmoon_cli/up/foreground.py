@@ -16,6 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from halfmoon_cli.common.cluster_key import read_cluster_key
 from halfmoon_cli.up.embedded_cluster import ClusterPlan, EmbeddedCluster, ServiceProcess
 from halfmoon_metadata import open_store
 from halfmoon_metadata.store_interface import MetadataError
@@ -159,7 +160,10 @@ def _greet(plan: ClusterPlan, console: Console) -> None:
 
 def _model_of_workers(plan: ClusterPlan) -> str:
     """Return the model's name in the workers' records, where the REST API needs a key."""
-    store = open_store(plan.metadata or f"{plan.url}/metadata")
+    store = open_store(
+        plan.metadata or f"{plan.url}/metadata",
+        cluster_key=read_cluster_key(),
+    )
     try:
         infos = readable_members(store.list(MEMBERS)).values()
     except MetadataError:

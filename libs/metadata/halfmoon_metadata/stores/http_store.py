@@ -6,6 +6,7 @@ import httpx
 import msgspec
 
 from halfmoon_metadata.http_server import value_etag
+from halfmoon_metadata.metadata_token import CLUSTER_KEY_VARIABLE
 from halfmoon_metadata.record_limits import check_key, check_prefix, check_ttl, check_value
 from halfmoon_metadata.store_interface import MetadataError, MetadataRefused, MetadataUnreachable
 from halfmoon_metadata.stores.http_call import call_with_retry
@@ -19,18 +20,23 @@ class HttpStore:
 
     Args:
         url: address of the served `metadata_app`.
+        token: shown with each request, see `metadata_token`; empty: nothing is shown.
         timeout_s: seconds for one attempt to connect, send, and receive, each.
 
     Raises:
         ValueError: `url` is not a URL.
     """
 
-    def __init__(self, url: str, *, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, url: str, *, token: str = "", timeout_s: float = TIMEOUT_S) -> None:
         try:
             self._url = str(httpx.URL(url)).rstrip("/")
         except httpx.InvalidURL as error:
             raise ValueError(f"metadata URL {url!r}: {error}") from None
-        self._client = httpx.Client(timeout=timeout_s, trust_env=False)
+        self._client = httpx.Client(
+            timeout=timeout_s,
+            trust_env=False,
+            headers={"authorization": f"Bearer {token}"} if token else {},
+        )
 
     def get(self, key: str) -> bytes | None:
         """See `MetadataStore.get`."""
@@ -123,6 +129,11 @@ class HttpStore:
         text = f"{self._url}: {key!r}: {response.status_code} {response.text[:300]}"
         if response.status_code >= 500:
             raise MetadataUnreachable(text)
+        if response.status_code == 401:
+            raise MetadataRefused(
+                f"{self._url}: the metadata server did not accept this client: set "
+                f"{CLUSTER_KEY_VARIABLE} to the key of its cluster"
+            )
         if response.status_code in (400, 413):
             raise MetadataRefused(text)
         raise MetadataError(text)

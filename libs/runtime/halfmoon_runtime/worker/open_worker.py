@@ -138,7 +138,8 @@ async def open_worker(
     """
     async with AsyncExitStack() as stack:
         worker_id = WorkerId(settings.worker_id)
-        store = open_store(settings.metadata)
+        cluster_key = settings.cluster_key.get_secret_value()
+        store = open_store(settings.metadata, cluster_key=cluster_key)
         stack.callback(store.close)
         try:
             generation = await next_generation(store, worker_id, above=above)
@@ -153,13 +154,13 @@ async def open_worker(
                 bind=settings.transfer_bind,
                 advertise=settings.transfer_advertise,
                 host_id=settings.host_id,
-                cluster_key=settings.cluster_key.get_secret_value(),
+                cluster_key=cluster_key,
                 encryption=settings.transfer_encryption == "on",
             )
         )
         network = ZmqNetwork(
             advertise_host=settings.advertised_host,
-            cluster_key=settings.cluster_key.get_secret_value(),
+            cluster_key=cluster_key,
         )
         stack.push_async_callback(network.close)
         port = await network.bind(worker_id, host=settings.host)

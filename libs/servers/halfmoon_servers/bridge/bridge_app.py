@@ -19,11 +19,12 @@ from halfmoon_servers.kv_events.server_salts import ServerSalts
 async def run(settings: BridgeSettings, service: Service) -> None:
     """Bridge servers until told to stop, then let their requests finish."""
     async with AsyncExitStack() as stack:
-        store = open_store(settings.metadata)
+        cluster_key = settings.cluster_key.get_secret_value()
+        store = open_store(settings.metadata, cluster_key=cluster_key)
         stack.callback(store.close)
         network = ZmqNetwork(
             advertise_host=settings.advertised_host,
-            cluster_key=settings.cluster_key.get_secret_value(),
+            cluster_key=cluster_key,
         )
         stack.push_async_callback(network.close)
         salts, releaser = ServerSalts(), PairReleaser()

@@ -4,12 +4,14 @@ The middleware guards all routes that cost something. A request without a valid 
 before its body is read. A slot is taken once the body has arrived, and released when the client is
 gone, whatever work is left.
 
-`/debug` shows the requests of all tenants. With a tenants file it needs an operator's key, and is
-neither counted nor limited. `/health`, `/ready`, `/metrics`, the schema and the routes that workers
+`/debug` shows the requests of all tenants, and changes roles. With a tenants file it needs an
+operator's key, with a cluster key the operators' token, and with both one of the two. It is neither
+counted nor limited. `/health`, `/ready`, `/metrics`, the schema and the routes that workers
 use stay open: they are for the cluster's own network. The page at `/` is open too: it has no data
 but what it reads from other routes.
 """
 
+import hmac
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any, cast
@@ -151,6 +153,8 @@ class AuthMiddleware:
     Args:
         app: the app to wrap.
         tenants: None accepts requests without a key.
+        operator_token: opens the routes for operators, see `halfmoon_runtime`'s function of this
+            name; empty: without tenants they are open.
         concurrency: counts the requests that are being answered.
         bodies: receives request bodies.
     """
@@ -163,8 +167,10 @@ class AuthMiddleware:
         concurrency: ConcurrencyLimit,
         metrics: HttpMetrics,
         bodies: BodyReceiver,
+        operator_token: str = "",
     ) -> None:
         self._app = app
+        self._operator_token = operator_token.encode()
         self._bodies = bodies
         self._metrics = metrics
         self._tenants = tenants
@@ -222,24 +228,39 @@ class AuthMiddleware:
 
     async def _serve_operator(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            tenant = self._identify(scope).tenant
-            if tenant is not None and not tenant.operator:
-                raise NotPermitted(
-                    f"This is for operators, and {tenant.name} is none: see 'operator' in the "
-                    "file of tenants."
-                )
+            self._check_operator(scope)
         except ApiError as error:
             response = error_responses.error_response(error, scope["path"])
             await response(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
+    def _check_operator(self, scope: Scope) -> None:
+        """Return if a request may see all tenants' requests.
+
+        Raises:
+            InvalidKey: it shows neither the token nor a valid key.
+            NotPermitted: its key is valid, but of no operator.
+        """
+        if self._operator_token:
+            if hmac.compare_digest(_shown_key(scope).encode(), self._operator_token):
+                return
+            if self._tenants is None:
+                raise InvalidKey(
+                    "This cluster has a key: show its operators' token, which `halfmoon "
+                    "operator-token` prints, in the header 'Authorization: Bearer <token>'."
+                )
+        tenant = self._identify(scope).tenant
+        if tenant is not None and not tenant.operator:
+            raise NotPermitted(
+                f"This is for operators, and {tenant.name} is none: see 'operator' in the "
+                "file of tenants."
+            )
+
     def _identify(self, scope: Scope) -> Principal:
         if self._tenants is None:
             return self._anyone
-        scheme, _, bearer = header_of(scope, b"authorization").partition(" ")
-        # Anthropic's clients send their key in another header.
-        key = bearer.strip() if scheme.lower() == "bearer" else header_of(scope, b"x-api-key")
+        key = _shown_key(scope)
         if not key:
             raise InvalidKey(
                 "An API key is needed here: send the header 'Authorization: Bearer <key>'."
@@ -255,6 +276,13 @@ def principal_of(scope: Scope) -> Principal:
     principal = scope[_SCOPE_KEY]
     assert isinstance(principal, Principal)
     return principal
+
+
+def _shown_key(scope: Scope) -> str:
+    """Return the key in a request's headers; empty if there is none."""
+    scheme, _, bearer = header_of(scope, b"authorization").partition(" ")
+    # Anthropic's clients send their key in another header.
+    return bearer.strip() if scheme.lower() == "bearer" else header_of(scope, b"x-api-key")
 
 
 def is_guarded(path: str) -> bool:

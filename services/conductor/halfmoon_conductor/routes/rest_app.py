@@ -73,6 +73,7 @@ def create_app(
     preparer: BodyPreparer | None = None,
     grammars: GrammarChecker | None = None,
     streams: ResumableStreams | None = None,
+    operator_token: str = "",
 ) -> FastAPI:
     """Build the app to serve. It owns nothing that must be closed.
 
@@ -88,6 +89,7 @@ def create_app(
         preparer: parses and tokenizes long bodies; None: threads of this process do.
         grammars: checks grammars; None: a checker is started with the first grammar.
         streams: keeps streams that clients may come back to; None: none is kept.
+        operator_token: opens the routes for operators; empty: without tenants they are open.
 
     Raises:
         TokenizerUnavailable: the tokenizer's chat template is not valid.
@@ -117,7 +119,12 @@ def create_app(
     limits = limits or RestLimits()
     concurrency = ConcurrencyLimit(limits.max_concurrent)
     app.guarded = _wrap(
-        DirectDispatch(app.serve_unguarded, routes=direct), limits, tenants, metrics, concurrency
+        DirectDispatch(app.serve_unguarded, routes=direct),
+        limits,
+        tenants,
+        metrics,
+        concurrency,
+        operator_token,
     )
     app.include_router(completions_router(handler, tokenizer, route_class))
     app.include_router(responses_router(handler, GENERATION_RESPONSES, route_class))
@@ -178,11 +185,17 @@ def _wrap(
     tenants: Tenants | None,
     metrics: HttpMetrics,
     concurrency: ConcurrencyLimit,
+    operator_token: str,
 ) -> ASGIApp:
     """Return an app inside all middleware; `concurrency` counts the requests being answered."""
     bodies = BodyReceiver(limits.bodies)
     app = AuthMiddleware(
-        app, tenants=tenants, concurrency=concurrency, metrics=metrics, bodies=bodies
+        app,
+        tenants=tenants,
+        concurrency=concurrency,
+        metrics=metrics,
+        bodies=bodies,
+        operator_token=operator_token,
     )
     if limits.cors_origins:
         app = CORSMiddleware(

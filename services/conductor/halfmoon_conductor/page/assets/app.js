@@ -167,7 +167,7 @@ function failed(error) {
   if (error.status === 401) {
     setLive("needs-key", "needs a key");
     if (failures === 1) askForKey(api.key.get() ? "This key is not valid here." : "");
-    banner("This conductor has tenants: an operator's API key is needed to see the cluster.", "Enter a key", () => askForKey(""));
+    banner("An operator's API key, or what `halfmoon operator-token` prints, is needed to see the cluster.", "Enter a key", () => askForKey(""));
   } else if (error.status === 403) {
     setLive("needs-key", "no operator");
     byId("key-button").hidden = false;

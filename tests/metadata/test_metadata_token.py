@@ -1,0 +1,98 @@
+"""A metadata server of a cluster with a key serves those who know the key, and nobody else."""
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from halfmoon_metadata import MemoryStore, MetadataRefused, open_store
+from halfmoon_metadata.metadata_token import metadata_token
+from halfmoon_metadata.stores.http_store import HttpStore
+from tests.metadata.conftest import HttpServer
+
+KEY = "only good for a test of tokens"
+TOKEN = metadata_token(KEY)
+
+
+@pytest.fixture
+def server() -> Iterator[HttpServer]:
+    server = HttpServer(MemoryStore(), token=TOKEN)
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def url(server: HttpServer) -> str:
+    return f"http://127.0.0.1:{server.port}/metadata"
+
+
+def test_a_client_with_the_key_of_the_cluster_is_served(url: str) -> None:
+    store = open_store(url, cluster_key=KEY)
+    store.put("a", b"1")
+    assert store.compare_and_swap("a", b"1", b"2")
+    assert (store.get("a"), store.list("a"), store.increment("n")) == (b"2", {"a": b"2"}, 1)
+    assert store.delete("a")
+    store.close()
+
+
+@pytest.mark.parametrize("key", ["", "another key of a cluster"])
+def test_a_client_without_it_is_told_what_to_set(server: HttpServer, url: str, key: str) -> None:
+    server.store.put("a", b"1")
+    store = open_store(url, cluster_key=key)
+    for call in (
+        lambda: store.get("a"),
+        lambda: store.put("a", b"2"),
+        lambda: store.delete("a"),
+        lambda: store.list(""),
+        lambda: store.compare_and_swap("a", b"1", b"2"),
+        lambda: store.increment("n"),
+    ):
+        with pytest.raises(MetadataRefused, match="HALFMOON_CLUSTER_KEY"):
+            call()
+    store.close()
+    assert server.store.list("") == {"a": b"1"}
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [],
+        [("authorization", b"")],
+        [("authorization", b"Bearer")],
+        [("authorization", f"Bearer {KEY}".encode())],
+        [("authorization", f"Basic {TOKEN}".encode())],
+        [("authorization", f"Bearer {TOKEN}0".encode())],
+        [("authorization", f"Bearer {TOKEN}".encode())] * 2,
+        [("authorization", b"Bearer \xff\xfe")],
+        [("x-api-key", TOKEN.encode())],
+    ],
+)
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "POST", "HEAD"])
+def test_no_other_header_opens_it(
+    server: HttpServer, url: str, method: str, headers: list[tuple[str, bytes]]
+) -> None:
+    encoded = [(name.encode(), value) for name, value in headers]
+    for path in ("", "/increment", "/nothing"):
+        answer = httpx.request(
+            method, url + path, params={"key": "a"}, headers=encoded, trust_env=False
+        )
+        assert answer.status_code == 401, path
+        assert answer.headers["www-authenticate"] == "Bearer"
+        assert TOKEN not in answer.text
+    assert server.store.list("") == {}
+
+
+def test_a_token_opens_no_other_cluster_and_shows_no_key() -> None:
+    assert metadata_token("") == ""
+    assert len(TOKEN) == 64
+    assert metadata_token(KEY + "!") != TOKEN
+    assert KEY not in TOKEN
+
+
+def test_a_server_without_a_key_serves_a_client_that_has_one() -> None:
+    server = HttpServer(MemoryStore())
+    store = HttpStore(f"http://127.0.0.1:{server.port}/metadata", token=TOKEN)
+    store.put("a", b"1")
+    assert store.get("a") == b"1"
+    store.close()
+    server.stop()
