@@ -38,6 +38,7 @@ from halfmoon_scheduling.conductor.conductor_machine import Conductor
 from halfmoon_scheduling.config import SchedulingConfig
 from halfmoon_scheduling.decode.page_allocator import PageAllocator
 from halfmoon_transfer.engine import TransferEngine
+from halfmoon_transfer.grant_lender import GrantLender
 from halfmoon_transfer.regions.region_table import PoolMemory
 from halfmoon_workers.decode.decode_settings import DecodeSettings
 from halfmoon_workers.decode.decode_worker import DecodeWorker
@@ -260,6 +261,7 @@ class LocalCluster:
             clock=self.clock,
             pages=PageAllocator(self.n_pages),
             putter=putter if config.keep_answers else None,
+            lender=GrantLender(transfer, memory.region, config.transfer_grants),
             prefill_parts=LocalPrefillParts(transfer, memory, replicas),
         )
         await self._run(name, worker, self._membership(info), engine, transfer)

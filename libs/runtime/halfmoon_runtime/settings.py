@@ -96,6 +96,11 @@ class ServiceSettings(BaseSettings):
         "on",
         description="Encryption of KV payloads on TCP when a cluster key is set; the same for all",
     )
+    transfer_grants: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="Keys of KV for one landing or lease alone: on, off, or auto, on where all of"
+        " transfer_backends check them, as tcp does; others carry nothing by such keys",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Least severe log lines to write"
     )

@@ -333,8 +333,25 @@ class TransferEngine:
                 "registered here, and be memory of the host"
             ) from None
 
-    def revoke(self, granted: Region) -> None:
+    def extend_grant(self, granted: Region, ttl_s: float) -> None:
+        """Let a grant end so many seconds from now, sooner or later than it would have.
+
+        Raises:
+            Rejected: it is not a grant of ours (any more).
+        """
+        if not self._regions.extend_grant(granted, ttl_s):
+            raise Rejected(f"not a grant of segment {self.name} (any more)")
+
+    def revoke(self, granted: Region, *, patience_s: float = 1.0) -> bool:
         """Take a grant back; return when no peer accesses the bytes by it any more.
+
+        Args:
+            granted: one of ours.
+            patience_s: seconds until the connections of accesses that go on are cut. With a
+                small number an event loop may call this.
+
+        Returns:
+            False if an access has not ended though its connection was cut a second ago.
 
         Raises:
             Rejected: it is not a grant of ours (any more).
@@ -342,7 +359,18 @@ class TransferEngine:
         entry = self._regions.index.remove_grant(granted.key)
         if entry is None:
             raise Rejected(f"not a grant of segment {self.name} (any more)")
-        self._router.revoke_region(entry)
+        return self._router.revoke_region(entry, patience_s)
+
+    def can_grant(self, region: Region) -> bool:
+        """Return whether a grant of this region holds on one of our paths: one that is checked."""
+        checked = (each.capabilities.checks_accesses for each in self._router.backends.values())
+        return any(checked) and self._regions.is_in_memory(region)
+
+    @property
+    def checks_all_accesses(self) -> bool:
+        """Whether each path to peers is checked, so that a grant sends no bytes another way."""
+        paths = self._router.backends.values()
+        return all(each.capabilities.checks_accesses for each in paths)
 
     # Transfers.
 

@@ -82,6 +82,8 @@ class BackendCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     notifications: bool
     #: Gives views of regions that a peer allocated.
     views: bool
+    #: The owner checks each access, so that grants hold; others move no bytes by a grant's key.
+    checks_accesses: bool
 
 
 class Backend(Protocol):

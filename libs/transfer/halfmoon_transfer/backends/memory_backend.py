@@ -40,7 +40,11 @@ class MemoryBackend:
 
     name = "memory"
     capabilities = BackendCapabilities(
-        other_processes=False, host_memory=True, notifications=True, views=True
+        other_processes=False,
+        host_memory=True,
+        notifications=True,
+        views=True,
+        checks_accesses=True,
     )
 
     def __init__(self, context: EngineContext) -> None:

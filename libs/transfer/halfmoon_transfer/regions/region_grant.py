@@ -7,6 +7,7 @@ alone.
 
 from bisect import bisect_right
 from collections.abc import Iterable
+from copy import copy
 
 from halfmoon_transfer.interface import Op
 from halfmoon_transfer.regions.access import AccessRefused, AccessStatus
@@ -47,6 +48,12 @@ class RegionGrant:
                 self._ends.append(offset + length)
         if not self._starts:
             raise ValueError("can't grant nothing: name at least one range")
+
+    def until(self, expires_at: float) -> "RegionGrant":
+        """Return a grant of the same that ends at another time."""
+        changed = copy(self)
+        changed.expires_at = expires_at
+        return changed
 
     def refusal(self, offset: int, length: int, *, write: bool, now: float) -> AccessRefused | None:
         """Return why an access is refused, or None if it is allowed; in O(log ranges)."""

@@ -123,6 +123,15 @@ class RegionIndex:
             self._grants[key] = region.key
             return granted
 
+    def extend_grant(self, key: bytes, expires_at: float) -> bool:
+        """Let a grant end at another time; return whether there is such a grant."""
+        with self.lock:
+            entry = self._entries.get(key)
+            if entry is None or entry.grant is None:
+                return False
+            entry.grant = entry.grant.until(expires_at)
+            return True
+
     def clear(self) -> list[RegionEntry]:
         """Take all keys away."""
         with self.lock:

@@ -160,6 +160,19 @@ class RegionTable:
         allowed = RegionGrant(ranges, op, region.length, time.monotonic() + ttl_s)
         return self.index.add_grant(region, secrets.token_bytes(KEY_BYTES), allowed, MAX_GRANTS)
 
+    def extend_grant(self, granted: Region, ttl_s: float) -> bool:
+        """Let a grant end so many seconds from now; return whether there is such a grant."""
+        return self.index.extend_grant(granted.key, time.monotonic() + ttl_s)
+
+    def is_in_memory(self, region: Region) -> bool:
+        """Return whether a region is registered here, in memory of the host, and no grant."""
+        with self.index.lock:
+            try:
+                self.index.find_in_memory(region.generation, region.key)
+            except AccessRefused:
+                return False
+            return True
+
     def add_watcher(self, watcher: Callable[[], None]) -> None:
         """Call this whenever a region was added; if it raises, the region is removed again."""
         with self._lock:

@@ -246,16 +246,27 @@ class PathRouter:
 
     # The end.
 
-    def revoke_region(self, entry: RegionEntry) -> None:
-        """Release a removed region; return when accesses over wires have ended."""
+    def revoke_region(self, entry: RegionEntry, patience_s: float = _IDLE_WAIT_S) -> bool:
+        """Release a removed region; return when accesses over wires have ended.
+
+        Args:
+            entry: its key is removed.
+            patience_s: seconds until accesses that go on are cut off.
+
+        Returns:
+            False if one has not ended even so.
+        """
         for backend in self.backends.values():
             backend.revoke(entry.region.key)
-        if not self._regions.leases.wait_until_idle(entry, _IDLE_WAIT_S):
+        idle = self._regions.leases.wait_until_idle(entry, patience_s)
+        if not idle:
             for backend in self.backends.values():
                 backend.evict(entry.region.key)
-            if not self._regions.leases.wait_until_idle(entry, _IDLE_WAIT_S):
+            idle = self._regions.leases.wait_until_idle(entry, _IDLE_WAIT_S)
+            if not idle:
                 _log.warning("a region of segment %s is still being accessed", entry.region.segment)
         self._regions.discard(entry)
+        return idle
 
     def forget(self, segment: str) -> None:
         """Close connections to this peer and release its memory."""

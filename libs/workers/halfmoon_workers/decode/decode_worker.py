@@ -54,12 +54,14 @@ from halfmoon_runtime.worker.message_loop import drop_unexpected, serve_messages
 from halfmoon_scheduling.decode.decode_batch import BatchStep, DecodeBatch, ReservationRefused
 from halfmoon_scheduling.decode.page_allocator import PageAllocator
 from halfmoon_scheduling.prediction.cost_model import unscaled_step_s
+from halfmoon_transfer.grant_lender import GrantLender
 from halfmoon_workers.decode.answer_keeper import AnswerKeeper
 from halfmoon_workers.decode.decode_metrics import DecodeCounts, batch_metrics
 from halfmoon_workers.decode.decode_settings import DecodeSettings
 from halfmoon_workers.decode.decode_spans import DecodeSpans
 from halfmoon_workers.decode.decode_validation import reserve_fault, start_fault
 from halfmoon_workers.decode.generation_states import GenerationStates
+from halfmoon_workers.decode.landing_keys import LandingKeys, NoLandingKey
 from halfmoon_workers.decode.local_prefills import LocalPrefillParts, LocalPrefills
 from halfmoon_workers.start.role_switch import RoleSwitch
 
@@ -92,11 +94,14 @@ class DecodeWorker:
     open_forward: Callable[[], ForwardThread] = ForwardThread
     #: Puts blocks of answers into kvstores; None: no answer is kept.
     putter: BlockPutter | None = None
+    #: Lends keys of the pool; None: each landing gets the pool's own.
+    lender: GrantLender[RequestId] | None = None
     #: Used if the settings allow prefill here; None: they do not.
     prefill_parts: LocalPrefillParts | None = None
     #: None: this worker does not prefill.
     local_prefills: LocalPrefills | None = field(default=None, init=False)
     batch: DecodeBatch = field(init=False)
+    landing_keys: LandingKeys = field(init=False)
     answers: AnswerKeeper = field(init=False)
     conductors: ConductorConnections = field(init=False)
     #: Exactly the running requests of the batch.
@@ -121,6 +126,9 @@ class DecodeWorker:
             max_context=self.engine.max_context,
             landing_ttl_s=self.settings.landing_ttl_s,
         )
+        self.landing_keys = LandingKeys(
+            self.region, self.engine.layout, self.settings.landing_ttl_s, self.lender
+        )
         self.answers = AnswerKeeper(
             self.pages,
             self.batch.page_of,
@@ -135,6 +143,7 @@ class DecodeWorker:
                 self.prefill_parts,
                 self.engine,
                 self.batch,
+                self.landing_keys,
                 self.pages,
                 self.conductors,
                 self.info,
@@ -224,7 +233,7 @@ class DecodeWorker:
             record_drop("duplicate", self.port.commands, f"ReserveDecode of {request_id}")
             return
         try:
-            pages = self._reserve(reserve)
+            landing = self._reserve(reserve)
         except ReservationRefused as refusal:
             self._counts.on_give_up("refused")
             await self.conductors.answer(
@@ -237,8 +246,7 @@ class DecodeWorker:
         self._idle.clear()
         self._pace.wake()
         self.conductors.owners.add(request_id, peer)
-        self.spans.on_reserved(reserve, len(pages), self.clock.now())
-        landing = Landing(self.region, tuple(pages), self.engine.layout)
+        self.spans.on_reserved(reserve, len(landing.pages), self.clock.now())
         await self.conductors.answer(
             peer,
             DecodeReserved(
@@ -249,12 +257,21 @@ class DecodeWorker:
             ),
         )
 
-    def _reserve(self, reserve: ReserveDecode) -> list[int]:
-        """Reserve pages for a landing.
+    def _reserve(self, reserve: ReserveDecode) -> Landing:
+        """Reserve pages for a landing, and a key to write them.
 
         Raises:
             ReservationRefused: no pages are reserved.
         """
+        request_id = reserve.request_id
+        pages = self._reserve_pages(reserve)
+        try:
+            return self.landing_keys.open(request_id, pages, self.batch.held_blocks(request_id))
+        except NoLandingKey as error:
+            self.batch.cancel(request_id)
+            raise ReservationRefused(str(error), retryable=True) from None
+
+    def _reserve_pages(self, reserve: ReserveDecode) -> list[int]:
         if self.info.draining:
             raise ReservationRefused(
                 f"{self.info.worker_id} is stopping: use another one", retryable=True
@@ -321,6 +338,7 @@ class DecodeWorker:
             await self._end_landing(request_id, fault, retryable=False)
             return
         n_held = self.batch.held_blocks(request_id)
+        self.landing_keys.close(request_id)
         try:
             self.batch.start(request_id, start.first_token, self.clock.now())
         except KeyError as error:  # it ran out, and is freed
@@ -343,6 +361,7 @@ class DecodeWorker:
     async def _end_landing(self, request_id: RequestId, reason: str, *, retryable: bool) -> None:
         """Free a landing that can't be started, and answer its owner."""
         self._cancel_prefill(request_id)
+        self.landing_keys.close(request_id)
         self.batch.cancel(request_id)
         await self._send_all(self._ended(reason, request_id, retryable=retryable))
 
@@ -358,12 +377,16 @@ class DecodeWorker:
         self._free(request_id, in_doubt=True)
 
     def _free(self, request_id: RequestId, *, in_doubt: bool) -> None:
-        """Free a request's pages: at once, or after the forward pass that it is in."""
+        """Free a request's pages: at once, or after the forward pass that it is in.
+
+        Pages in doubt rest, unless their writer's key is one that could be taken back.
+        """
         if request_id in self._in_step:
             self._to_free.add(request_id)
             return
         self._cancel_prefill(request_id)
-        aside_until_s = self.clock.now() + self.settings.quarantine_s if in_doubt else None
+        rests = not self.landing_keys.close(request_id) and in_doubt
+        aside_until_s = self.clock.now() + self.settings.quarantine_s if rests else None
         self.batch.cancel(request_id, aside_until_s=aside_until_s)
         self._forget(request_id)
 
@@ -551,7 +574,8 @@ class DecodeWorker:
             self.engine.check_alive()
             now = self.clock.now()
             late = self.batch.expire(now)
-            for request_id in late:
+            for request_id in late:  # nothing waits between the two, so no other has the pages
+                self.landing_keys.close(request_id)
                 self._counts.on_give_up("not_landed")
                 self._cancel_prefill(request_id)
             await self._send_all(self._ended("its KV did not land before the deadline", *late))
@@ -588,6 +612,9 @@ class DecodeWorker:
             self.local_prefills.check()
             local_pages = self.local_prefills.held_pages
         self.batch.check()
+        self.landing_keys.check(
+            {r for r in self.batch.request_ids() if not self.batch.is_running(r)}
+        )
         self.answers.check()
         n_holds = Counter([*self.batch.held_pages, *self.answers.held_pages, *local_pages])
         assert all(self.pages.n_holders(page) == n for page, n in n_holds.items())

@@ -45,6 +45,7 @@ from halfmoon_transfer.engine import TransferEngine
 from halfmoon_transfer.regions.region_table import PoolMemory
 from halfmoon_workers.decode.decode_settings import DecodeSettings
 from halfmoon_workers.decode.decode_validation import local_prefill_fault
+from halfmoon_workers.decode.landing_keys import LandingKeys
 from halfmoon_workers.prefill.forward_loop import ForwardLoop
 from halfmoon_workers.prefill.forward_pass import PrefillForward
 from halfmoon_workers.prefill.prefill_job import PrefillJob
@@ -73,6 +74,7 @@ class LocalPrefills:
         parts: LocalPrefillParts,
         engine: Engine,
         batch: DecodeBatch,
+        landing_keys: LandingKeys,
         pages: PageAllocator,
         conductors: ConductorConnections,
         info: WorkerInfo,
@@ -87,6 +89,7 @@ class LocalPrefills:
             parts: for cached and new blocks.
             engine: of the worker; used in the thread that `run_pass` gets.
             batch: has the landings.
+            landing_keys: by which landings are named.
             pages: of the batch.
             conductors: own the landings, and are answered.
             info: the worker's record.
@@ -98,7 +101,7 @@ class LocalPrefills:
         layout = engine.layout
         self._engine, self._batch, self._pages, self._clock = engine, batch, pages, clock
         self._conductors, self._info, self._settings = conductors, info, settings
-        self._region = parts.memory.region
+        self._landing_keys = landing_keys
         block_size = layout.block_size
         most = max(settings.local_prefill_tokens, block_size)
         self._chunks = LongChunks(
@@ -136,7 +139,7 @@ class LocalPrefills:
             tracer=parts.tracer,
             on_ended=lambda job: pages.release(job.pages),
         )
-        forward = PrefillForward(engine, parts.transfer.submit, self._region, clock)
+        forward = PrefillForward(engine, parts.transfer.submit, parts.memory.region, clock)
         self._loop = ForwardLoop(
             self.machine, self.shell.jobs, forward, watch, clock, self.shell.post
         )
@@ -195,7 +198,7 @@ class LocalPrefills:
         assert n_landed is not None, "a landing with pages has tokens"
         return local_prefill_fault(
             start,
-            region=self._region,
+            region=self._landing_keys.region_of(start.request_id),
             pages=landing,
             n_landed=n_landed,
             n_held_blocks=self._batch.held_blocks(start.request_id),

@@ -6,9 +6,12 @@ import msgspec
 
 from halfmoon_prefix_cache.block_put import BlockPutter
 from halfmoon_prefix_cache.replica_selector import ReplicaSelector
+from halfmoon_protocol.ids import RequestId
 from halfmoon_runtime.clock import SystemClock
 from halfmoon_runtime.kvstore_clients import KvstoreClients
+from halfmoon_runtime.lifecycle import CannotStart
 from halfmoon_scheduling.decode.page_allocator import PageAllocator
+from halfmoon_transfer.grant_lender import GrantLender
 from halfmoon_workers.decode.decode_settings import DecodeSettings
 from halfmoon_workers.decode.decode_spans import DecodeSpans
 from halfmoon_workers.decode.decode_worker import DecodeWorker
@@ -40,6 +43,12 @@ async def serve_decode(start: WorkerStart, settings: DecodeSettings) -> int:
             keeps_pages=settings.keep_pages,
             skips_held_blocks=True,
         )
+        try:
+            lender = GrantLender[RequestId](
+                opened.transfer, start.memory.region, settings.transfer_grants
+            )
+        except ValueError as error:
+            raise CannotStart(str(error)) from error
         worker = DecodeWorker(
             port=opened.port,
             engine=start.engine,
@@ -50,6 +59,7 @@ async def serve_decode(start: WorkerStart, settings: DecodeSettings) -> int:
             pages=PageAllocator(placed.n_pages),
             role_switch=start.switch,
             spans=DecodeSpans(start.tracer),
+            lender=lender,
             watch=placed.watch,
             putter=putter if settings.keep_answers else None,
             prefill_parts=LocalPrefillParts(opened.transfer, start.memory, replicas, start.tracer),

@@ -36,7 +36,11 @@ class CudaBackend:
 
     name = "cuda"
     capabilities = BackendCapabilities(
-        other_processes=True, host_memory=False, notifications=False, views=False
+        other_processes=True,
+        host_memory=False,
+        notifications=False,
+        views=False,
+        checks_accesses=False,
     )
 
     def __init__(self, context: EngineContext) -> None:

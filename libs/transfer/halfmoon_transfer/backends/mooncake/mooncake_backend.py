@@ -56,7 +56,11 @@ class MooncakeBackend:
 
     name = "mooncake"
     capabilities = BackendCapabilities(
-        other_processes=True, host_memory=True, notifications=False, views=False
+        other_processes=True,
+        host_memory=True,
+        notifications=False,
+        views=False,
+        checks_accesses=False,
     )
 
     def __init__(self, home: EngineContext) -> None:

@@ -46,7 +46,11 @@ class RdmaBackend:
 
     name = "rdma"
     capabilities = BackendCapabilities(
-        other_processes=True, host_memory=True, notifications=True, views=False
+        other_processes=True,
+        host_memory=True,
+        notifications=True,
+        views=False,
+        checks_accesses=False,
     )
 
     def __init__(self, context: EngineContext) -> None:

@@ -46,7 +46,11 @@ class ShmBackend:
 
     name = "shm"
     capabilities = BackendCapabilities(
-        other_processes=True, host_memory=True, notifications=True, views=True
+        other_processes=True,
+        host_memory=True,
+        notifications=True,
+        views=True,
+        checks_accesses=False,
     )
 
     def __init__(self, context: EngineContext) -> None:

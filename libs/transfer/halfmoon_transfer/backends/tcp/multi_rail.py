@@ -49,7 +49,11 @@ class MultiRailTcp:
 
     name = "tcp"
     capabilities = BackendCapabilities(
-        other_processes=True, host_memory=True, notifications=True, views=False
+        other_processes=True,
+        host_memory=True,
+        notifications=True,
+        views=False,
+        checks_accesses=True,
     )
 
     def __init__(self, context: EngineContext) -> None:

@@ -39,7 +39,11 @@ class TcpBackend:
 
     name = "tcp"
     capabilities = BackendCapabilities(
-        other_processes=True, host_memory=True, notifications=True, views=False
+        other_processes=True,
+        host_memory=True,
+        notifications=True,
+        views=False,
+        checks_accesses=True,
     )
 
     def __init__(self, context: EngineContext) -> None:

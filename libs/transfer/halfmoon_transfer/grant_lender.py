@@ -1,0 +1,108 @@
+"""Lend parts of one region: each holder gets a key of its own, until it is taken back.
+
+An owner of pages or blocks keeps one lender. Holders are what its callers hold: a landing, a
+lease. Where grants are off, all holders get the region's own key, as peers did before grants.
+"""
+
+from collections.abc import Hashable, Iterable
+from typing import Generic, Literal, TypeVar
+
+from halfmoon_protocol.regions import Region
+from halfmoon_transfer.engine import TransferEngine
+from halfmoon_transfer.interface import Op, Rejected
+
+HolderT = TypeVar("HolderT", bound=Hashable)
+GrantChoice = Literal["auto", "on", "off"]
+
+#: Seconds that an access may go on after its key was taken back. An owner's thread lets go of a
+#: slice just after it has said that the slice is written: this is to outlast that moment.
+_PATIENCE_S = 0.05
+
+
+class GrantLender(Generic[HolderT]):
+    """The keys that one region's owner has lent; for one thread or event loop."""
+
+    def __init__(self, engine: TransferEngine, region: Region, choice: GrantChoice) -> None:
+        """Decide whether to lend keys of grants or the region's own.
+
+        Args:
+            engine: has registered the region.
+            region: the memory to lend parts of.
+            choice: "auto" takes grants if no path would be passed over because of them.
+
+        Raises:
+            ValueError: "on", but no path of this engine can check accesses to this region.
+        """
+        can_grant = engine.can_grant(region)
+        if choice == "on" and not can_grant:
+            raise ValueError(
+                "transfer_grants is on, but no path checks accesses to this memory: name tcp in "
+                "transfer_backends and keep the KV in memory of the host, or set it to auto"
+            )
+        #: Whether keys open less than the region.
+        self.uses_grants = choice == "on" or (
+            choice == "auto" and can_grant and engine.checks_all_accesses
+        )
+        self._engine = engine
+        self._region = region
+        #: What each holder has.
+        self._lent: dict[HolderT, Region] = {}
+
+    def __len__(self) -> int:
+        return len(self._lent)
+
+    def __contains__(self, holder: HolderT) -> bool:
+        return holder in self._lent
+
+    def holders(self) -> list[HolderT]:
+        """Return all that hold keys of grants."""
+        return list(self._lent)
+
+    def lend(
+        self, holder: HolderT, ranges: Iterable[tuple[int, int]], op: Op, ttl_s: float
+    ) -> Region:
+        """Return the region with a key that opens these ranges for one direction.
+
+        Args:
+            holder: has no key yet.
+            ranges: offset and length of each, at least one.
+            op: what the holder may do with them.
+            ttl_s: seconds until the key ends by itself; it is to be taken back all the same.
+
+        Raises:
+            Rejected: the region is not registered any more.
+            Overloaded: there are too many grants.
+        """
+        if not self.uses_grants:
+            return self._region
+        assert holder not in self._lent, "a holder gets a second key"
+        granted = self._engine.grant(self._region, ranges, op, ttl_s)
+        self._lent[holder] = granted
+        return granted
+
+    def lent_to(self, holder: HolderT) -> Region | None:
+        """Return the region as a holder names it; None if it has nothing."""
+        return self._lent.get(holder) if self.uses_grants else self._region
+
+    def extend(self, holder: HolderT, ttl_s: float) -> None:
+        """Let a holder's key end so many seconds from now, if it has one of a grant."""
+        if (granted := self._lent.get(holder)) is not None:
+            self._engine.extend_grant(granted, ttl_s)
+
+    def take_back(self, holder: HolderT) -> bool:
+        """Take a holder's key back; its ranges may be lent again after this returns.
+
+        Connections of accesses that go on are cut, so an event loop may call this.
+
+        Returns:
+            Whether it is certain that the holder accesses nothing any more.
+        """
+        if not self.uses_grants:
+            return False
+        granted = self._lent.pop(holder, None)
+        if granted is None:
+            return True
+        try:
+            return self._engine.revoke(granted, patience_s=_PATIENCE_S)
+        except Rejected:
+            return True  # the region was unregistered, and its grants with it

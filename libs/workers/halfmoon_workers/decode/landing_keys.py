@@ -1,0 +1,79 @@
+"""Hand out the right to write a landing, for its own pages and for as long as it lasts.
+
+A prefill that can't be told to stop may write late. Its key is taken back before the pages are
+another request's, so decode's memory refuses it.
+"""
+
+from collections.abc import Sequence
+
+from halfmoon_protocol.ids import RequestId
+from halfmoon_protocol.kv_layout import KvLayout
+from halfmoon_protocol.regions import Landing, Region
+from halfmoon_transfer.grant_lender import GrantLender
+from halfmoon_transfer.interface import Overloaded, Rejected
+
+
+class NoLandingKey(Exception):
+    """A landing that gets no key: the pool is not registered, or has lent too many."""
+
+
+class LandingKeys:
+    """The keys of the landings of one pool."""
+
+    def __init__(
+        self,
+        region: Region,
+        layout: KvLayout,
+        ttl_s: float,
+        lender: GrantLender[RequestId] | None = None,
+    ) -> None:
+        """Have no landings.
+
+        Args:
+            region: the pool.
+            layout: of its pages.
+            ttl_s: seconds until a landing is given up.
+            lender: of the pool; None: each landing gets the pool's own key.
+        """
+        self._region = region
+        self._layout = layout
+        self._ttl_s = ttl_s
+        self._lender = lender
+
+    def open(self, request_id: RequestId, pages: Sequence[int], n_held_blocks: int) -> Landing:
+        """Return a new landing with a key to write its pages, those held already left out.
+
+        Args:
+            request_id: of the landing.
+            pages: of the landing, in the order of its blocks.
+            n_held_blocks: blocks at its beginning that others read; less than there are pages.
+
+        Raises:
+            NoLandingKey: nothing is lent.
+        """
+        size = self._layout.block_bytes
+        region = self._region
+        if self._lender is not None:
+            ranges = [(page * size, size) for page in pages[n_held_blocks:]]
+            try:
+                region = self._lender.lend(request_id, ranges, "write", self._ttl_s)
+            except (Rejected, Overloaded) as error:
+                raise NoLandingKey(str(error)) from None
+        return Landing(region, tuple(pages), self._layout)
+
+    def region_of(self, request_id: RequestId) -> Region | None:
+        """Return the region as a landing names it; None if its key was taken back."""
+        return self._region if self._lender is None else self._lender.lent_to(request_id)
+
+    def close(self, request_id: RequestId) -> bool:
+        """Take a landing's key back, before its pages are freed or computed on.
+
+        Returns:
+            Whether it is certain that no more is written; False where keys are the pool's own.
+        """
+        return self._lender is not None and self._lender.take_back(request_id)
+
+    def check(self, landing: set[RequestId]) -> None:
+        """Audit: the landings, and they alone, have keys of grants."""
+        if self._lender is not None and self._lender.uses_grants:
+            assert set(self._lender.holders()) == landing
