@@ -62,6 +62,7 @@ from halfmoon_runtime.observability.tracing import Tracer
 from halfmoon_scheduling.cache.eviction_policies import EVICTION_POLICIES
 from halfmoon_scheduling.tiers.tier_commands import Erase, Promote, TierOutcome, WriteBack
 from halfmoon_transfer.engine import TransferEngine
+from halfmoon_transfer.grant_lender import GrantLender
 from halfmoon_transfer.interface import Piece
 
 #: Blocks of 64 KiB, so that a store of 1 MiB has 16 slots.
@@ -174,7 +175,10 @@ async def open_node(
     async def record(info: WorkerInfo) -> None:
         records.append(info)
 
-    worker = KvstoreWorker(port, memory, info, config, clock, record, disk, tracer=tracer)
+    lender = GrantLender(transfer, memory.region, config.transfer_grants)
+    worker = KvstoreWorker(
+        port, memory, info, config, clock, record, disk, tracer=tracer, lender=lender
+    )
     task = asyncio.create_task(worker.serve())
     node = Node(worker, port, clock, network, store, records, [transfer])
     try:

@@ -150,7 +150,14 @@ class LocalCluster:
             disk = SegmentFolder(self.kvstore_disks / name, 64 << 20, generation)
             self.stack.callback(disk.close)
         worker = KvstoreWorker(
-            port, memory, info, settings, self.kvstore_clock, membership.update, disk
+            port,
+            memory,
+            info,
+            settings,
+            self.kvstore_clock,
+            membership.update,
+            disk,
+            lender=GrantLender(transfer, memory.region, settings.transfer_grants),
         )
         await self._run(name, worker, membership, None, transfer)
         return worker

@@ -322,7 +322,8 @@ async def test_a_landing_that_was_given_up_is_not_kept(scene: Any) -> None:
 
 
 async def test_pages_in_doubt_are_not_given_back_with_those_that_they_share(scene: Any) -> None:
-    async with scene(decode_settings={"quarantine_s": 60.0}) as at:
+    settings = {"quarantine_s": 60.0, "transfer_grants": "off"}  # their writer stays a danger
+    async with scene(decode_settings=settings) as at:
         prompt = words(100, 1)
         await at.run("a", prompt)
         shared = await at.reserve("b", prompt)

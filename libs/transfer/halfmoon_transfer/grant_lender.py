@@ -7,7 +7,9 @@ lease. Where grants are off, all holders get the region's own key, as peers did 
 from collections.abc import Hashable, Iterable
 from typing import Generic, Literal, TypeVar
 
-from halfmoon_protocol.regions import Region
+import msgspec
+
+from halfmoon_protocol.regions import KEY_BYTES, Region
 from halfmoon_transfer.engine import TransferEngine
 from halfmoon_transfer.interface import Op, Rejected
 
@@ -65,7 +67,7 @@ class GrantLender(Generic[HolderT]):
 
         Args:
             holder: has no key yet.
-            ranges: offset and length of each, at least one.
+            ranges: offset and length of each; without any, the key is one that opens nothing.
             op: what the holder may do with them.
             ttl_s: seconds until the key ends by itself; it is to be taken back all the same.
 
@@ -76,6 +78,9 @@ class GrantLender(Generic[HolderT]):
         if not self.uses_grants:
             return self._region
         assert holder not in self._lent, "a holder gets a second key"
+        ranges = list(ranges)
+        if not ranges:
+            return unkeyed(self._region)
         granted = self._engine.grant(self._region, ranges, op, ttl_s)
         self._lent[holder] = granted
         return granted
@@ -106,3 +111,8 @@ class GrantLender(Generic[HolderT]):
             return self._engine.revoke(granted, patience_s=_PATIENCE_S)
         except Rejected:
             return True  # the region was unregistered, and its grants with it
+
+
+def unkeyed(region: Region) -> Region:
+    """Return a region as one who may not touch it names it: with a key that opens nothing."""
+    return msgspec.structs.replace(region, key=bytes(KEY_BYTES))

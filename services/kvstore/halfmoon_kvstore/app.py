@@ -10,16 +10,18 @@ from halfmoon_kvstore.admin_api import AdminApi
 from halfmoon_kvstore.disk_tier.segment_folder import SegmentFolder
 from halfmoon_kvstore.drain.drain_controller import DrainController
 from halfmoon_kvstore.drain.drain_migration import DrainMigration
+from halfmoon_kvstore.lent_keys import Holder
 from halfmoon_kvstore.replication.replica_reader import ReplicaReader
 from halfmoon_kvstore.settings import KvstoreSettings
 from halfmoon_kvstore.worker import KvstoreWorker
 from halfmoon_protocol.messages import KvstoreAddress, WorkerInfo
 from halfmoon_runtime.clock import SystemClock
 from halfmoon_runtime.kvstore_clients import KvstoreClients
-from halfmoon_runtime.lifecycle import Service
+from halfmoon_runtime.lifecycle import CannotStart, Service
 from halfmoon_runtime.membership import find_model_worker, list_members
 from halfmoon_runtime.observability.tracer_setup import opened_tracer
 from halfmoon_runtime.worker.open_worker import open_worker
+from halfmoon_transfer.grant_lender import GrantLender
 from halfmoon_transfer.open_transfer_engine import open_transfer_engine
 
 #: Seconds to wait for another kvstore's answer when its blocks are to be copied.
@@ -53,6 +55,10 @@ async def run(settings: KvstoreSettings, service: Service) -> None:
         async def members() -> list[WorkerInfo]:
             return list((await list_members(opened.store)).values())
 
+        try:
+            lender = GrantLender[Holder](opened.transfer, memory.region, settings.transfer_grants)
+        except ValueError as error:
+            raise CannotStart(str(error)) from error
         worker = KvstoreWorker(
             opened.port,
             memory,
@@ -64,6 +70,7 @@ async def run(settings: KvstoreSettings, service: Service) -> None:
             ReplicaReader(kvstores, opened.transfer, memory),
             tracer,
             lambda: find_model_worker(members),
+            lender,
         )
         migration = DrainMigration(
             worker.block_store,

@@ -15,12 +15,20 @@ from halfmoon_kvstore.disk_tier.segment_folder import SegmentFolder
 from halfmoon_kvstore.disk_tier.slot_header import MAX_HASH_BYTES
 from halfmoon_kvstore.kv_event_builder import moved_events
 from halfmoon_kvstore.lease_spans import LeaseSpans
+from halfmoon_kvstore.lent_keys import Holder, LentKeys, NoKeyLeft
 from halfmoon_kvstore.outbox import Outbox
 from halfmoon_kvstore.settings import KvstoreSettings
 from halfmoon_protocol.errors import LayoutMismatch
 from halfmoon_protocol.ids import Ticket
 from halfmoon_protocol.kv_layout import KvLayout
-from halfmoon_protocol.messages import BlocksLeased, Place, ReserveBlocks, WorkerInfo
+from halfmoon_protocol.messages import (
+    BlocksLeased,
+    KvstoreRefused,
+    Place,
+    ReserveBlocks,
+    WorkerInfo,
+)
+from halfmoon_protocol.regions import Region
 from halfmoon_runtime.channels.network import PeerId
 from halfmoon_runtime.clock import Clock
 from halfmoon_scheduling.cache.block_cache import BlockCache
@@ -36,6 +44,7 @@ from halfmoon_scheduling.tiers.tier_commands import (
 )
 from halfmoon_scheduling.tiers.tier_limits import TierLimits
 from halfmoon_scheduling.tiers.tiered_cache import TieredCache
+from halfmoon_transfer.grant_lender import GrantLender, unkeyed
 from halfmoon_transfer.regions.region_table import Memory
 
 log = structlog.get_logger()
@@ -63,6 +72,7 @@ class BlockStore:
         disk: SegmentFolder | None = None,
         traces: LeaseSpans | None = None,
         model: ModelWorkerLookup | None = None,
+        lender: GrantLender[Holder] | None = None,
     ) -> None:
         """Start empty; `restore` reads the disk.
 
@@ -77,11 +87,13 @@ class BlockStore:
             traces: records answers to leases.
             model: finds a worker whose layout the first put must have; None: the first put may
                 have any layout.
+            lender: lends keys of the memory; None: leases and puts get the memory's own.
         """
         self._model = model
         self.name = name
         self.memory = memory
         self.region = memory.region
+        self.keys = LentKeys(memory.region, lender)
         self.disk = disk
         self._settings = settings
         self._clock = clock
@@ -216,6 +228,7 @@ class BlockStore:
         tiers = TieredCache(memory, disk_map, self.limits, quotas)
         if self.disk is not None:
             await asyncio.to_thread(lambda disk: tiers.restore(disk.blocks()), self.disk)
+        self.keys.follow(memory, layout.block_bytes)
         self.tiers, self.layout = tiers, layout
         log.info(
             "layout_adopted",
@@ -245,8 +258,18 @@ class BlockStore:
         for command in self.tiers.commands():
             match command:
                 case AnswerLease(owner=owner, ticket=ticket, places=found, n_from_disk=n_from_disk):
-                    places = tuple([Place(b.hash, b.slot * size, b.checksum) for b in found])
-                    self.answer_lease(peer_of(owner), ticket, places, n_from_disk)
+                    # It may have ended since, with its caller: then it is an answer to nobody.
+                    held = found if self.tiers.memory.holds(owner, ticket) else ()
+                    try:
+                        region = self.keys.lend_to_read(
+                            (owner, ticket), [b.slot for b in held], self._settings.lease_ttl_s
+                        )
+                    except NoKeyLeft as error:
+                        self.tiers.memory.release(owner, ticket)
+                        self._refuse_lease(peer_of(owner), ticket, str(error))
+                        continue
+                    places = tuple([Place(b.hash, b.slot * size, b.checksum) for b in held])
+                    self.answer_lease(peer_of(owner), ticket, places, n_from_disk, region)
                 case AnnounceBlocks():
                     self._outbox.publish(moved_events(command, self.layout.block_size))
                 case WriteBack() | Promote():
@@ -258,18 +281,30 @@ class BlockStore:
                     raise AssertionError(f"an unknown command: {command}")
 
     def answer_lease(
-        self, peer: PeerId, ticket: Ticket, places: tuple[Place, ...] = (), n_from_disk: int = 0
+        self,
+        peer: PeerId,
+        ticket: Ticket,
+        places: tuple[Place, ...] = (),
+        n_from_disk: int = 0,
+        region: Region | None = None,
     ) -> None:
-        """Answer a lease with the places that it holds."""
+        """Answer a lease with the places that it holds, in a region with its key."""
         leased = BlocksLeased(
             ticket=ticket,
-            region=self.region,
+            region=unkeyed(self.region) if region is None else region,
             places=places,
             expires_s=self._settings.lease_ttl_s,
             n_from_disk=n_from_disk,
         )
         self._outbox.answer(peer, leased)
         self._traces.on_answered(peer, leased, self._clock.now())
+
+    def _refuse_lease(self, peer: PeerId, ticket: Ticket, reason: str) -> None:
+        retry_after_s = self._settings.lease_ttl_s
+        self._outbox.answer(
+            peer, KvstoreRefused(ticket=ticket, reason=reason, retry_after_s=retry_after_s)
+        )
+        self._traces.on_refused(peer, ticket, reason, self._clock.now())
 
     async def write_back_all(self, limit_s: float) -> None:
         """Write blocks that only memory holds to the disk, for at most `limit_s` seconds."""

@@ -16,6 +16,7 @@ from halfmoon_kvstore.block_store import BlockStore, ModelWorkerLookup, owner_of
 from halfmoon_kvstore.disk_tier.segment_folder import SegmentFolder
 from halfmoon_kvstore.kv_event_builder import kept_for_events, stored_events
 from halfmoon_kvstore.lease_spans import LeaseSpans
+from halfmoon_kvstore.lent_keys import Holder, NoKeyLeft
 from halfmoon_kvstore.metrics import kvstore_metrics, load_message
 from halfmoon_kvstore.outbox import Outbox
 from halfmoon_kvstore.replication.replica_reader import ReplicaReader
@@ -56,6 +57,7 @@ from halfmoon_runtime.observability.tracing import Tracer
 from halfmoon_runtime.worker.message_loop import drop_unexpected, serve_messages
 from halfmoon_scheduling.cache.block_cache import CacheError, CacheFull
 from halfmoon_scheduling.tiers.tiered_cache import TieredCache
+from halfmoon_transfer.grant_lender import GrantLender
 from halfmoon_transfer.regions.region_table import Memory
 
 log = structlog.get_logger()
@@ -90,6 +92,7 @@ class KvstoreWorker:
         replica_reader: ReplicaReader | None = None,
         tracer: Tracer | None = None,
         model: ModelWorkerLookup | None = None,
+        lender: GrantLender[Holder] | None = None,
     ) -> None:
         """Prepare the node; `serve` starts it.
 
@@ -104,6 +107,7 @@ class KvstoreWorker:
             replica_reader: reads blocks of other kvstores; None: copy orders are refused.
             tracer: makes spans; None: no traces.
             model: finds a worker whose KV this node stores; None: it is unknown.
+            lender: lends keys of the memory; None: leases and puts get the memory's own.
         """
         self._port = port
         self._settings = settings
@@ -126,6 +130,7 @@ class KvstoreWorker:
             disk,
             self._traces,
             model,
+            lender,
         )
         self._scrubber = BlockScrubber(self.block_store, clock)
         self._replication = (
@@ -260,17 +265,27 @@ class KvstoreWorker:
             reserved = tiers.reserve(
                 owner_of(peer), put.ticket, put.hashes, put.parent, now, tenant=put.tenant
             )
-        except CacheFull as error:
-            self._refuse(peer, put.ticket, str(error), error.retry_after_s)
         except CacheError as error:
-            self._refuse(peer, put.ticket, str(error))
+            retry_after_s = error.retry_after_s if isinstance(error, CacheFull) else 0.0
+            self._refuse(peer, put.ticket, str(error), retry_after_s)
+            self.block_store.run_commands()
+            return
+        try:
+            region = self.block_store.keys.lend_to_write(
+                (owner_of(peer), put.ticket),
+                [slot for _, slot in reserved.places],
+                self._settings.reservation_ttl_s,
+            )
+        except NoKeyLeft as error:
+            tiers.revoke(owner_of(peer), put.ticket)
+            self._refuse(peer, put.ticket, str(error), self._settings.reservation_ttl_s)
         else:
             kept = kept_for_events(put, with_tokens=self._settings.event_tokens)
             self._puts[peer, put.ticket] = _Put(kept, now + self._settings.reservation_ttl_s)
             promised = {block for block, _ in reserved.places}
             answer = BlocksReserved(
                 ticket=put.ticket,
-                region=self.block_store.region,
+                region=region,
                 places=tuple(
                     Place(block, slot * put.layout.block_bytes) for block, slot in reserved.places
                 ),
@@ -317,8 +332,11 @@ class KvstoreWorker:
         now = self._clock.now()
         if self.tiers is None or not self.tiers.renew(owner_of(peer), ticket, now):
             return
-        if (put := self._puts.get((peer, ticket))) is not None:
-            until_s = now + self._settings.reservation_ttl_s
+        put = self._puts.get((peer, ticket))
+        ttl_s = self._settings.lease_ttl_s if put is None else self._settings.reservation_ttl_s
+        self.block_store.keys.on_renewed((owner_of(peer), ticket), ttl_s)
+        if put is not None:
+            until_s = now + ttl_s
             self._puts[peer, ticket] = _Put(put.reserved, until_s)
 
     def _on_replicate(self, peer: PeerId, order: ReplicateBlocks) -> None:

@@ -18,7 +18,7 @@ are *saved*, and while `saves_first` is set, only saved blocks are evicted.
 
 from array import array
 from collections import Counter
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -111,6 +111,10 @@ class _Lease:
 _Key = tuple[str, Ticket]
 
 
+def _ignore_end(owner: str, ticket: Ticket) -> None:
+    """Do nothing about the end of a lease or reservation."""
+
+
 class BlockCache:
     """Keep blocks in slots, with two-phase puts, leases and eviction."""
 
@@ -152,6 +156,9 @@ class BlockCache:
         self.high_slots = high_watermark * n_slots
         self.low_slots = low_watermark * n_slots
         self.pins = pins or Pins()
+        #: Called with owner and ticket when a lease or reservation ends, before its slots are
+        #: free; changes nothing here.
+        self.on_ended: Callable[[str, Ticket], None] = _ignore_end
         #: Whether only saved blocks may be evicted.
         self.saves_first = False
         #: Free slots. Disjoint from the slots in `_stored` and `_pending`.
@@ -323,6 +330,7 @@ class BlockCache:
         if wrong is not None:
             raise ValueError(f"checksum {wrong} of reservation {ticket!r} is not one of 64 bits")
         del self._reservations[key]
+        self.on_ended(owner, ticket)
         pairs = list(zip(reservation.hashes, checksums, strict=True))
         for block, checksum in reversed(pairs):  # the last one is the first to be evicted
             pending = self._pending.pop(block)
@@ -337,6 +345,7 @@ class BlockCache:
         """Cancel a reservation; return whether there was one."""
         if (reservation := self._reservations.pop((owner, ticket), None)) is None:
             return False
+        self.on_ended(owner, ticket)
         for block in reservation.hashes:
             pending = self._pending.pop(block)
             self._free.append(pending.slot)
@@ -411,8 +420,13 @@ class BlockCache:
         """End a lease; return whether there was one."""
         if (lease := self._leases.pop((owner, ticket), None)) is None:
             return False
+        self.on_ended(owner, ticket)
         self._stored.remove_leases(lease.rows)
         return True
+
+    def holds(self, owner: str, ticket: Ticket) -> bool:
+        """Return whether a lease or reservation of this owner and ticket is open."""
+        return (owner, ticket) in self._leases or (owner, ticket) in self._reservations
 
     def has_reservation(self, key: tuple[str, Ticket]) -> bool:
         """Return whether a reservation of this owner and ticket is open."""
