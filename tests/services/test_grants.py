@@ -1,0 +1,447 @@
+"""Keys that open one landing, or one lease, and nothing else: bytes go over real TCP connections.
+
+Each test holds what a peer of the cluster may hold, a key that it was given, and goes beyond it.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from halfmoon_engine.fake_engine import FakeEngine
+from halfmoon_metadata import MemoryStore
+from halfmoon_protocol.blocks import block_hashes
+from halfmoon_protocol.ids import BlockHash, RequestId, Ticket
+from halfmoon_protocol.messages import (
+    BlocksCommitted,
+    BlocksLeased,
+    BlocksReserved,
+    Cancel,
+    CommitBlocks,
+    DecodeFailed,
+    DecodeReserved,
+    KvstoreRefused,
+    LeaseBlocks,
+    PrefillDone,
+    PrefillFailed,
+    ReleaseLease,
+    RenewLease,
+    ReserveBlocks,
+    ReserveDecode,
+    RevokeBlocks,
+    StartDecode,
+    StartPrefill,
+)
+from halfmoon_protocol.regions import Region
+from halfmoon_protocol.sampling import Sampling, Stopping
+from halfmoon_testing.worker_caller import WorkerCaller
+from halfmoon_transfer.engine import TransferEngine
+from halfmoon_transfer.grant_lender import GrantLender
+from halfmoon_transfer.interface import Op, Overloaded, Piece, Rejected
+from tests.services.test_memory_reuse import GatedEngine
+
+LocalCluster = Callable[..., Any]
+ORACLE = FakeEngine()
+LAYOUT = ORACLE.layout
+SIZE = LAYOUT.block_bytes
+GREEDY = Sampling(temperature=0.0)
+LONG = Stopping(max_new_tokens=50)
+
+
+class Scene:
+    """A cluster over TCP, and a peer that has its own memory and connections to its workers."""
+
+    def __init__(self, cluster: Any, peer: TransferEngine) -> None:
+        self.cluster, self.peer = cluster, peer
+        self.room = peer.allocate(4 * SIZE)
+        self.callers: dict[str, WorkerCaller] = {}
+
+    async def caller(self, name: str) -> WorkerCaller:
+        if name not in self.callers:
+            commands = self.cluster.worker(name).info.commands
+            self.callers[name] = await WorkerCaller.dial(self.cluster.network, commands)
+        return self.callers[name]
+
+    async def ask(self, name: str, question: Any, kind: type) -> Any:
+        """The answer of this kind to a question."""
+        caller = await self.caller(name)
+        n_before = sum(isinstance(message, kind) for message in caller.received)
+        await caller.send(question)
+        return (await caller.wait_for(kind, n_before + 1))[-1]
+
+    async def move(self, op: Op, region: Region, offset: int, n_bytes: int = SIZE) -> None:
+        """Write twos to this place, or read it."""
+        if op == "write":
+            self.room.view[:n_bytes] = b"\2" * n_bytes
+        await self.peer.submit(op, [Piece(self.room.region, 0, region, offset, n_bytes)])
+
+    async def refused(self, op: Op, region: Region, offset: int, why: str) -> None:
+        """Check that an access is refused, and changes no byte of its owner."""
+        view = self.cluster.memories[region.segment].view
+        before, mine = bytes(view[:]), bytes(self.room.view)
+        with pytest.raises(Rejected, match=why):
+            await self.move(op, region, offset)
+        assert bytes(view[:]) == before
+        if op == "read":
+            assert bytes(self.room.view) == mine
+
+    # -- landings --------------------------------------------------------------------------
+
+    async def reserve(self, request_id: str = "a", n_tokens: int = 40) -> DecodeReserved:
+        wanted = ReserveDecode(request_id=RequestId(request_id), n_tokens=n_tokens, stopping=LONG)
+        landed = await self.ask("decode-0", wanted, DecodeReserved)
+        assert isinstance(landed, DecodeReserved)
+        return landed
+
+    def start(self, landed: DecodeReserved, prompt: list[int]) -> StartPrefill:
+        return StartPrefill(
+            request_id=landed.request_id,
+            token_ids=tuple(prompt),
+            n_prompt=len(prompt),
+            block_hashes=(),
+            landing=landed.landing,
+            landing_expires_s=60.0,
+            sampling=GREEDY,
+            stopping=LONG,
+        )
+
+    # -- blocks ----------------------------------------------------------------------------
+
+    async def reserve_blocks(self, ticket: str, name: int, n_blocks: int = 1) -> BlocksReserved:
+        hashes = tuple(BlockHash(bytes([name, i]) * 8) for i in range(n_blocks))
+        tokens = (0,) * (n_blocks * LAYOUT.block_size)
+        put = ReserveBlocks(Ticket(ticket), LAYOUT, hashes, None, tokens)
+        reserved = await self.ask("kvstore-0", put, BlocksReserved)
+        assert isinstance(reserved, BlocksReserved)
+        return reserved
+
+    async def put(self, ticket: str, name: int, n_blocks: int = 1) -> BlocksReserved:
+        reserved = await self.reserve_blocks(ticket, name, n_blocks)
+        commit = CommitBlocks(Ticket(ticket), (0,) * n_blocks)
+        await self.ask("kvstore-0", commit, BlocksCommitted)
+        return reserved
+
+    async def lease(self, ticket: str, name: int, n_blocks: int = 1) -> BlocksLeased:
+        hashes = tuple(BlockHash(bytes([name, i]) * 8) for i in range(n_blocks))
+        asked = LeaseBlocks(Ticket(ticket), LAYOUT, hashes)
+        leased = await self.ask("kvstore-0", asked, BlocksLeased)
+        assert isinstance(leased, BlocksLeased)
+        return leased
+
+
+@pytest.fixture
+def scene(local_cluster: LocalCluster) -> Any:
+    @asynccontextmanager
+    async def open_scene(engine: Callable[[], Any] = FakeEngine, **settings: Any) -> Any:
+        settings = {"backends": ("tcp",), "n_pages": 64, "kvstore_mib": 1, **settings}
+        async with local_cluster(engine, **settings) as cluster:
+            peer = TransferEngine.open("peer", metadata=cluster.store, backends=("tcp",))
+            cluster.stack.callback(peer.close)
+            at = Scene(cluster, peer)
+            yield at
+            for name in ("a", "b", "mine", "victim"):
+                await (await at.caller("decode-0")).send(Cancel(request_id=RequestId(name)))
+            await cluster.settled()
+            for caller in at.callers.values():
+                await caller.close()
+            for name in ("decode-0", "kvstore-0"):
+                cluster.members[name].transfer._regions.check()
+
+    return open_scene
+
+
+# -- landings ------------------------------------------------------------------------------------
+
+
+async def test_a_landings_key_writes_its_pages_and_nothing_else(scene: Any) -> None:
+    async with scene() as at:
+        victim, mine = await at.reserve("victim"), await at.reserve("mine")
+        for page in mine.landing.pages:
+            await at.move("write", mine.landing.region, page * SIZE)
+        for page in set(range(64)) - set(mine.landing.pages):
+            await at.refused("write", mine.landing.region, page * SIZE, "grants other ranges")
+        last = max(mine.landing.pages)
+        await at.refused("write", mine.landing.region, last * SIZE + 1, "grants other ranges")
+        await at.refused(
+            "read", mine.landing.region, mine.landing.pages[0] * SIZE, "the other direction"
+        )
+        assert mine.landing.region.key != victim.landing.region.key
+        assert mine.landing.region.key != at.cluster.memories["decode-0"].region.key
+
+
+async def test_pages_that_others_read_are_not_among_those_that_a_landing_writes(
+    scene: Any,
+) -> None:
+    prompt = [(i * 7) % 990 for i in range(40)]
+    async with scene() as at:
+        assert await at.cluster.generate(prompt, 4) == ORACLE.expected(prompt, 4)
+        hashes = block_hashes(prompt, model=LAYOUT.model, block_size=LAYOUT.block_size)
+        wanted = ReserveDecode(
+            request_id=RequestId("a"), n_tokens=40, stopping=LONG, block_hashes=tuple(hashes)
+        )
+        landed = await at.ask("decode-0", wanted, DecodeReserved)
+        assert landed.n_held_blocks == 2
+        held, own = landed.landing.pages[:2], landed.landing.pages[2:]
+        for page in held:
+            await at.refused("write", landed.landing.region, page * SIZE, "grants other ranges")
+        await at.move("write", landed.landing.region, own[0] * SIZE)
+
+
+@pytest.mark.parametrize("end", ["cancelled", "in doubt", "connection lost", "run out"])
+async def test_a_write_after_a_landings_end_is_refused_and_the_next_owners_bytes_stay(
+    scene: Any, end: str
+) -> None:
+    ttl_s = 0.3 if end == "run out" else 600.0
+    settings = {"landing_ttl_s": ttl_s, "quarantine_s": 600.0}
+    async with scene(decode_settings=settings) as at:
+        first = await at.reserve("a")
+        region, page = first.landing.region, first.landing.pages[0]
+        await at.move("write", region, page * SIZE)
+        if end == "connection lost":
+            at.cluster.worker("decode-0")._on_owner_lost(RequestId("a"))
+        elif end == "run out":
+            await (await at.caller("decode-0")).wait_for(DecodeFailed)
+        else:
+            cancel = Cancel(request_id=RequestId("a"), landing_in_doubt=end == "in doubt")
+            await (await at.caller("decode-0")).send(cancel)
+        second = await at.reserve("b")
+        assert set(second.landing.pages) == set(first.landing.pages), "they need no rest"
+        if end != "run out":
+            await at.move("write", second.landing.region, page * SIZE)
+        await at.refused("write", region, page * SIZE, "no region of this key")
+
+
+async def test_a_landing_is_closed_once_it_is_decoded_from(scene: Any) -> None:
+    prompt = [(i * 7) % 990 for i in range(40)]
+    async with scene(GatedEngine) as at:
+        landed = await at.reserve("a")
+        done = await at.ask("prefill-0", at.start(landed, prompt), PrefillDone)
+        engine = at.cluster.members["decode-0"].engine
+        engine.gate.clear()
+        caller = await at.caller("decode-0")
+        await caller.send(
+            StartDecode(
+                request_id=RequestId("a"),
+                first_token=done.first_token,
+                sampling=GREEDY,
+                stopping=LONG,
+                n_prompt=40,
+            )
+        )
+        await at.cluster.until(engine.inside.is_set)
+        await at.refused(
+            "write", landed.landing.region, landed.landing.pages[0] * SIZE, "no region of this key"
+        )
+        engine.gate.set()
+        await caller.send(Cancel(request_id=RequestId("a")))
+
+
+async def test_a_prefill_that_nobody_can_stop_writes_nothing_into_anothers_pages(
+    scene: Any,
+) -> None:
+    """It has lost its conductor, and decode has given its pages to another request."""
+    prompt, other = [5] * 40, [(i * 7) % 990 for i in range(40)]
+    settings = {"quarantine_s": 600.0}
+    async with scene(GatedEngine, n_prefill=2, decode_settings=settings) as at:
+        landed = await at.reserve("a")
+        cut_off = at.cluster.members["prefill-0"].engine
+        cut_off.gate.clear()
+        await (await at.caller("prefill-0")).send(at.start(landed, prompt))
+        await at.cluster.until(cut_off.inside.is_set)
+        decode = await at.caller("decode-0")
+        await decode.send(Cancel(request_id=RequestId("a"), landing_in_doubt=True))
+        again = await at.reserve("b")
+        assert set(again.landing.pages) == set(landed.landing.pages)
+        done = await at.ask("prefill-1", at.start(again, other), PrefillDone)
+        pool = at.cluster.memories["decode-0"].view
+        before = bytes(pool[:])
+        cut_off.gate.set()
+        (failed,) = await (await at.caller("prefill-0")).wait_for(PrefillFailed)
+        assert "no region of this key" in failed.reason
+        assert bytes(pool[:]) == before
+        assert done.first_token == ORACLE.expected(other, 1)[0]
+        await decode.send(Cancel(request_id=RequestId("b")))
+
+
+async def test_a_writer_that_stands_still_in_a_write_is_cut_off(scene: Any) -> None:
+    """It sends half of a slice; its landing ends, and the pages are another's at once."""
+    async with scene() as at:
+        landed = await at.reserve("a")
+        decode = at.cluster.members["decode-0"].transfer
+        key = landed.landing.region.key
+        offset = landed.landing.pages[0] * SIZE
+        entry, view = decode._regions.leases.acquire(
+            landed.landing.region.generation, key, offset, SIZE, write=True
+        )
+        cut: list[bytes] = []
+
+        def evict(evicted: bytes, on: Any = decode._router.backends["tcp"].evict) -> None:
+            cut.append(evicted)
+            decode._regions.leases.release(entry)  # as the thread does whose socket is cut
+            on(evicted)
+
+        decode._router.backends["tcp"].evict = evict
+        await (await at.caller("decode-0")).send(
+            Cancel(request_id=RequestId("a"), landing_in_doubt=True)
+        )
+        again = await at.reserve("b")
+        assert cut == [key] and set(again.landing.pages) == set(landed.landing.pages)
+        assert len(view) == SIZE
+
+
+async def test_a_replayed_start_after_its_landings_end_changes_no_request(scene: Any) -> None:
+    prompt, other = [5] * 40, [(i * 7) % 990 for i in range(40)]
+    async with scene() as at:
+        landed = await at.reserve("a")
+        old = at.start(landed, prompt)
+        await at.ask("prefill-0", old, PrefillDone)
+        await (await at.caller("decode-0")).send(Cancel(request_id=RequestId("a")))
+        for _ in range(3):
+            victim = asyncio.create_task(at.cluster.generate(other, 20))
+            failed = await at.ask("prefill-0", old, PrefillFailed)
+            assert "no region of this key" in failed.reason
+            assert await victim == ORACLE.expected(other, 20)
+
+
+# -- leases --------------------------------------------------------------------------------------
+
+
+async def test_a_puts_key_writes_its_blocks_and_reads_nothing(scene: Any) -> None:
+    async with scene() as at:
+        mine = await at.reserve_blocks("1", 1, 2)
+        other = await at.reserve_blocks("2", 2)
+        for place in mine.places:
+            await at.move("write", mine.region, place.offset)
+            await at.refused("read", mine.region, place.offset, "the other direction")
+            await at.refused("write", other.region, place.offset, "grants other ranges")
+        await at.refused("write", mine.region, other.places[0].offset, "grants other ranges")
+        caller = await at.caller("kvstore-0")
+        await caller.send(RevokeBlocks(Ticket("1")), RevokeBlocks(Ticket("2")))
+
+
+async def test_a_leases_key_reads_its_blocks_and_no_other_leases(scene: Any) -> None:
+    async with scene() as at:
+        await at.put("1", 1, 2)
+        await at.put("2", 2)
+        mine, other = await at.lease("3", 1, 2), await at.lease("4", 2)
+        for place in mine.places:
+            await at.move("read", mine.region, place.offset)
+            await at.refused("write", mine.region, place.offset, "the other direction")
+            await at.refused("read", other.region, place.offset, "grants other ranges")
+        await at.refused("read", mine.region, other.places[0].offset, "grants other ranges")
+        caller = await at.caller("kvstore-0")
+        await caller.send(ReleaseLease(Ticket("3")), ReleaseLease(Ticket("4")))
+
+
+@pytest.mark.parametrize("end", ["committed", "revoked", "connection lost", "run out"])
+async def test_a_write_after_a_puts_end_is_refused_and_the_blocks_stay(
+    scene: Any, end: str
+) -> None:
+    ttl_s = 0.5 if end == "run out" else 600.0
+    async with scene(kvstore_settings={"reservation_ttl_s": ttl_s}) as at:
+        put = await at.reserve_blocks("1", 1)
+        (place,) = put.places
+        await at.move("write", put.region, place.offset)
+        caller = await at.caller("kvstore-0")
+        memory = at.cluster.worker("kvstore-0").tiers.memory
+        if end == "committed":
+            await at.ask("kvstore-0", CommitBlocks(Ticket("1"), (0,)), BlocksCommitted)
+        elif end == "revoked":
+            await caller.send(RevokeBlocks(Ticket("1")))
+        elif end == "connection lost":
+            memory.forget_owner(next(iter(memory._reservations))[0])
+        await at.cluster.until(lambda: not memory.n_reserved)
+        if end != "committed":  # the slot is another's now
+            second = await at.reserve_blocks("2", 2)
+            assert second.places[0].offset == place.offset
+        await at.refused("write", put.region, place.offset, "no region of this key")
+        await caller.send(RevokeBlocks(Ticket("2")))
+
+
+async def test_a_leases_key_ends_with_it_and_lives_on_when_it_is_renewed(scene: Any) -> None:
+    async with scene(kvstore_settings={"lease_ttl_s": 1.0}) as at:
+        await at.put("1", 1)
+        kept, released = await at.lease("2", 1), await at.lease("3", 1)
+        (place,) = kept.places
+        caller = await at.caller("kvstore-0")
+        await caller.send(ReleaseLease(Ticket("3")))
+        memory = at.cluster.worker("kvstore-0").tiers.memory
+        ran_out = await at.lease("4", 1)
+        await at.refused("read", released.region, place.offset, "no region of this key")
+        while len(memory._leases) > 1:  # until the fourth has run out
+            await caller.send(RenewLease(Ticket("2")))
+            await asyncio.sleep(0.05)
+        await at.refused("read", ran_out.region, place.offset, "no region of this key")
+        await at.move("read", kept.region, place.offset)
+        await caller.send(ReleaseLease(Ticket("2")))
+
+
+async def test_a_lease_of_nothing_opens_nothing(scene: Any) -> None:
+    async with scene() as at:
+        await at.put("1", 1)
+        leased = await at.lease("2", 9)
+        assert not leased.places
+        await at.refused("read", leased.region, 0, "no region of this key")
+
+
+async def test_a_node_without_keys_left_refuses_for_a_time(
+    scene: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with scene() as at:
+        await at.put("1", 1)
+        transfer = at.cluster.members["kvstore-0"].transfer
+
+        def grant(*_: object) -> Region:
+            raise Overloaded("segment kvstore-0 has 65536 grants, the limit; revoke some")
+
+        monkeypatch.setattr(transfer, "grant", grant)
+        hashes = (BlockHash(b"\1\0" * 8),)
+        asked = LeaseBlocks(Ticket("2"), LAYOUT, hashes)
+        refused = await at.ask("kvstore-0", asked, KvstoreRefused)
+        assert "revoke some" in refused.reason and refused.retry_after_s > 0
+        new = (BlockHash(b"\3\0" * 8),)
+        put = ReserveBlocks(Ticket("3"), LAYOUT, new, None, (0,) * LAYOUT.block_size)
+        refused = await at.ask("kvstore-0", put, KvstoreRefused)
+        assert "revoke some" in refused.reason and refused.retry_after_s > 0
+
+
+# -- the setting ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("backends", "choice", "uses_grants"),
+    [
+        (("tcp",), "auto", True),
+        (("memory",), "auto", True),
+        (("tcp",), "off", False),
+        (("shm", "tcp"), "auto", False),
+        (("shm", "tcp"), "on", True),
+    ],
+)
+async def test_requests_are_exact_whatever_keys_they_use(
+    local_cluster: LocalCluster, backends: tuple[str, ...], choice: str, uses_grants: bool
+) -> None:
+    settings = {"transfer_grants": choice}
+    prompts = [[(i * 7 + salt) % 990 for i in range(n)] for salt, n in enumerate((5, 100, 300))]
+    async with local_cluster(
+        backends=backends, decode_settings=settings, kvstore_settings=settings
+    ) as cluster:
+        decode = cluster.worker("decode-0")
+        assert decode.lender.uses_grants == uses_grants
+        for prompt in [*prompts, *prompts]:  # the second time from a kvstore, or from kept pages
+            assert await cluster.generate(prompt, 20) == ORACLE.expected(prompt, 20)
+        await cluster.settled()
+        carried = cluster.members["prefill-0"].transfer.stats().bytes_by_path
+        expected = "tcp" if uses_grants and "tcp" in backends else backends[0]
+        assert {path for (path, _), n_bytes in carried.items() if n_bytes} == {expected}
+        assert len(decode.lender) == 0
+
+
+def test_grants_that_no_path_would_check_are_refused_by_name() -> None:
+    with TransferEngine.open("a", metadata=MemoryStore(), backends=("shm",)) as engine:
+        region = engine.allocate(1000).region
+        with pytest.raises(ValueError, match="name tcp in transfer_backends"):
+            GrantLender(engine, region, "on")
+        assert not GrantLender[str](engine, region, "auto").uses_grants
