@@ -1,0 +1,48 @@
+"""Real processes whose keys open one landing or one lease each: nothing else changes."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+pytestmark = pytest.mark.e2e
+
+N_NEW = 20
+StartCluster = Callable[..., Any]
+
+
+def test_greedy_tokens_are_those_of_transformers_with_keys_for_one_landing_alone(
+    start_cluster: StartCluster, tiny_model: Path
+) -> None:
+    model: Any = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    model.generation_config.eos_token_id = None  # our requests ignore it
+    keys = ["--transfer-backends", "tcp", "--transfer-grants", "on"]
+    worker = [*keys, "--dtype", "float32", "--block-size", "16"]
+    extra = {"prefill": worker, "decode": [*worker, "--no-keep-pages"], "kvstore": keys}
+    with start_cluster(str(tiny_model), extra=extra) as cluster:
+        for n_tokens in (5, 100, 300):
+            prompt = [10 + (i * 37 + n_tokens) % 300 for i in range(n_tokens)]
+            out = model.generate(
+                torch.tensor([prompt]), do_sample=False, max_new_tokens=N_NEW, pad_token_id=0
+            )
+            expected = out[0, n_tokens:].tolist()
+            for turn in range(2):  # the second time with blocks that a kvstore has lent
+
+                def cached(prompt: list[int] = prompt, turn: int = turn) -> int:
+                    said = cluster.complete(
+                        prompt=prompt,
+                        max_tokens=N_NEW,
+                        temperature=0,
+                        ignore_eos=True,
+                        return_token_ids=True,
+                    )
+                    assert said["choices"][0]["token_ids"] == expected
+                    return int(said["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+                if turn and n_tokens > 16:
+                    cluster.until(lambda cached=cached: cached() > 0)
+                else:
+                    cached()
