@@ -16,6 +16,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from halfmoon_kvstore.disk_tier.segment_folder import SegmentFolder
+from halfmoon_kvstore.lent_keys import Holder
 from halfmoon_kvstore.replication.replica_reader import ReplicaReader
 from halfmoon_kvstore.settings import KvstoreSettings
 from halfmoon_kvstore.worker import KvstoreWorker
@@ -175,7 +176,7 @@ async def open_node(
     async def record(info: WorkerInfo) -> None:
         records.append(info)
 
-    lender = GrantLender(transfer, memory.region, config.transfer_grants)
+    lender = GrantLender[Holder](transfer, memory.region, config.transfer_grants)
     worker = KvstoreWorker(
         port, memory, info, config, clock, record, disk, tracer=tracer, lender=lender
     )

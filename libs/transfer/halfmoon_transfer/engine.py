@@ -368,7 +368,7 @@ class TransferEngine:
 
     @property
     def checks_all_accesses(self) -> bool:
-        """Whether each path to peers is checked, so that a grant sends no bytes another way."""
+        """Tell whether each path to peers is checked, so that grants send no bytes another way."""
         paths = self._router.backends.values()
         return all(each.capabilities.checks_accesses for each in paths)
 

@@ -114,5 +114,5 @@ class GrantLender(Generic[HolderT]):
 
 
 def unkeyed(region: Region) -> Region:
-    """Return a region as one who may not touch it names it: with a key that opens nothing."""
+    """Return a region with a key that opens nothing."""
     return msgspec.structs.replace(region, key=bytes(KEY_BYTES))

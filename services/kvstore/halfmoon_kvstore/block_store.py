@@ -258,7 +258,7 @@ class BlockStore:
         for command in self.tiers.commands():
             match command:
                 case AnswerLease(owner=owner, ticket=ticket, places=found, n_from_disk=n_from_disk):
-                    # It may have ended since, with its caller: then it is an answer to nobody.
+                    # It may have ended since: then the answer has no blocks.
                     held = found if self.tiers.memory.holds(owner, ticket) else ()
                     try:
                         region = self.keys.lend_to_read(
