@@ -8,6 +8,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from halfmoon_engine.fake_engine import FakeEngine
+
 pytestmark = pytest.mark.e2e
 
 N_NEW = 20
@@ -42,3 +44,22 @@ def test_greedy_tokens_are_those_of_transformers_with_keys_for_one_landing_alone
             if n_tokens > 16:  # blocks that a kvstore lends, once the conductor knows of them
                 cluster.until(lambda prompt=prompt: ask(cluster, prompt)[1] > 0)
                 assert ask(cluster, prompt)[0] == expected
+
+
+def test_without_a_setting_landings_have_keys_once_no_prefill_worker_shares_their_host(
+    start_cluster: StartCluster,
+) -> None:
+    prompt = list(range(100))
+
+    def own_keys(cluster: Any) -> bool:
+        """Whether decode has said so last; it begins without."""
+        lines = cluster.process("decode-0").last_lines(200)
+        said = [line for line in lines if "landing_keys" in line]
+        return bool(said) and "of_their_own=True" in said[-1]
+
+    with start_cluster("fake://", extra={"decode": ["--host-id", "elsewhere"]}) as cluster:
+        cluster.until(lambda: own_keys(cluster))
+        assert ask(cluster, prompt)[0] == FakeEngine().expected(prompt, N_NEW)
+    with start_cluster("fake://") as cluster:
+        cluster.until(lambda: not own_keys(cluster))
+        assert ask(cluster, prompt)[0] == FakeEngine().expected(prompt, N_NEW)

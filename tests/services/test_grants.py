@@ -36,10 +36,12 @@ from halfmoon_protocol.messages import (
 )
 from halfmoon_protocol.regions import Region
 from halfmoon_protocol.sampling import Sampling, Stopping
+from halfmoon_testing.scheduling_inputs import a_worker
 from halfmoon_testing.worker_caller import WorkerCaller
 from halfmoon_transfer.engine import TransferEngine
 from halfmoon_transfer.grant_lender import GrantLender
 from halfmoon_transfer.interface import Op, Overloaded, Piece, Rejected
+from halfmoon_workers.decode.nearby_writers import has_writers_nearby
 from tests.services.test_memory_reuse import GatedEngine
 
 LocalCluster = Callable[..., Any]
@@ -437,6 +439,28 @@ async def test_requests_are_exact_whatever_keys_they_use(
         expected = "tcp" if uses_grants and "tcp" in backends else backends[0]
         assert {path for (path, _), n_bytes in carried.items() if n_bytes} == {expected}
         assert len(decode.lender) == 0
+
+
+def test_landings_have_keys_of_their_own_while_no_writer_could_share_memory() -> None:
+    own = a_worker("decode-0", host="here")
+    store, far = a_worker("kvstore-0", host="here"), a_worker("prefill-0", host="there")
+    assert not has_writers_nearby(own, [own, store, far])
+    assert has_writers_nearby(own, [own, far, a_worker("prefill-1", host="here")])
+    with TransferEngine.open("a", metadata=MemoryStore(), backends=("shm", "tcp")) as engine:
+        region = engine.allocate(1000).region
+        lender = GrantLender[str](engine, region, "auto")
+        assert lender.lend("first", [(0, 10)], "write", 60.0) == region
+        assert lender.on_peers(nearby=False) and not lender.on_peers(nearby=False)
+        granted = lender.lend("second", [(0, 10)], "write", 60.0)
+        assert granted == lender.lent_to("second") != region == lender.lent_to("first")
+        assert lender.on_peers(nearby=True)
+        assert lender.lend("third", [(0, 10)], "write", 60.0) == region
+        assert lender.take_back("second"), "what is lent stays lent"
+        assert not lender.take_back("first") and not lender.take_back("third")
+        always = GrantLender[str](engine, region, "on")
+        assert not always.on_peers(nearby=True) and always.uses_grants
+        never = GrantLender[str](engine, region, "off")
+        assert not never.on_peers(nearby=False) and not never.uses_grants
 
 
 def test_grants_that_no_path_would_check_are_refused_by_name() -> None:

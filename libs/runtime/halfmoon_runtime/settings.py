@@ -98,8 +98,8 @@ class ServiceSettings(BaseSettings):
     )
     transfer_grants: Literal["auto", "on", "off"] = Field(
         "auto",
-        description="Keys of KV for one landing or lease alone: on, off, or auto, on where all of"
-        " transfer_backends check them, as tcp does; others carry nothing by such keys",
+        description="Keys of KV for one landing or lease alone: on, off, or auto, on where no bytes"
+        " would lose a better path; only tcp checks such keys",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Least severe log lines to write"

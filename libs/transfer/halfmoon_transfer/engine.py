@@ -367,10 +367,10 @@ class TransferEngine:
         return any(checked) and self._regions.is_in_memory(region)
 
     @property
-    def checks_all_accesses(self) -> bool:
-        """Tell whether each path to peers is checked, so that grants send no bytes another way."""
+    def unchecked_paths(self) -> frozenset[str]:
+        """Names of the paths whose owner does not check each access: they carry no grants."""
         paths = self._router.backends.values()
-        return all(each.capabilities.checks_accesses for each in paths)
+        return frozenset(each.name for each in paths if not each.capabilities.checks_accesses)
 
     # Transfers.
 

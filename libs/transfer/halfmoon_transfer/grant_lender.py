@@ -43,8 +43,10 @@ class GrantLender(Generic[HolderT]):
             )
         #: Whether keys open less than the region.
         self.uses_grants = choice == "on" or (
-            choice == "auto" and can_grant and engine.checks_all_accesses
+            choice == "auto" and can_grant and not engine.unchecked_paths
         )
+        #: Whether only peers of this host would lose their best path.
+        self._turns = choice == "auto" and can_grant and engine.unchecked_paths == {"shm"}
         self._engine = engine
         self._region = region
         #: What each holder has.
@@ -59,6 +61,22 @@ class GrantLender(Generic[HolderT]):
     def holders(self) -> list[HolderT]:
         """Return all that hold keys of grants."""
         return list(self._lent)
+
+    def on_peers(self, *, nearby: bool) -> bool:
+        """Use grants from now on if peers reach the region by checked paths anyway; or not.
+
+        What is lent stays as it is.
+
+        Args:
+            nearby: whether a peer of this host, which may share memory, is to use the keys.
+
+        Returns:
+            Whether this changed anything.
+        """
+        if not self._turns or self.uses_grants == (not nearby):
+            return False
+        self.uses_grants = not nearby
+        return True
 
     def lend(
         self, holder: HolderT, ranges: Iterable[tuple[int, int]], op: Op, ttl_s: float
@@ -85,9 +103,9 @@ class GrantLender(Generic[HolderT]):
         self._lent[holder] = granted
         return granted
 
-    def lent_to(self, holder: HolderT) -> Region | None:
-        """Return the region as a holder names it; None if it has nothing."""
-        return self._lent.get(holder) if self.uses_grants else self._region
+    def lent_to(self, holder: HolderT) -> Region:
+        """Return the region as a holder names it."""
+        return self._lent.get(holder, self._region)
 
     def extend(self, holder: HolderT, ttl_s: float) -> None:
         """Let a holder's key end so many seconds from now, if it has one of a grant."""
@@ -100,13 +118,12 @@ class GrantLender(Generic[HolderT]):
         Connections of accesses that go on are cut, so an event loop may call this.
 
         Returns:
-            Whether it is certain that the holder accesses nothing any more.
+            Whether it is certain that the holder accesses nothing any more; False if its key
+            was the region's own.
         """
-        if not self.uses_grants:
-            return False
         granted = self._lent.pop(holder, None)
         if granted is None:
-            return True
+            return False
         try:
             return self._engine.revoke(granted, patience_s=_PATIENCE_S)
         except Rejected:

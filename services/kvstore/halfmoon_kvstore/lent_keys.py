@@ -42,7 +42,7 @@ class LentKeys:
             block_bytes: size of a slot.
         """
         self._block_bytes = block_bytes
-        if self._lender is not None and self._lender.uses_grants:
+        if self._lender is not None:
             memory.on_ended = self._on_ended
 
     def lend_to_write(self, holder: Holder, slots: Iterable[int], ttl_s: float) -> Region:

@@ -58,7 +58,7 @@ def start_fault(start: StartDecode, *, n_landed: int, n_vocab: int, block_size: 
 def local_prefill_fault(
     start: StartPrefill,
     *,
-    region: Region | None,
+    region: Region,
     pages: Sequence[int],
     n_landed: int,
     n_held_blocks: int,
@@ -72,7 +72,7 @@ def local_prefill_fault(
 
     Args:
         start: from the connection that reserved the landing; valid for any worker.
-        region: as the landing names it; None: its key was taken back.
+        region: as the landing names it.
         pages: of the landing.
         n_landed: tokens that the landing was reserved for.
         n_held_blocks: blocks at its beginning that were there already.

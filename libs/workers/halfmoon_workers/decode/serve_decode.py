@@ -3,6 +3,7 @@
 from contextlib import AsyncExitStack
 
 import msgspec
+import structlog
 
 from halfmoon_prefix_cache.block_put import BlockPutter
 from halfmoon_prefix_cache.replica_selector import ReplicaSelector
@@ -16,8 +17,11 @@ from halfmoon_workers.decode.decode_settings import DecodeSettings
 from halfmoon_workers.decode.decode_spans import DecodeSpans
 from halfmoon_workers.decode.decode_worker import DecodeWorker
 from halfmoon_workers.decode.local_prefills import LocalPrefillParts
+from halfmoon_workers.decode.nearby_writers import watch_nearby_writers
 from halfmoon_workers.prefill.peer_endpoint_cache import PeerEndpointCache
 from halfmoon_workers.start.worker_start import WorkerStart
+
+log = structlog.get_logger()
 
 
 async def serve_decode(start: WorkerStart, settings: DecodeSettings) -> int:
@@ -64,6 +68,13 @@ async def serve_decode(start: WorkerStart, settings: DecodeSettings) -> int:
             putter=putter if settings.keep_answers else None,
             prefill_parts=LocalPrefillParts(opened.transfer, start.memory, replicas, start.tracer),
         )
+
+        def on_writers(nearby: bool) -> None:
+            if lender.on_peers(nearby=nearby):
+                log.info("landing_keys", of_their_own=lender.uses_grants)
+
+        watching = watch_nearby_writers(opened.store, info, on_writers)
+        await stack.enter_async_context(opened.service.running(watching))
         metrics = []
         if settings.local_prefill_tokens:  # it reads from kvstores, and writes to them
             endpoints = PeerEndpointCache(opened.store, opened.transfer, info.worker_id)
