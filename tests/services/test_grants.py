@@ -310,13 +310,14 @@ async def test_a_replayed_start_after_its_landings_end_changes_no_request(scene:
 # -- leases --------------------------------------------------------------------------------------
 
 
-async def test_a_puts_key_writes_its_blocks_and_reads_nothing(scene: Any) -> None:
+async def test_a_puts_key_opens_its_places_and_nothing_else(scene: Any) -> None:
     async with scene() as at:
         mine = await at.reserve_blocks("1", 1, 2)
         other = await at.reserve_blocks("2", 2)
         for place in mine.places:
             await at.move("write", mine.region, place.offset)
-            await at.refused("read", mine.region, place.offset, "the other direction")
+            await at.move("read", mine.region, place.offset)
+            await at.refused("read", other.region, place.offset, "grants other ranges")
             await at.refused("write", other.region, place.offset, "grants other ranges")
         await at.refused("write", mine.region, other.places[0].offset, "grants other ranges")
         caller = await at.caller("kvstore-0")

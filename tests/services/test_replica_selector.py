@@ -155,7 +155,8 @@ async def test_a_read_that_fails_under_way_goes_on_at_the_next_one(
     local_cluster: LocalCluster,
 ) -> None:
     """Its leases are good, but its memory can't be reached."""
-    async with local_cluster(n_kvstore=2) as cluster:
+    keys = {"transfer_grants": "off"}  # it would lend none of memory that it has not
+    async with local_cluster(n_kvstore=2, kvstore_settings=keys) as cluster:
         bench = await bench_on(cluster)
         sources = await bench.cached_at("kvstore-0", "kvstore-1")
         transfer = cluster.members["kvstore-0"].transfer

@@ -35,6 +35,7 @@ from halfmoon_transfer.metadata.segment_directory import SegmentDirectory
 from halfmoon_transfer.planning.topology import Topology
 from halfmoon_transfer.regions.access import AccessRefused, AccessStatus
 from halfmoon_transfer.regions.file_region import FileRegion
+from halfmoon_transfer.regions.region_grant import GrantedOps
 from halfmoon_transfer.regions.region_table import Memory
 from halfmoon_transfer.regions.shared_memory import SharedMemory
 from halfmoon_transfer.settings import TransferSettings
@@ -298,9 +299,9 @@ class TransferEngine:
     # Grants.
 
     def grant(
-        self, region: Region, ranges: Iterable[tuple[int, int]], op: Op, ttl_s: float
+        self, region: Region, ranges: Iterable[tuple[int, int]], op: GrantedOps, ttl_s: float
     ) -> Region:
-        """Make a key that allows less than the region's: some ranges, one direction, for a time.
+        """Make a key that allows less than the region's: some ranges, some operations, for a time.
 
         A peer uses the result in place of the region, with the same offsets. Memory mapped by
         other processes, RDMA and views have no check of each access, so a grant has no use there:
@@ -312,7 +313,7 @@ class TransferEngine:
         Args:
             region: one of ours.
             ranges: offset and length of each.
-            op: what a peer may do with them, "read" or "write".
+            op: what a peer may do with them, "read", "write" or "both".
             ttl_s: seconds until the key is refused.
 
         Raises:

@@ -11,7 +11,8 @@ import msgspec
 
 from halfmoon_protocol.regions import KEY_BYTES, Region
 from halfmoon_transfer.engine import TransferEngine
-from halfmoon_transfer.interface import Op, Rejected
+from halfmoon_transfer.interface import Rejected
+from halfmoon_transfer.regions.region_grant import GrantedOps
 
 HolderT = TypeVar("HolderT", bound=Hashable)
 GrantChoice = Literal["auto", "on", "off"]
@@ -79,9 +80,9 @@ class GrantLender(Generic[HolderT]):
         return True
 
     def lend(
-        self, holder: HolderT, ranges: Iterable[tuple[int, int]], op: Op, ttl_s: float
+        self, holder: HolderT, ranges: Iterable[tuple[int, int]], op: GrantedOps, ttl_s: float
     ) -> Region:
-        """Return the region with a key that opens these ranges for one direction.
+        """Return the region with a key that opens these ranges alone.
 
         Args:
             holder: has no key yet.

@@ -1,5 +1,8 @@
 """Hand out the right to read a lease's blocks, or to write a reservation's, while it lasts.
 
+A writer may also read its places: the first stage of a group so learns the checksums of what the
+others wrote.
+
 The cache says when either ends, before their slots can be another's. The key is taken back then:
 what comes late is refused, and a block never changes after its commit.
 """
@@ -46,7 +49,7 @@ class LentKeys:
             memory.on_ended = self._on_ended
 
     def lend_to_write(self, holder: Holder, slots: Iterable[int], ttl_s: float) -> Region:
-        """Return the region with a key to write these slots, for a new reservation.
+        """Return the region with a key to write and read these slots, for a new reservation.
 
         Raises:
             NoKeyLeft: nothing is lent.
@@ -67,7 +70,7 @@ class LentKeys:
         size = self._block_bytes
         ranges = [(slot * size, size) for slot in slots]
         try:
-            return self._lender.lend(holder, ranges, "write" if writes else "read", ttl_s)
+            return self._lender.lend(holder, ranges, "both" if writes else "read", ttl_s)
         except (Overloaded, Rejected) as error:
             raise NoKeyLeft(str(error)) from None
 

@@ -8,16 +8,20 @@ alone.
 from bisect import bisect_right
 from collections.abc import Iterable
 from copy import copy
+from typing import Literal
 
 from halfmoon_transfer.interface import Op
 from halfmoon_transfer.regions.access import AccessRefused, AccessStatus
+
+#: What a holder may do.
+GrantedOps = Op | Literal["both"]
 
 
 class RegionGrant:
     """Allow the holder of one key some accesses; the object never changes."""
 
     def __init__(
-        self, ranges: Iterable[tuple[int, int]], op: Op, n_bytes: int, expires_at: float
+        self, ranges: Iterable[tuple[int, int]], op: GrantedOps, n_bytes: int, expires_at: float
     ) -> None:
         """Check the ranges, and join those that touch.
 
@@ -59,7 +63,7 @@ class RegionGrant:
         """Return why an access is refused, or None if it is allowed; in O(log ranges)."""
         if now >= self.expires_at:
             return AccessRefused(AccessStatus.UNKNOWN_KEY)
-        if write != (self.op == "write"):
+        if self.op != "both" and write != (self.op == "write"):
             return AccessRefused(AccessStatus.NOT_GRANTED)
         index = bisect_right(self._starts, offset) - 1
         if index < 0 or offset + length > self._ends[index]:

@@ -19,11 +19,10 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from halfmoon_protocol.regions import KEY_BYTES, Region
-from halfmoon_transfer.interface import Op
 from halfmoon_transfer.regions.access import AccessRefused, AccessStatus
 from halfmoon_transfer.regions.backed_regions import BackedRegions
 from halfmoon_transfer.regions.region_backing import RegionBacking
-from halfmoon_transfer.regions.region_grant import RegionGrant
+from halfmoon_transfer.regions.region_grant import GrantedOps, RegionGrant
 from halfmoon_transfer.regions.region_index import RegionEntry, RegionIndex
 from halfmoon_transfer.regions.region_leases import RegionLeases
 from halfmoon_transfer.regions.shared_memory import SharedMemory, allocate_shared
@@ -148,7 +147,7 @@ class RegionTable:
         return entry.region
 
     def grant(
-        self, region: Region, ranges: Iterable[tuple[int, int]], op: Op, ttl_s: float
+        self, region: Region, ranges: Iterable[tuple[int, int]], op: GrantedOps, ttl_s: float
     ) -> Region:
         """Make a new key for some ranges of a region, which `remove` takes away.
 
