@@ -5,6 +5,7 @@ from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from halfmoon_metadata.metadata_token import metadata_token
+from halfmoon_metadata.redacted_url import redact_url
 from halfmoon_metadata.store_interface import MetadataStore
 from halfmoon_metadata.stores.memory_store import MemoryStore
 
@@ -24,11 +25,14 @@ def open_store(url: str, *, cluster_key: str = "") -> MetadataStore:
     Raises:
         ValueError: a scheme that is not one of these, or no host.
     """
-    scheme = urlsplit(url).scheme
+    try:
+        scheme = urlsplit(url).scheme
+    except ValueError as error:
+        raise ValueError(f"metadata URL {redact_url(url)!r}: {error}") from None
     opener = _OPENERS.get(scheme)
     if opener is None:
         known = ", ".join(f"{name}://" for name in _OPENERS)
-        raise ValueError(f"metadata URL {url!r} has no known scheme; known are {known}")
+        raise ValueError(f"metadata URL {redact_url(url)!r} has no known scheme; known are {known}")
     return opener(url, cluster_key)
 
 
@@ -61,9 +65,9 @@ def _with_host(url: str) -> str:
         parts = urlsplit(url)
         named = bool(parts.hostname) and parts.port != 0
     except ValueError as error:
-        raise ValueError(f"metadata URL {url!r}: {error}") from None
+        raise ValueError(f"metadata URL {redact_url(url)!r}: {redact_url(str(error))}") from None
     if not named:
-        raise ValueError(f"metadata URL {url!r} names no host, or port 0")
+        raise ValueError(f"metadata URL {redact_url(url)!r} names no host, or port 0")
     return url
 
 

@@ -8,6 +8,7 @@ import msgspec
 from halfmoon_metadata.http_server import value_etag
 from halfmoon_metadata.metadata_token import CLUSTER_KEY_VARIABLE
 from halfmoon_metadata.record_limits import check_key, check_prefix, check_ttl, check_value
+from halfmoon_metadata.redacted_url import redact_url
 from halfmoon_metadata.store_interface import MetadataError, MetadataRefused, MetadataUnreachable
 from halfmoon_metadata.stores.http_call import call_with_retry
 
@@ -30,8 +31,12 @@ class HttpStore:
     def __init__(self, url: str, *, token: str = "", timeout_s: float = TIMEOUT_S) -> None:
         try:
             self._url = str(httpx.URL(url)).rstrip("/")
+            #: The URL without a password, for error texts.
+            self._name = redact_url(self._url)
         except httpx.InvalidURL as error:
-            raise ValueError(f"metadata URL {url!r}: {error}") from None
+            raise ValueError(
+                f"metadata URL {redact_url(url)!r}: {redact_url(str(error))}"
+            ) from None
         self._client = httpx.Client(
             timeout=timeout_s,
             trust_env=False,
@@ -66,7 +71,7 @@ class HttpStore:
             records = _listing.decode(response.content)
             return {key: base64.b64decode(value, validate=True) for key, value in records.items()}
         except (msgspec.DecodeError, ValueError) as error:
-            raise MetadataError(f"{self._url}: the answer is no listing: {error}") from None
+            raise MetadataError(f"{self._name}: the answer is no listing: {error}") from None
 
     def compare_and_swap(
         self, key: str, expected: bytes | None, value: bytes | None, *, ttl_s: float | None = None
@@ -89,7 +94,7 @@ class HttpStore:
         try:
             return msgspec.json.decode(response.content, type=int)
         except msgspec.DecodeError as error:
-            raise MetadataError(f"{self._url}: the answer is no counter: {error}") from None
+            raise MetadataError(f"{self._name}: the answer is no counter: {error}") from None
 
     def close(self) -> None:
         """See `MetadataStore.close`."""
@@ -109,7 +114,7 @@ class HttpStore:
             self._client,
             method,
             self._url + path,
-            server=self._url,
+            server=self._name,
             repeatable=repeatable,
             params=query,
             headers=headers,
@@ -126,12 +131,12 @@ class HttpStore:
             return False
         if response.status_code == miss:
             return True
-        text = f"{self._url}: {key!r}: {response.status_code} {response.text[:300]}"
+        text = f"{self._name}: {key!r}: {response.status_code} {response.text[:300]}"
         if response.status_code >= 500:
             raise MetadataUnreachable(text)
         if response.status_code == 401:
             raise MetadataRefused(
-                f"{self._url}: the metadata server did not accept this client: set "
+                f"{self._name}: the metadata server did not accept this client: set "
                 f"{CLUSTER_KEY_VARIABLE} to the key of its cluster"
             )
         if response.status_code in (400, 413):
