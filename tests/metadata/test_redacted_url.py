@@ -40,9 +40,9 @@ def test_a_url_that_is_refused_keeps_its_password(url: str) -> None:
     assert SECRET not in str(refused.value)
 
 
-@pytest.mark.parametrize("scheme", ["redis", "http", "etcd"])
+@pytest.mark.parametrize("scheme", ["redis", "http"])
 def test_a_server_that_is_away_keeps_its_password(scheme: str) -> None:
-    path = {"redis": "/0", "http": "/metadata", "etcd": ""}[scheme]
+    path = {"redis": "/0", "http": "/metadata"}[scheme]
     store = open_store(f"{scheme}://u:s3cr3t@127.0.0.1:{free_port()}{path}")
     with pytest.raises(MetadataError) as failed:
         store.get("a")

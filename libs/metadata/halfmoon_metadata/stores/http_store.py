@@ -34,9 +34,8 @@ class HttpStore:
             #: The URL without a password, for error texts.
             self._name = redact_url(self._url)
         except httpx.InvalidURL as error:
-            raise ValueError(
-                f"metadata URL {redact_url(url)!r}: {redact_url(str(error))}"
-            ) from None
+            shown = f"{redact_url(url)!r}: {redact_url(str(error))}"
+            raise ValueError(f"metadata URL {shown}") from None
         self._client = httpx.Client(
             timeout=timeout_s,
             trust_env=False,
