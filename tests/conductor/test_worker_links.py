@@ -41,6 +41,7 @@ from halfmoon_scheduling.events import (
     MessageReceived,
     Tick,
     WorkerJoined,
+    WorkerLost,
 )
 from halfmoon_testing.scheduling_inputs import LAYOUT, a_landing, a_prefill_done, a_worker
 
@@ -292,3 +293,74 @@ async def test_a_kvstore_of_another_layout_is_named_and_not_sent_away() -> None:
         at.say_as("kvstore-0", Welcome(worker=a_worker("kvstore-0", layout=other)))
         assert at.links.refusals() == {}
         assert list(at.links._logged_unused) == ["kvstore-0"]
+
+
+def look_often(at: Running, monkeypatch: pytest.MonkeyPatch, stall_s: float) -> None:
+    monkeypatch.setattr(worker_links, "_LOOK_S", 0.02)
+    at.links.decode_stall_s = stall_s
+
+
+async def test_a_worker_that_decodes_and_brings_no_token_is_lost_and_rests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reasons: list[str] = []
+
+    def note(now: float, event: AnyEvent, commands: list[AnyCommand]) -> None:
+        if isinstance(event, WorkerLost):
+            reasons.append(event.reason)
+
+    async with Served() as at:
+        at.links.shell.add_recorder(note)
+        look_often(at, monkeypatch, 0.2)
+        await at.until(lambda: at.core.decodes_at(R1) != DECODE)
+        assert len(reasons) == 1 and "no token" in reasons[0]
+        member = at.links._members[DECODE]
+        assert member.rest_s == 0.2
+        await at.until(lambda: member.joined)  # it is used again after its rest
+        at.links._rest(member, 1)
+        assert member.rest_s == 0.4, "the next rest is longer"
+        at.links._rest(member, 1)
+        member.rest_s = 500
+        at.links._rest(member, 1)
+        assert member.rest_s == 600
+
+
+async def test_a_token_ends_the_silence_of_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Served() as at:
+        look_often(at, monkeypatch, 1000)
+        member = at.links._members[DECODE]
+        await at.until(lambda: member.silent_s > 0)
+        member.rest_s = 5.0
+        at.say(a_step(1, 11))
+        assert (member.silent_s, member.rest_s) == (0.0, 0.0)
+
+
+async def test_a_worker_without_running_requests_may_be_silent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with Served() as at:
+        look_often(at, monkeypatch, 1000)
+        member = at.links._members[DECODE]
+        await at.until(lambda: member.silent_s > 0)
+        for step in range(1, 4):
+            at.say(a_step(step, 10 + step, "length" if step == 3 else ""))
+        await at.client
+        at.links._look_for_stalls(1.0)
+        assert member.silent_s == 0.0
+
+
+async def test_time_in_which_the_conductor_stood_still_is_no_silence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with Served() as at:
+        at.links.decode_stall_s = 60.0
+        at.links._look_for_stalls(3600.0)
+        assert at.core.decodes_at(R1) == DECODE
+        assert at.links._members[DECODE].silent_s == 2.0
+
+
+async def test_without_a_limit_a_worker_may_take_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Served() as at:
+        for _ in range(1000):
+            at.links._look_for_stalls(1.0)
+        assert at.core.decodes_at(R1) == DECODE

@@ -126,7 +126,13 @@ async def run(settings: ConductorSettings, service: Service) -> None:
         metrics = ClusterMetrics(core, registry)
         shell.add_recorder(metrics.record)
         links = WorkerLinks(
-            network, store, ConductorId(settings.worker_id), shell, gateway, metrics
+            network,
+            store,
+            ConductorId(settings.worker_id),
+            shell,
+            gateway,
+            metrics,
+            settings.decode_stall_s,
         )
         shell.connect(traced.workers(links), gateway)
         await stack.enter_async_context(service.running(links.run()))

@@ -59,6 +59,11 @@ class ConductorSettings(TracedSettings):
     resume_mib: Annotated[int, Field(ge=1)] = Field(
         64, description="MiB of their events at the most; ended and old ones go first"
     )
+    decode_stall_s: Annotated[float, Field(ge=0)] = Field(
+        300.0,
+        description="Seconds without a token after which a decode worker with running requests"
+        " counts as hanging: they go on elsewhere, and it rests; 0: no limit",
+    )
     tenants: str = Field(
         "", description="File of tenants and hashes of their API keys; empty: no key is needed"
     )

@@ -345,6 +345,11 @@ class DecodePool:
         """Return our requests at a live worker."""
         return set(self._workers[worker_id].held)
 
+    def n_running_at(self, worker_id: WorkerId) -> int:
+        """Return how many of our requests decode at a worker; 0 if it is not there."""
+        worker = self._workers.get(worker_id)
+        return 0 if worker is None else worker.running.n
+
     @property
     def n_running(self) -> int:
         """Our requests that decode, at all workers."""

@@ -3,6 +3,9 @@
 One task per member of the cluster dials the worker, says hello and reads all of its messages.
 Commands are sent at once, in order. When a link goes down, the worker counts as lost at once.
 While its lease lives, it is dialled again.
+
+A worker that answers heartbeats may hang all the same. If requests decode there and no token comes
+for `decode_stall_s`, its link is closed, and it rests before it is dialled again.
 """
 
 import asyncio
@@ -68,6 +71,10 @@ _REDIAL_S = 0.2
 _TICK_S = 0.05
 _IDLE_TICK_S = 0.5
 _POLL_S = 0.25
+#: Seconds between two looks at workers that bring no tokens.
+_LOOK_S = 1.0
+#: Longest rest of a worker that brought no tokens, in seconds.
+_MAX_REST_S = 600.0
 #: Characters that are kept of a worker's reason, which goes into logs and answers.
 _MAX_REASON = 2000
 
@@ -118,6 +125,10 @@ class _Member:
     refused: str = ""
     #: Number of the newest step whose tokens came over the current link; 0: none, or unnumbered.
     step: int = 0
+    #: Seconds for which requests have decoded there and no token has come.
+    silent_s: float = 0.0
+    #: Seconds of its last rest for such silence; 0: it has brought a token since.
+    rest_s: float = 0.0
     #: Where the worker's record says that it is dialled.
     commands: str = field(init=False)
 
@@ -142,6 +153,8 @@ class WorkerLinks:
     shell: Shell
     gateway: TokenSink
     metrics: PrefillMetrics
+    #: Seconds without a token after which a decode worker counts as hanging; 0: it never does.
+    decode_stall_s: float = 0.0
     _members: dict[WorkerId, _Member] = field(default_factory=dict, init=False)
     _sessions: "itertools.count[int]" = field(
         default_factory=lambda: itertools.count(1), init=False
@@ -238,7 +251,7 @@ class WorkerLinks:
                 self._lose(member, str(error))
             finally:
                 await link.close()
-            await asyncio.sleep(_REDIAL_S)
+            await asyncio.sleep(max(_REDIAL_S, member.rest_s))
 
     def _send(self, member: _Member, link: WorkerLink, message: Message) -> None:
         try:
@@ -308,6 +321,7 @@ class WorkerLinks:
             record_drop("duplicate", member.info.commands, f"step {message.step} of {worker_id}")
             return
         member.step = message.step
+        member.silent_s = member.rest_s = 0.0
         scores = dict(message.scores)
         for produced in message.produced:
             if core.decodes_at(produced.request_id) != worker_id:
@@ -354,9 +368,45 @@ class WorkerLinks:
                 pace.wake()
 
         self.shell.add_recorder(wake)
+        now_s = asyncio.get_running_loop().time
+        looked_s = now_s()
         while True:
             self.shell.post(Tick())
+            if (elapsed_s := now_s() - looked_s) >= _LOOK_S:
+                looked_s += elapsed_s
+                self._look_for_stalls(elapsed_s)
             await pace.wait(idle=self.shell.core.is_idle)
+
+    def _look_for_stalls(self, elapsed_s: float) -> None:
+        """Close the links of decode workers that hold running requests and bring no token.
+
+        Args:
+            elapsed_s: seconds since the last look. While this process stood still, it read no
+                tokens: what is much longer than usual is not counted.
+        """
+        if not self.decode_stall_s:
+            return
+        for member in self._members.values():
+            n_running = self.shell.core.cluster.decodes.n_running_at(member.info.worker_id)
+            if not (member.joined and n_running):
+                member.silent_s = 0.0
+                continue
+            member.silent_s += min(elapsed_s, 2 * _LOOK_S)
+            if member.silent_s >= self.decode_stall_s:
+                self._rest(member, n_running)
+
+    def _rest(self, member: _Member, n_running: int) -> None:
+        """Take a worker out of use, each time for twice as long until it brings a token."""
+        member.rest_s = min(max(2 * member.rest_s, self.decode_stall_s), _MAX_REST_S)
+        reason = (
+            f"{n_running} requests decode there, and it has brought no token for "
+            f"{member.silent_s:.0f} s; it rests for {member.rest_s:.0f} s"
+        )
+        member.silent_s = 0.0
+        link = member.link
+        self._lose(member, reason)
+        if link is not None:
+            link.break_off(reason)  # which ends the reader too
 
 
 def _with_bounded_reason(message: _AnyRefusal) -> _AnyRefusal:
