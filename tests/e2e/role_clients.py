@@ -109,13 +109,14 @@ def members_of(cluster: Any, role: str) -> set[str]:
     return {w["worker_id"] for w in there if w["role"] == role and not w["draining"]}
 
 
-def metrics(cluster: Any, worker_id: str) -> dict[str, float]:
-    """Values of one worker, those of all label sets of a name added up."""
+def metrics(cluster: Any, worker_id: str, **labels: str) -> dict[str, float]:
+    """Values of one worker, those of all sets of labels that include `labels` added up."""
     page = httpx.get(f"{cluster.process(worker_id).status['operators']}/metrics", timeout=10).text
     values: dict[str, float] = {}
     for family in text_string_to_metric_families(page):
         for sample in family.samples:
-            values[sample.name] = values.get(sample.name, 0.0) + sample.value
+            if labels.items() <= sample.labels.items():
+                values[sample.name] = values.get(sample.name, 0.0) + sample.value
     return values
 
 

@@ -571,7 +571,7 @@ def test_with_tenants_a_key_is_asked_for_and_kept_in_the_tab_alone(
         expect(page.locator("#key-dialog")).to_be_visible()
         assert page.locator("#map .card").count() == 0
         give("hm-wrong")
-        expect(page.locator("#banner")).to_contain_text("an operator's API key is needed")
+        expect(page.locator("#banner")).to_contain_text("An operator's API key, or")
         page.get_by_role("button", name="Enter a key").click()
         give(plain)
         expect(page.locator("#banner")).to_contain_text("no operator's")

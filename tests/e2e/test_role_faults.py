@@ -99,6 +99,17 @@ def clients() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
+def wait_until_prefill_knows_all(cluster: Any) -> None:
+    """Workers that came back a moment ago are reached without the metadata server after that."""
+
+    def n_looks() -> float:
+        found = metrics(cluster, "prefill-0", result="done")
+        return found["halfmoon_prefill_member_refreshes_total"]
+
+    enough = n_looks() + 2  # one may be under way
+    cluster.until(lambda: n_looks() >= enough)
+
+
 def require_answers(cluster: Any, alone: Transformers) -> None:
     for salt in (50, 51):
         prompt = prompt_of(200, salt)
@@ -158,6 +169,7 @@ def test_a_worker_finishes_its_change_when_an_empty_redis_is_started_again(
     cluster: Any, redis: RedisServer, clients: ThreadPoolExecutor, alone: Transformers
 ) -> None:
     answers = LongAnswers(cluster, clients)
+    wait_until_prefill_knows_all(cluster)
     generation = order_role(cluster, answers.worker, "prefill").generation
     redis.kill()
     answers.require_all(alone)
