@@ -32,6 +32,7 @@ NO_TRANSFERS = TransferStats(
     bytes_by_path={},
     n_failures=0,
     n_retries=0,
+    corrupted_by_path={},
     n_live=0,
     n_regions=0,
     n_connections=0,

@@ -52,8 +52,10 @@ def hand_on(
     engine = LayerCounter(model)
     written: list[tuple[int, list[Piece]]] = []
 
-    def submit(op: Op, pieces: Sequence[Piece], deadline_s: float = 0.0) -> Transfer:
-        assert op == "write"
+    def submit(
+        op: Op, pieces: Sequence[Piece], deadline_s: float = 0.0, *, verify: bool = False
+    ) -> Transfer:
+        assert (op, verify) == ("write", True)
         written.append((engine.n_done, list(pieces)))
         return FinishedTransfer(Report(sum(piece.length for piece in pieces), 0.0, ("shm",), 0))
 

@@ -383,6 +383,7 @@ class TransferEngine:
         *,
         notify: bytes | None = None,
         checksums: bool = True,
+        verify: bool = False,
     ) -> Transfer:
         """Start moving these pieces; never waits for a peer.
 
@@ -405,16 +406,21 @@ class TransferEngine:
             checksums: whether bytes that cross a wire carry checksums of their own. False spares
                 both sides the work when the caller verifies the bytes in its own memory anyway,
                 by checksums of before the transfer; damaged bytes are then not sent again.
+            verify: whether bytes are compared at their destination though no wire is crossed, as
+                in shared memory. Other bytes than were sent are copied again. If they never match,
+                the result raises `Corrupted`. RDMA and memory of devices compare nothing.
 
         Raises:
             ValueError: `op` is neither "read" nor "write", or `notify` is too long or has
                 no receiver.
         """
         if notify is None and not self._closed:
-            report = self._fast_path.copy(op, pieces, self._settings.copy_here_bytes)
+            report = self._fast_path.copy(
+                op, pieces, self._settings.copy_here_bytes, verify=verify
+            )
             if report is not None:
                 return FinishedTransfer(report)
-        return self._start(op, pieces, deadline_s, notify, checksums=checksums)
+        return self._start(op, pieces, deadline_s, notify, checksums=checksums, verify=verify)
 
     def transfer(
         self,
@@ -423,6 +429,7 @@ class TransferEngine:
         deadline_s: float = 30.0,
         *,
         notify: bytes | None = None,
+        verify: bool = False,
     ) -> Report:
         """Move these pieces and wait until they are there: `submit` and `result` in one.
 
@@ -437,11 +444,12 @@ class TransferEngine:
         """
         if notify is None and not self._closed:
             started = self._now()
-            report = self._fast_path.move(op, pieces, deadline_s)
+            report = self._fast_path.move(op, pieces, deadline_s, verify=verify)
             if report is not None:
                 return report
             deadline_s = round(deadline_s - (self._now() - started), 3)
-        return self._start(op, pieces, deadline_s, notify, threading.get_ident()).result()
+        carrier = threading.get_ident()
+        return self._start(op, pieces, deadline_s, notify, carrier, verify=verify).result()
 
     def _start(
         self,
@@ -452,12 +460,13 @@ class TransferEngine:
         carrier: int | None = None,
         *,
         checksums: bool = True,
+        verify: bool = False,
     ) -> LiveTransfer:
         if op not in ("read", "write"):
             raise ValueError(f"a transfer is a read or a write, not a {op!r}")
         notification = None if notify is None else make_notification(pieces, notify, self.name)
         return self._transfers.start(
-            op, pieces, deadline_s, notification, carrier, checksums=checksums
+            op, pieces, deadline_s, notification, carrier, checksums=checksums, verify=verify
         )
 
     # Notifications.

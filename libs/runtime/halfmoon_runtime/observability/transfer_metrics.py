@@ -25,6 +25,11 @@ class TransferCounts(Protocol):
         ...
 
     @property
+    def corrupted_by_path(self) -> Mapping[str, int]:
+        """See there."""
+        ...
+
+    @property
     def n_live(self) -> int:
         """See there."""
         ...
@@ -72,6 +77,10 @@ def _readings(counts: TransferCounts) -> MetricSnapshot:
         "halfmoon_transfer_retries_total": (
             "Slices of transfers that were tried again.",
             counts.n_retries,
+        ),
+        "halfmoon_transfer_corrupted_total": (
+            "Slices that arrived with other bytes and were tried again, by path.",
+            by_label("path", dict(counts.corrupted_by_path)),
         ),
         "halfmoon_transfers_live": ("Transfers that are under way.", counts.n_live),
         "halfmoon_transfer_connections": (

@@ -57,7 +57,7 @@ class CarryRequest(msgspec.Struct, frozen=True):
     #: The local bytes of each slice: the source of a write, the destination of a read.
     local: tuple[memoryview, ...]
     stop: StopSignal
-    #: Compare checksums even if no wire is crossed.
+    #: Compare checksums even if no wire is crossed: the batch asks for it, or `fault_injection`.
     verify: bool = False
     #: By position in the batch: the byte to damage in flight. Only `fault_injection` sets it.
     damage: dict[int, int] = {}

@@ -7,7 +7,8 @@ the order decides the transfers' numbers.)
 
 A dropped slice is lost either on the way there, or with its acknowledgement on the way back (then
 it was applied). A damaged slice has one byte inverted in flight, so the wrapper requests checksums
-even where no wire is crossed.
+even where no wire is crossed; not with `FaultPlan.verify` off: then only transfers that ask for
+checks notice.
 """
 
 import random
@@ -42,6 +43,8 @@ class FaultPlan(msgspec.Struct, frozen=True, kw_only=True):
     fail_after_n: int | None = None
     #: Whether no slice gets through.
     partitioned: bool = False
+    #: Whether all slices are compared, also those of transfers that ask for no checks in memory.
+    verify: bool = True
 
 
 class FaultInjection:
@@ -160,7 +163,8 @@ class FaultyBackend:
                 damage[len(kept)] = request.damage[index]
             kept.append(index)
         if kept:
-            carried = carry(_part(request, kept, damage))
+            part = _part(request, kept, damage, verify=request.verify or plan.verify)
+            carried = carry(part)
             for index, outcome in zip(kept, carried, strict=True):
                 if index not in unacknowledged:
                     outcomes[index] = outcome
@@ -219,14 +223,16 @@ def _dice(seed: int, transfer: int, each: Slice) -> random.Random:
     return random.Random(f"{seed}/{transfer}/{each.number}/{each.tries}")
 
 
-def _part(request: CarryRequest, kept: Sequence[int], damage: dict[int, int]) -> CarryRequest:
+def _part(
+    request: CarryRequest, kept: Sequence[int], damage: dict[int, int], *, verify: bool
+) -> CarryRequest:
     """Return the request with only these slices, some to be damaged."""
     slices = tuple(request.batch.slices[index] for index in kept)
     return msgspec.structs.replace(
         request,
         batch=msgspec.structs.replace(request.batch, slices=slices),
         local=tuple(request.local[index] for index in kept),
-        verify=True,
+        verify=verify,
         damage=damage,
     )
 

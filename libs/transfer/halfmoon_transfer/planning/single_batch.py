@@ -6,7 +6,9 @@ from halfmoon_transfer.interface import Op, Piece
 from halfmoon_transfer.planning.transfer_plan import Batch, PeerKey, Slice
 
 
-def as_single_batch(op: Op, pieces: Sequence[Piece], path: str, max_bytes: int) -> Batch | None:
+def as_single_batch(
+    op: Op, pieces: Sequence[Piece], path: str, max_bytes: int, *, verify: bool = False
+) -> Batch | None:
     """Return these pieces as one batch, uncut, or None if they are not one.
 
     They are not if they are empty, more than `max_bytes`, or of several peers.
@@ -36,4 +38,4 @@ def as_single_batch(op: Op, pieces: Sequence[Piece], path: str, max_bytes: int) 
                 piece.length,
             )
         )
-    return Batch(0, -1, op, peer, path, tuple(slices))
+    return Batch(0, -1, op, peer, path, tuple(slices), verify=verify)

@@ -127,6 +127,8 @@ class Batch(msgspec.Struct, frozen=True):
     notification: OutgoingNotification | None = None
     #: Whether bytes that cross a wire carry checksums, if the backend makes any.
     checksums: bool = True
+    #: Whether bytes are compared at their destination though no wire is crossed.
+    verify: bool = False
 
 
 class ResolvePeer(msgspec.Struct, frozen=True):
@@ -209,9 +211,11 @@ class TransferPlan:
         notification: OutgoingNotification | None = None,
         *,
         checksums: bool = True,
+        verify: bool = False,
     ) -> None:
         self.number = number
         self._checksums = checksums
+        self._verify = verify
         self.op: Op = op
         self.limits = limits
         #: Pieces that are not cut yet, by peer, until its paths are known.
@@ -460,6 +464,7 @@ class TransferPlan:
             tuple(slices),
             notification,
             checksums=self._checksums,
+            verify=self._verify,
         )
         self._n_batches += 1
         self._in_flight[batch.number] = batch

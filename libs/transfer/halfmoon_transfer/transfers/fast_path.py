@@ -27,7 +27,7 @@ from halfmoon_transfer.regions.access import AccessRefused, is_within
 from halfmoon_transfer.threads.stop_signal import StopSignal
 from halfmoon_transfer.transfers.path_router import FastRoute, PathRouter
 from halfmoon_transfer.transfers.request_checks import check_request
-from halfmoon_transfer.transfers.transfer_stats import TransferCounters
+from halfmoon_transfer.transfers.transfer_stats import TransferCounters, corrupted_slices
 
 
 class FastPath:
@@ -47,13 +47,19 @@ class FastPath:
         #: For copies, which can't be stopped: they are over at once.
         self._no_stop = StopSignal(float("inf"), now)
 
-    def copy(self, op: Op, pieces: Sequence[Piece], max_bytes: int) -> Report | None:
+    def copy(
+        self, op: Op, pieces: Sequence[Piece], max_bytes: int, *, verify: bool = False
+    ) -> Report | None:
         """Move these pieces by a copy in memory; return None if that is not possible at once."""
         started = self._now()
         route = self._route(op, pieces)
-        return None if route is None else self._copy(started, op, pieces, max_bytes, route)
+        if route is None:
+            return None
+        return self._copy(started, op, pieces, max_bytes, route, verify=verify)
 
-    def move(self, op: Op, pieces: Sequence[Piece], deadline_s: float) -> Report | None:
+    def move(
+        self, op: Op, pieces: Sequence[Piece], deadline_s: float, *, verify: bool = False
+    ) -> Report | None:
         """Move these pieces by a copy or an idle connection; return None if that is not possible.
 
         Raises:
@@ -63,9 +69,12 @@ class FastPath:
         route = self._route(op, pieces)
         if route is None:
             return None
-        if route.try_fast_path is not None:
-            return self._try_fast_path(started, op, pieces, deadline_s, route)
-        return self._copy(started, op, pieces, self._context.settings.batch_bytes, route)
+        settings = self._context.settings
+        if route.try_fast_path is None:
+            return self._copy(started, op, pieces, settings.batch_bytes, route, verify=verify)
+        if verify and not settings.checksums:
+            return None
+        return self._try_fast_path(started, op, pieces, deadline_s, route)
 
     def _route(self, op: Op, pieces: Sequence[Piece]) -> FastRoute | None:
         if not pieces or op not in ("read", "write"):
@@ -74,17 +83,25 @@ class FastPath:
         return self._router.fast_route(remote.segment, remote.generation)
 
     def _copy(
-        self, started: float, op: Op, pieces: Sequence[Piece], max_bytes: int, route: FastRoute
+        self,
+        started: float,
+        op: Op,
+        pieces: Sequence[Piece],
+        max_bytes: int,
+        route: FastRoute,
+        *,
+        verify: bool,
     ) -> Report | None:
         if route.can_copy_inline is None:
             return None
-        batch = as_single_batch(op, pieces, route.backend.name, max_bytes)
+        batch = as_single_batch(op, pieces, route.backend.name, max_bytes, verify=verify)
         if batch is None or not route.can_copy_inline(route.peer, batch):
             return None
         if check_request(op, pieces, self._context) is not None:
             return None
         outcomes = self._router.move(batch, route.peer, route.backend, self._no_stop)
         if any(each is not APPLIED for each in outcomes):
+            self._counters.on_corrupted(route.backend.name, corrupted_slices(outcomes))
             return None
         n_bytes = sum(piece.length for piece in pieces)
         return self._report(started, op, n_bytes, route)

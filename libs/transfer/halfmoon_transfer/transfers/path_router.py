@@ -177,7 +177,7 @@ class PathRouter:
             if batch.notification is not None:
                 return [backend.notify(CarryRequest(batch, peer, (), stop))]
             if self._device_carry.is_needed(batch):
-                return self._device_carry.carry(CarryRequest(batch, peer, (), stop), backend)
+                return self._device_carry.carry(CarryRequest(batch, peer, (), stop, batch.verify), backend)
             regions = {each.local.key: each.local for each in batch.slices}.values()
             entries = self._regions.leases.acquire_regions(regions)
             try:
@@ -188,7 +188,7 @@ class PathRouter:
                         for each in batch.slices
                     ]
                 )
-                return backend.carry(CarryRequest(batch, peer, local, stop))
+                return backend.carry(CarryRequest(batch, peer, local, stop, batch.verify))
             finally:
                 self._regions.leases.release_all(entries)
         except AccessRefused:

@@ -28,7 +28,11 @@ from halfmoon_transfer.transfers.engine_threads import EngineThreads, Watcher
 from halfmoon_transfer.transfers.live_transfer import LiveTransfer
 from halfmoon_transfer.transfers.path_router import PathRouter
 from halfmoon_transfer.transfers.request_checks import check_request
-from halfmoon_transfer.transfers.transfer_stats import TransferCounters, applied_bytes
+from halfmoon_transfer.transfers.transfer_stats import (
+    TransferCounters,
+    applied_bytes,
+    corrupted_slices,
+)
 
 
 class TransferManager:
@@ -81,6 +85,7 @@ class TransferManager:
         carrier: int | None = None,
         *,
         checksums: bool = True,
+        verify: bool = False,
     ) -> LiveTransfer:
         """Start a transfer; a request that is refused returns as a failed one.
 
@@ -91,9 +96,16 @@ class TransferManager:
             notification: for each peer, after the bytes.
             carrier: the caller's thread, if it waits for the transfer and may carry meanwhile.
             checksums: whether bytes that cross a wire carry checksums.
+            verify: whether copies in memory are compared, too.
         """
         plan = TransferPlan(
-            next(self._numbers), op, pieces, self._limits, notification, checksums=checksums
+            next(self._numbers),
+            op,
+            pieces,
+            self._limits,
+            notification,
+            checksums=checksums,
+            verify=verify,
         )
         transfer = LiveTransfer(
             plan,
@@ -157,6 +169,7 @@ class TransferManager:
                     else [unreachable] * len(batch.slices)
                 )
                 self._counters.on_carried(batch.path, batch.op, applied_bytes(batch, outcomes))
+                self._counters.on_corrupted(batch.path, corrupted_slices(outcomes))
                 transfer.on_carried(batch.number, outcomes)
 
         here = transfer.carrier == threading.get_ident() and transfer.is_last_queued(batch)

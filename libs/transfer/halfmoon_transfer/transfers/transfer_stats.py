@@ -23,6 +23,8 @@ class TransferStats(msgspec.Struct, frozen=True, kw_only=True):
     n_failures: int
     #: Slices that were tried again.
     n_retries: int
+    #: Slices that arrived with other bytes, by path. Each is tried again, or its transfer ends.
+    corrupted_by_path: dict[str, int]
     #: Transfers submitted and not done.
     n_live: int
     #: Regions registered here.
@@ -41,6 +43,11 @@ def applied_bytes(batch: Batch, outcomes: Sequence[SliceOutcome]) -> int:
     return sum([each.length for each, outcome in pairs if outcome.kind is OutcomeKind.APPLIED])
 
 
+def corrupted_slices(outcomes: Sequence[SliceOutcome]) -> int:
+    """Return how many slices of a batch arrived with other bytes."""
+    return sum([each.kind is OutcomeKind.CORRUPTED for each in outcomes])
+
+
 class TransferCounters:
     """The counters of one engine. Methods are safe from any thread."""
 
@@ -50,6 +57,7 @@ class TransferCounters:
         #: Bytes of transfers that succeeded.
         self._n_bytes: dict[Op, int] = {"read": 0, "write": 0}
         self._n_carried: dict[tuple[str, str], int] = {}
+        self._n_corrupted: dict[str, int] = {}
         self._n_failures = 0
         self._n_retries = 0
 
@@ -57,6 +65,12 @@ class TransferCounters:
         """Count bytes that were applied over a path."""
         with self._lock:
             self._n_carried[path, op] = self._n_carried.get((path, op), 0) + n_bytes
+
+    def on_corrupted(self, path: str, n_slices: int) -> None:
+        """Count slices that arrived with other bytes."""
+        if n_slices:
+            with self._lock:
+                self._n_corrupted[path] = self._n_corrupted.get(path, 0) + n_slices
 
     def on_done(self, op: Op, n_bytes: int, n_retries: int = 0) -> None:
         """Count a transfer that succeeded."""
@@ -83,6 +97,7 @@ class TransferCounters:
                 bytes_by_path=dict(self._n_carried),
                 n_failures=self._n_failures,
                 n_retries=self._n_retries,
+                corrupted_by_path=dict(self._n_corrupted),
                 n_live=n_live,
                 n_regions=n_regions,
                 n_connections=sum(each.n_connections for each in gauges),

@@ -39,7 +39,9 @@ from halfmoon_workers.prefill.prefill_job import ForwardPassRecord, PrefillJob
 class SubmitTransfer(Protocol):
     """Submit transfers; see `TransferEngine.submit`."""
 
-    def __call__(self, op: Op, pieces: Sequence[Piece], deadline_s: float = ...) -> Transfer:
+    def __call__(
+        self, op: Op, pieces: Sequence[Piece], deadline_s: float = ..., *, verify: bool = ...
+    ) -> Transfer:
         """Start a transfer; never waits for the network."""
         ...
 
@@ -169,13 +171,18 @@ class PrefillForward:
             return
         job.landing_since_s = job.landing_since_s or now
         if landing := job.landing_pieces(self.pool, layout, layers, blocks):
-            job.landing_writes.append(self.submit("write", landing, deadline_s=left_s))
+            # Nothing checks these bytes after they have landed.
+            write = self.submit("write", landing, deadline_s=left_s, verify=True)
+            job.landing_writes.append(write)
         if not job.in_place:
             length = len(layers) * layout.layer_bytes
             job.n_sent_bytes += len(landing) * length
             job.n_held_bytes += (len(blocks) - len(landing)) * length
         if put := job.kvstore_pieces(self.pool, layout, layers, blocks):
-            job.put_writes.append(self.submit("write", put, deadline_s=left_s))
+            # A block's checksum is made of the pool's bytes; but a further stage's layers are read
+            # back for it, so they have to be right in the kvstore.
+            verify = job.order is not None
+            job.put_writes.append(self.submit("write", put, deadline_s=left_s, verify=verify))
 
     def _run(self, job: PrefillJob, chunk: PrefillChunk) -> Run:
         start = job.start

@@ -169,7 +169,7 @@ class GroupSteps:
         n_tokens = command.stop - command.start
         left_s = max(job.write_until_s - self.clock.now(), 0.001)
         pieces = job.outgoing.send_pieces(command.slot, n_tokens, job.next_slots)
-        write = self.transfer.submit("write", pieces, deadline_s=left_s)
+        write = self.transfer.submit("write", pieces, deadline_s=left_s, verify=True)
         job.activation_writes.append(write)
         return write
 
