@@ -93,7 +93,7 @@ class Caller:
         start = self.number(0)
         end = self.number(dice.choice((0, 0, 8192, 40)))
         slices, local = self.slices()
-        match dice.randrange(7):
+        match dice.randrange(8):
             case 0:
                 self.table.add(
                     self.key(), dice.choice((self.memory, self.buffer(100), b"readonly"))
@@ -112,6 +112,9 @@ class Caller:
                 extension.copy(dice.random() < 0.5, slices, local, self.buffer(4096))
                 return "copy"
             case 5:
+                extension.differing(slices, local, self.buffer(4096))
+                return "differing"
+            case 6:
                 marks = bytearray(len(slices) if dice.random() < 0.95 else 3)
                 limits = tuple(self.number(n) for n in (1_000_000, 256, 4))
                 extension.carry(
@@ -199,6 +202,14 @@ def test_copies_are_those_of_python_or_none() -> None:
         assert done is fits
         if done:
             assert (memory, remote) == (expected_memory, expected_remote)
+            # Slices of a write may overlap; the last of them always has its bytes there.
+            differ = extension.differing(tuple(slices), tuple(views), remote)
+            pairs = zip(slices, views, strict=True)
+            assert differ == [
+                i
+                for i, (s, view) in enumerate(pairs)
+                if remote[s.remote_offset : s.remote_offset + len(view)] != view
+            ]
         outcomes[done] += 1
     print(f"{N} copies: {dict(outcomes)}")
     assert len(outcomes) == 2

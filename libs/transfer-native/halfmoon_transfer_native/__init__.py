@@ -4,6 +4,13 @@
 after whatever is unusual: see `docs/transfer/native.md`.
 """
 
-from halfmoon_transfer_native._native import RECORDS_MISSING, Records, Table, carry, copy
+from halfmoon_transfer_native._native import (
+    RECORDS_MISSING,
+    Records,
+    Table,
+    carry,
+    copy,
+    differing,
+)
 
-__all__ = ["RECORDS_MISSING", "Records", "Table", "carry", "copy"]
+__all__ = ["RECORDS_MISSING", "Records", "Table", "carry", "copy", "differing"]

@@ -145,3 +145,17 @@ def copy(
     Raises:
         BufferError: memory to be written is read-only.
     """
+
+def differing(
+    slices: tuple[_Slice, ...], local: tuple[memoryview, ...], remote: Buffer, /
+) -> list[int]:
+    """Return the positions of the slices that have other bytes in a mapped region.
+
+    Args:
+        slices: at most 65,536, with
+        local: the bytes of each here.
+        remote: the whole region.
+
+    Raises:
+        ValueError: a slice is out of the region's bounds.
+    """

@@ -1,4 +1,4 @@
-/* A batch of slices between local memory and a mapped region, in one call.
+/* A batch of slices between local memory and a mapped region, in one call: copied, or compared.
  *
  * All bounds are checked before the first byte is copied. Bytes that are written for another process
  * go past the caches where they are many: the line that is written need not be read first, and what
@@ -18,7 +18,17 @@ enum { MAX_BATCH_SLICES = 65536, PAST_CACHES_BYTES = 4 * 1024 * 1024, LINE_BYTES
 typedef struct {
     Py_buffer local;
     uint64_t offset;
+    bool differs;
 } Copied;
+
+typedef struct {
+    Py_buffer remote;
+    Copied *slices;
+    size_t n;
+    uint64_t n_bytes;
+    /* Whether all slices are within the region's bounds. */
+    bool within;
+} Batch;
 
 static PyObject *name_remote_offset;
 
@@ -62,57 +72,102 @@ static void copy_all(const Copied *copied, size_t n, uint8_t *remote, bool write
 #endif
 }
 
+static void close_batch(Batch *batch)
+{
+    while (batch->n > 0)
+        PyBuffer_Release(&batch->slices[--batch->n].local);
+    PyMem_RawFree(batch->slices);
+    PyBuffer_Release(&batch->remote);
+}
+
+/* Take the memory of a batch; false with a Python error set, and nothing to close. */
+static bool open_batch(Batch *batch, PyObject *slices, PyObject *locals, PyObject *memory, int local_access, int remote_access)
+{
+    Py_ssize_t n = PyTuple_GET_SIZE(slices);
+    if (PyTuple_GET_SIZE(locals) != n || n > MAX_BATCH_SLICES) {
+        PyErr_SetString(PyExc_ValueError, "sizes that do not go together");
+        return false;
+    }
+    *batch = (Batch){.within = true};
+    if (PyObject_GetBuffer(memory, &batch->remote, remote_access) < 0)
+        return false;
+    batch->slices = PyMem_RawMalloc((size_t)(n > 0 ? n : 1) * sizeof *batch->slices);
+    if (batch->slices == NULL) {
+        PyErr_NoMemory();
+        goto failed;
+    }
+    while (batch->n < (size_t)n) {
+        Copied *each = &batch->slices[batch->n];
+        PyObject *offset = PyObject_GetAttr(PyTuple_GET_ITEM(slices, batch->n), name_remote_offset);
+        if (offset == NULL)
+            goto failed;
+        each->offset = PyLong_AsUnsignedLongLong(offset);
+        Py_DECREF(offset);
+        if (PyErr_Occurred())
+            goto failed;
+        if (PyObject_GetBuffer(PyTuple_GET_ITEM(locals, batch->n), &each->local, local_access) < 0)
+            goto failed;
+        batch->n++;
+        uint64_t length = (uint64_t)each->local.len, there = (uint64_t)batch->remote.len;
+        batch->within = batch->within && length <= there && each->offset <= there - length;
+        batch->n_bytes += length;
+    }
+    return true;
+failed:
+    close_batch(batch);
+    return false;
+}
+
 PyObject *copy(PyObject *Py_UNUSED(module), PyObject *args)
 {
     int write;
     PyObject *slices, *locals, *memory;
     if (!PyArg_ParseTuple(args, "pO!O!O", &write, &PyTuple_Type, &slices, &PyTuple_Type, &locals, &memory))
         return NULL;
-    Py_ssize_t n = PyTuple_GET_SIZE(slices);
-    if (PyTuple_GET_SIZE(locals) != n || n > MAX_BATCH_SLICES) {
-        PyErr_SetString(PyExc_ValueError, "sizes that do not go together");
+    Batch batch;
+    if (!open_batch(&batch, slices, locals, memory, write ? PyBUF_SIMPLE : PyBUF_WRITABLE, write ? PyBUF_WRITABLE : PyBUF_SIMPLE))
         return NULL;
-    }
-    Py_buffer remote;
-    if (PyObject_GetBuffer(memory, &remote, write ? PyBUF_WRITABLE : PyBUF_SIMPLE) < 0)
-        return NULL;
-    PyObject *result = NULL;
-    size_t n_copied = 0;
-    uint64_t n_bytes = 0;
-    bool within = true;
-    Copied *copied = PyMem_RawMalloc((size_t)(n > 0 ? n : 1) * sizeof *copied);
-    if (copied == NULL) {
-        PyErr_NoMemory();
-        goto done;
-    }
-    while (n_copied < (size_t)n) {
-        Copied *each = &copied[n_copied];
-        PyObject *offset = PyObject_GetAttr(PyTuple_GET_ITEM(slices, n_copied), name_remote_offset);
-        if (offset == NULL)
-            goto done;
-        each->offset = PyLong_AsUnsignedLongLong(offset);
-        Py_DECREF(offset);
-        if (PyErr_Occurred())
-            goto done;
-        if (PyObject_GetBuffer(PyTuple_GET_ITEM(locals, n_copied), &each->local, write ? PyBUF_SIMPLE : PyBUF_WRITABLE) < 0)
-            goto done;
-        n_copied++;
-        uint64_t length = (uint64_t)each->local.len, there = (uint64_t)remote.len;
-        within = within && length <= there && each->offset <= there - length;
-        n_bytes += length;
-    }
-    if (within) {
+    if (batch.within) {
         Py_BEGIN_ALLOW_THREADS
-        copy_all(copied, n_copied, remote.buf, write, write && n_bytes >= PAST_CACHES_BYTES);
+        copy_all(batch.slices, batch.n, batch.remote.buf, write, write && batch.n_bytes >= PAST_CACHES_BYTES);
         Py_END_ALLOW_THREADS
     }
-    result = PyBool_FromLong(within);
+    close_batch(&batch);
+    return PyBool_FromLong(batch.within);
+}
+
+PyObject *differing(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *slices, *locals, *memory;
+    if (!PyArg_ParseTuple(args, "O!O!O", &PyTuple_Type, &slices, &PyTuple_Type, &locals, &memory))
+        return NULL;
+    Batch batch;
+    if (!open_batch(&batch, slices, locals, memory, PyBUF_SIMPLE, PyBUF_SIMPLE))
+        return NULL;
+    PyObject *found = NULL;
+    if (!batch.within) {
+        PyErr_SetString(PyExc_ValueError, "a slice out of the region's bounds");
+        goto done;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    for (size_t i = 0; i < batch.n; i++) {
+        const Copied *each = &batch.slices[i];
+        size_t n_bytes = (size_t)each->local.len;
+        batch.slices[i].differs = memcmp((uint8_t *)batch.remote.buf + each->offset, each->local.buf, n_bytes) != 0;
+    }
+    Py_END_ALLOW_THREADS
+    found = PyList_New(0);
+    for (size_t i = 0; found != NULL && i < batch.n; i++) {
+        if (!batch.slices[i].differs)
+            continue;
+        PyObject *index = PyLong_FromSize_t(i);
+        if (index == NULL || PyList_Append(found, index) < 0)
+            Py_CLEAR(found);
+        Py_XDECREF(index);
+    }
 done:
-    while (n_copied > 0)
-        PyBuffer_Release(&copied[--n_copied].local);
-    PyMem_RawFree(copied);
-    PyBuffer_Release(&remote);
-    return result;
+    close_batch(&batch);
+    return found;
 }
 
 int copy_init(void)

@@ -9,5 +9,7 @@
 int copy_init(void);
 /* Copy a batch; see the stub for what goes in and out. */
 PyObject *copy(PyObject *module, PyObject *args);
+/* Compare a batch that was copied; see the stub. */
+PyObject *differing(PyObject *module, PyObject *args);
 
 #endif

@@ -7,6 +7,7 @@
 static PyMethodDef methods[] = {
     {"carry", carry, METH_VARARGS, "Move a batch over a connection, as far as all goes well."},
     {"copy", copy, METH_VARARGS, "Copy a batch between local memory and a mapped region."},
+    {"differing", differing, METH_VARARGS, "Find the slices of a batch that are other bytes in a mapped region."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -415,9 +415,7 @@ class TransferEngine:
                 no receiver.
         """
         if notify is None and not self._closed:
-            report = self._fast_path.copy(
-                op, pieces, self._settings.copy_here_bytes, verify=verify
-            )
+            report = self._fast_path.copy(op, pieces, self._settings.copy_here_bytes, verify=verify)
             if report is not None:
                 return FinishedTransfer(report)
         return self._start(op, pieces, deadline_s, notify, checksums=checksums, verify=verify)

@@ -21,12 +21,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halfmoon_testing.processes.segment_process import SegmentProcess
-from halfmoon_transfer import Lost, Piece, Rejected, TransferSettings
+from halfmoon_transfer import Corrupted, Lost, Piece, Rejected, TransferSettings
+from halfmoon_transfer.backends import memory_backend
 from halfmoon_transfer.backends.backend_interface import CarryRequest
 from halfmoon_transfer.backends.fault_injection import FaultInjection, FaultPlan
 from halfmoon_transfer.backends.memory_backend import copy_slice
 from halfmoon_transfer.backends.shm import native_copy, process_vm, shm_backend, shm_wire
 from halfmoon_transfer.backends.shm.mapped_regions import MappedRegions
+from halfmoon_transfer.backends.shm.native_copy import NativeCopy
 from halfmoon_transfer.backends.shm.shm_peer import ShmPeer, map_shared
 from halfmoon_transfer.backends.shm.shm_wire import (
     ShmBorrowRequest,
@@ -39,7 +41,7 @@ from halfmoon_transfer.backends.shm.shm_wire import (
 from halfmoon_transfer.backends.unix_peer import UnixPeerGone
 from halfmoon_transfer.planning.transfer_plan import SliceOutcome
 from halfmoon_transfer.regions.access import AccessStatus
-from halfmoon_transfer.regions.byte_ops import checksum
+from halfmoon_transfer.regions.byte_ops import checksum, copy_bytes
 
 Eventually = Callable[..., None]
 PATIENCE_S = 60.0
@@ -438,14 +440,16 @@ def test_an_owner_that_dies_during_the_copy_has_not_got_it(
         there.kill()
         return outcome
 
-    def copy_all_and_kill(*args: Any) -> bool:
+    copy_batch = NativeCopy.copy_batch
+
+    def copy_all_and_kill(*args: Any) -> Any:
         assert native
-        copied = native_copy.copy_batch(*args)
+        copied = copy_batch(*args)
         there.kill()
         return copied
 
     monkeypatch.setattr(shm_backend, "copy_slice", copy_and_kill)
-    monkeypatch.setattr(shm_backend, "copy_batch", copy_all_and_kill)
+    monkeypatch.setattr(NativeCopy, "copy_batch", copy_all_and_kill)
     with pytest.raises(Lost):
         here.submit("write", [Piece(local.region, 0, there.region, 0, 5000)]).result(PATIENCE_S)
 
@@ -506,6 +510,83 @@ def test_peers_connect_once(make_world: Any, eventually: Eventually) -> None:
     assert here.stats().n_connections == 1
     here.release_peer("there")
     eventually(lambda: there.stats().n_connections == 0)
+
+
+# Whether the bytes that arrived are those that were sent.
+
+
+@pytest.fixture(params=["extension", "mapped", "borrowed"])
+def damaging(
+    request: pytest.FixtureRequest, make_world: Any
+) -> Callable[..., tuple[Any, Any, memoryview, Any]]:
+    """Two engines with memory of 50,000 bytes each; the copies of the first one are damaged."""
+    if request.param == "extension" and native_copy.find_copy() is None:
+        pytest.skip("the extension is not built: make native")
+
+    def opened(plan: FaultPlan, tries: int = 3) -> tuple[Any, Any, memoryview, Any]:
+        world = make_world("shm")
+        settings = TransferSettings(
+            native=request.param == "extension", copy_slice_bytes=1000, tries_per_path=tries
+        )
+        here = world.open("here", backends=(FaultInjection("shm", plan),), settings=settings)
+        there, local = world.open("there"), here.allocate(50_000)
+        local.view[:] = random.Random(4).randbytes(50_000)
+        if request.param == "borrowed":
+            plain = bytearray(50_000)
+            return here, local, memoryview(plain), there.register(plain)
+        remote = there.allocate(50_000)
+        return here, local, remote.view, remote.region
+
+    return opened
+
+
+@pytest.mark.parametrize("op", ["write", "read"])
+def test_damage_is_copied_again_where_a_transfer_asks_for_checks(damaging: Any, op: str) -> None:
+    plan = FaultPlan(seed=1, corrupt_rate=0.3, verify=False)
+    here, local, there, region = damaging(plan, tries=30)
+    if op == "read":
+        there[:] = random.Random(5).randbytes(50_000)
+    piece = Piece(local.region, 0, region, 0, 50_000)
+    report = here.submit(op, [piece], verify=True).result(PATIENCE_S)
+    assert local.view == there
+    assert here.stats().corrupted_by_path == {"faults(shm)": report.retries} != {}
+    del local, there
+
+
+def test_damage_on_every_try_is_named_only_where_a_transfer_asks_for_checks(damaging: Any) -> None:
+    here, local, there, region = damaging(FaultPlan(corrupt_rate=1.0, verify=False))
+    piece = Piece(local.region, 0, region, 0, 50_000)
+    with pytest.raises(Corrupted, match=r"write of 1000 bytes .* the checksum does not match"):
+        here.submit("write", [piece], verify=True).result(PATIENCE_S)
+    here.submit("write", [piece]).result(PATIENCE_S)
+    assert local.view != there
+    del local, there
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_small_copy_without_a_plan_is_compared_too(
+    make_world: Any, monkeypatch: pytest.MonkeyPatch, waits: bool
+) -> None:
+    world = make_world("shm")
+    here = world.open("here", settings=TransferSettings(native=False))
+    local, remote = here.allocate(100), world.open("there").allocate(100)
+    piece = Piece(local.region, 0, remote.region, 0, 100)
+    here.transfer("write", [piece])  # mapped from here on
+    local.view[:] = random.Random(6).randbytes(100)
+    damaged = iter([True])
+
+    def copy_and_damage(destination: memoryview, source: memoryview) -> None:
+        copy_bytes(destination, source)
+        if next(damaged, False):
+            destination[7] ^= 1
+
+    monkeypatch.setattr(memory_backend, "copy_bytes", copy_and_damage)
+    if waits:
+        here.transfer("write", [piece], verify=True)
+    else:
+        here.submit("write", [piece], verify=True).result(PATIENCE_S)
+    assert remote.view == local.view
+    assert here.stats().corrupted_by_path == {"shm": 1}
 
 
 # What is held of peers.

@@ -1,4 +1,4 @@
-"""The extension's copy of a batch: the bytes of Python's, within the same bounds."""
+"""The extension's copy of a batch: the bytes of Python's, within the same bounds; and compared."""
 
 import random
 from typing import NamedTuple
@@ -9,6 +9,9 @@ from halfmoon_protocol.regions import Region
 
 extension = pytest.importorskip("halfmoon_transfer_native", reason="make native builds it")
 copy = extension.copy
+if not hasattr(extension, "differing"):
+    pytest.skip("the extension is an older one: make native", allow_module_level=True)
+differing = extension.differing
 
 REGION = 6 * 1024 * 1024
 NOWHERE = Region("peer", 1, bytes(16), REGION)
@@ -83,3 +86,31 @@ def test_read_only_memory_is_not_written() -> None:
 def test_sizes_that_do_not_go_together_are_refused() -> None:
     with pytest.raises(ValueError, match="do not go together"):
         copy(True, parts(0, 1), (memoryview(b"1"),), bytearray(8))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_exactly_the_slices_with_other_bytes_are_found(seed: int) -> None:
+    dice = random.Random(seed)
+    sizes = [dice.choice([0, 1, 63, 64, 4095, 70_000]) for _ in range(20)]
+    offsets = [i * 70_130 + dice.randrange(130) for i in range(20)]
+    views = tuple(memoryview(dice.randbytes(size)) for size in sizes)
+    remote = bytearray(REGION)
+    assert copy(True, parts(*offsets), views, remote)
+    assert differing(parts(*offsets), views, remote) == []
+    changed = [i for i, size in enumerate(sizes) if size and dice.random() < 0.5]
+    for i in changed:
+        remote[offsets[i] + dice.randrange(sizes[i])] ^= 1 << dice.randrange(8)
+    assert differing(parts(*offsets), views, remote) == changed
+
+
+@pytest.mark.parametrize("offset", [REGION - 7, 2**63, 2**64 - 4])
+def test_bytes_beside_the_region_are_not_compared(offset: int) -> None:
+    views = (memoryview(bytes(8)),) * 2
+    with pytest.raises(ValueError, match="out of the region's bounds"):
+        differing(parts(0, offset), views, bytes(REGION))
+
+
+def test_read_only_memory_is_compared() -> None:
+    assert differing(parts(0, 1), (memoryview(b"12"), memoryview(b"13")), b"123") == [1]
+    with pytest.raises(ValueError, match="do not go together"):
+        differing(parts(0, 1), (memoryview(b"1"),), b"123")

@@ -44,6 +44,8 @@ class TransferLoad(msgspec.Struct, frozen=True, kw_only=True):
     threads: int = 1
     seconds: float = 3.0
     checksums: bool = True
+    #: Whether copies in memory are compared, too.
+    verify: bool = False
 
     @property
     def lane_bytes(self) -> int:
@@ -157,7 +159,7 @@ def _measure(
         for lane in range(load.threads)
     ]
     for pieces in batches:
-        engine.transfer(load.op, pieces)
+        engine.transfer(load.op, pieces, verify=load.verify)
     rates, costs, times = [], [], []
     for _ in range(_ROUNDS):
         cpu, started = cpu_s(), time.perf_counter()
@@ -186,7 +188,7 @@ def _round(engine: TransferEngine, load: TransferLoad, batches: list[list[Piece]
         try:
             while True:
                 started = time.perf_counter()
-                engine.transfer(load.op, pieces)
+                engine.transfer(load.op, pieces, verify=load.verify)
                 now = time.perf_counter()
                 found.append(now - started)
                 if now >= until:

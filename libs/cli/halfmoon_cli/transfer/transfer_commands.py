@@ -62,6 +62,7 @@ def bench(
     threads: Annotated[int, typer.Option(min=1, help="Transfers that go on at once")] = 1,
     seconds: Annotated[float, typer.Option(min=0.1, help="How long to measure")] = 3.0,
     checksums: Annotated[bool, typer.Option(help="Check what crosses a wire")] = True,
+    verify: Annotated[bool, typer.Option(help="Compare copies in memory, too")] = False,
     metadata: Annotated[str, typer.Option(help=f"{_STORES}; for a target elsewhere")] = "",
     target: Annotated[str, typer.Option(help="The target's name there")] = "bench-target",
     bind: Bind = "127.0.0.1",
@@ -82,6 +83,7 @@ def bench(
         threads=threads,
         seconds=seconds,
         checksums=checksums,
+        verify=verify,
     )
     with _explained(), ExitStack() as stack:
         if metadata:

@@ -177,7 +177,9 @@ class PathRouter:
             if batch.notification is not None:
                 return [backend.notify(CarryRequest(batch, peer, (), stop))]
             if self._device_carry.is_needed(batch):
-                return self._device_carry.carry(CarryRequest(batch, peer, (), stop, batch.verify), backend)
+                return self._device_carry.carry(
+                    CarryRequest(batch, peer, (), stop, batch.verify), backend
+                )
             regions = {each.local.key: each.local for each in batch.slices}.values()
             entries = self._regions.leases.acquire_regions(regions)
             try:

@@ -5,7 +5,8 @@ A region is requested by its key once (`shm_wire`), mapped and kept. Only memory
 copies between the two processes (`process_vm`). Where the kernel does not allow that, this path is
 unusable and the next one is taken.
 
-No wire is crossed, so checksums are made only on request. A copy is applied when it is done.
+No wire is crossed, so bytes are compared only on request (`verify` of `TransferEngine.submit`). A
+copy is applied when it is done.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,7 @@ from halfmoon_transfer.backends.backend_interface import (
 )
 from halfmoon_transfer.backends.memory_backend import copy_slice
 from halfmoon_transfer.backends.shm.mapped_regions import MappedRegions
-from halfmoon_transfer.backends.shm.native_copy import copy_batch, find_copy
+from halfmoon_transfer.backends.shm.native_copy import find_copy
 from halfmoon_transfer.backends.shm.process_vm_region import ProcessVmRegion
 from halfmoon_transfer.backends.shm.shm_peer import PeerOfOtherUser, ShmPeer
 from halfmoon_transfer.backends.shm.shm_server import ShmServer
@@ -103,9 +104,8 @@ class ShmBackend:
                         reached[key] = (
                             self._reach(peer, request, key, revoked) if mapped is None else mapped
                         )
-                if self._copy_at_once(request, reached):
-                    outcomes = [APPLIED] * len(batch.slices)
-                else:
+                outcomes = self._copy_at_once(request, reached)
+                if outcomes is None:
                     outcomes = [
                         SliceOutcome(OutcomeKind.LOST, "stopped")
                         if request.stop.stopped
@@ -133,12 +133,14 @@ class ShmBackend:
         self,
         request: CarryRequest,
         reached: Mapping[bytes, memoryview | ProcessVmRegion | AccessRefused],
-    ) -> bool:
-        """Copy the whole batch by the extension; return False, with nothing copied, if it can't."""
+    ) -> Sequence[SliceOutcome] | None:
+        """Copy the whole batch by the extension; return None, with nothing copied, if it can't."""
         if self._native_copy is None or len(reached) != 1:
-            return False
+            return None
         (memory,) = reached.values()
-        return isinstance(memory, memoryview) and copy_batch(self._native_copy, request, memory)
+        if not isinstance(memory, memoryview):
+            return None
+        return self._native_copy.copy_batch(request, memory)
 
     def notify(self, request: CarryRequest) -> SliceOutcome:
         """Deliver the notification over the Unix socket."""
