@@ -77,7 +77,7 @@ class TransferSettings(msgspec.Struct, frozen=True, kw_only=True):
     #: Whether TCP encrypts if there is a cluster key. Both ends of a connection must agree.
     encryption: bool = True
     #: Whether bytes that cross a wire carry checksums, unless a transfer asks for none.
-    #: In-memory copies cross none.
+    #: In-memory copies cross none; they are compared where a transfer asks for it (`verify`).
     checksums: bool = True
     #: Whether TCP and shared memory use the extension in C where that is built; see
     #: `docs/transfer/native.md`.

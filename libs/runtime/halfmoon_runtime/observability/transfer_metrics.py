@@ -79,7 +79,7 @@ def _readings(counts: TransferCounts) -> MetricSnapshot:
             counts.n_retries,
         ),
         "halfmoon_transfer_corrupted_total": (
-            "Slices that arrived with other bytes and were tried again, by path.",
+            "Slices that arrived with other bytes than were sent, by path.",
             by_label("path", dict(counts.corrupted_by_path)),
         ),
         "halfmoon_transfers_live": ("Transfers that are under way.", counts.n_live),

@@ -1,7 +1,7 @@
 """Copy between engines of one process.
 
 An engine reaches its own regions the same way. No wire is crossed, so checksums are compared only
-on request (of `fault_injection`).
+on request (`verify` of `TransferEngine.submit`).
 """
 
 import secrets

@@ -14,6 +14,9 @@ from halfmoon_transfer.planning.transfer_plan import APPLIED, OutcomeKind, Slice
 from halfmoon_transfer.regions.access import AccessStatus, access_refusal
 from halfmoon_transfer.regions.byte_ops import checksum, flip_byte
 
+#: Bytes that are read back at a time.
+_COMPARED_BYTES = 1024 * 1024
+
 
 class ProcessVmRegion:
     """A region that is borrowed for one batch."""
@@ -84,6 +87,10 @@ class ProcessVmRegion:
 
     def _matches(self, address: int, data: memoryview) -> bool:
         """Return whether the owner's memory holds these bytes."""
-        found = memoryview(bytearray(len(data)))
-        self._process.read(address, found)
-        return checksum(found) == checksum(data)
+        found = memoryview(bytearray(min(len(data), _COMPARED_BYTES)))
+        for start in range(0, len(data), _COMPARED_BYTES):
+            part = data[start : start + _COMPARED_BYTES]
+            self._process.read(address + start, found[: len(part)])
+            if checksum(found[: len(part)]) != checksum(part):
+                return False
+        return True
