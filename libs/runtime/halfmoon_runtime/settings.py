@@ -9,18 +9,19 @@ import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, CliSuppress, SettingsConfigDict, SettingsError
 
+from halfmoon_metadata.cluster_key_source import choose_cluster_key
+from halfmoon_protocol.cluster_keys import split_cluster_keys
 from halfmoon_runtime.own_address import resolve_own_address
 
 ENVIRONMENT_PREFIX = "HALFMOON_"
 #: Settings that come from the environment only, and are never printed.
 SECRETS = frozenset({"cluster_key", "server_api_key"})
-_MIN_KEY_CHARACTERS = 16
 #: Values of an on-or-off setting, as a flag or in the environment.
 _TRUE = frozenset({"1", "true", "t", "yes", "y", "on"})
 _FALSE = frozenset({"0", "false", "f", "no", "n", "off"})
@@ -90,7 +91,13 @@ class ServiceSettings(BaseSettings):
     )
     cluster_key: CliSuppress[SecretStr] = Field(
         SecretStr(""),
-        description="What peers must know before bytes are moved to or from them; empty: nothing",
+        description="What peers must know before bytes are moved to or from them; further lines:"
+        " other keys that are accepted, while it is changed; empty: nothing",
+    )
+    cluster_key_file: str = Field(
+        "",
+        description="File with the cluster key, instead of the variable; other users may not read"
+        " it",
     )
     transfer_encryption: Literal["on", "off"] = Field(
         "on",
@@ -111,6 +118,15 @@ class ServiceSettings(BaseSettings):
         0, description="TCP port of Prometheus metrics; 0 takes a free one, -1 turns them off"
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _with_key_of_file(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """Read the key file once, so that `cluster_key` is the key wherever it came from."""
+        key = given.get("cluster_key", "")
+        text = key.get_secret_value() if isinstance(key, SecretStr) else str(key)
+        chosen = choose_cluster_key(text, str(given.get("cluster_key_file", "")))
+        return {**given, "cluster_key": SecretStr(chosen)} if chosen else given
+
     @field_validator("host")
     @classmethod
     def _is_ours(cls, host: str) -> str:
@@ -127,11 +143,7 @@ class ServiceSettings(BaseSettings):
     @field_validator("cluster_key")
     @classmethod
     def _can_not_be_guessed(cls, key: SecretStr) -> SecretStr:
-        if 0 < len(key) < _MIN_KEY_CHARACTERS:
-            raise ValueError(
-                f"it has {len(key)} characters and needs {_MIN_KEY_CHARACTERS} at least, for "
-                "example from `openssl rand -hex 32`"
-            )
+        split_cluster_keys(key.get_secret_value())
         return key
 
     @property
