@@ -76,7 +76,7 @@ class _FaultyTowardsOne(FaultyBackend):
         self._peer = faults.peer
 
     def carry(self, request: CarryRequest) -> Sequence[SliceOutcome]:
-        if request.peer.name != self._peer:
+        if request.peer.name != self._peer or request.batch.op != "write":
             return self._inner.carry(request)
         return super().carry(request)
 
@@ -116,6 +116,30 @@ async def test_what_a_group_writes_over_shared_memory_is_compared(
             assert await cluster.generate(prompt, 8) == oracle.expected(prompt, 8)
             assert await cluster.generate(prompt, 8) == oracle.expected(prompt, 8)
         await cluster.settled()
+
+
+async def test_layers_that_a_further_stage_keeps_are_compared(local_cluster: LocalCluster) -> None:
+    """Their checksum is made of what arrived in the kvstore, so it would not show the damage."""
+    model = FakeModelSpec(layers=6)
+    oracle = FakeEngine(model)
+    plan = FaultPlan(seed=2, corrupt_rate=0.02, verify=False)
+    async with local_cluster(
+        lambda: FakeEngine(model),
+        backends=(_FaultsTowardsOne("shm", plan, "kvstore-0"),),
+        n_prefill=2,
+        group_size=2,
+        config=SchedulingConfig(group_least_gain=1.0),
+    ) as cluster:
+        n_cached = 0
+        for salt in range(12):
+            prompt = prompt_of(600, salt)
+            assert await cluster.generate(prompt, 8) == oracle.expected(prompt, 8)
+            await cluster.settled()
+            events = [event async for event in cluster.events(prompt, 8)]
+            assert [event.token for event in events] == oracle.expected(prompt, 8)
+            n_cached += events[0].n_cached
+            await cluster.settled()
+        assert n_cached > 0
 
 
 @pytest.mark.parametrize("at", [100, -1], ids=["in the first layer", "in the last one"])

@@ -7,7 +7,9 @@ import pytest
 
 from halfmoon_protocol.regions import Region
 
-extension = pytest.importorskip("halfmoon_transfer_native", reason="make native builds it")
+extension = pytest.importorskip(
+    "halfmoon_transfer_native", reason="make native builds it", exc_type=ImportError
+)
 copy = extension.copy
 if not hasattr(extension, "differing"):
     pytest.skip("the extension is an older one: make native", allow_module_level=True)
