@@ -46,8 +46,8 @@ LINKS = {
 }
 _DISK_MIB = 4
 _KEY_VARIABLE = "HALFMOON_CLUSTER_KEY"
-#: Loopback networks of runs that go on at the same time.
-_N_NETWORKS = 250
+#: Numbers that the second and the third part of a loopback address take.
+_N_SECOND, _N_THIRD = 250, 250
 _ENGINE = (
     "--dtype=float32",
     "--block-size=16",
@@ -87,12 +87,12 @@ def plan_hosts(number: int) -> dict[str, tuple[str, str]]:
     """Return for each service the address at which it listens, and the one that it advertises.
 
     Args:
-        number: of the run; runs at the same time have different ones.
+        number: of the run; two at the same time have different ones, such as their process ids.
     """
-    network = 1 + number % _N_NETWORKS
-    return {
-        name: (f"127.{network}.1.{i}", f"127.{network}.2.{i}") for i, name in enumerate(SERVICES, 1)
-    }
+    rest, second = divmod(number, _N_SECOND)
+    third = 2 * (rest % (_N_THIRD // 2))
+    listens, relay = (f"127.{1 + second}.{third + i}" for i in (1, 2))
+    return {name: (f"{listens}.{i}", f"{relay}.{i}") for i, name in enumerate(SERVICES, 1)}
 
 
 def plan_chaos(

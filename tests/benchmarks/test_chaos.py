@@ -222,8 +222,14 @@ def test_each_service_has_a_redis_address_and_each_kvstore_a_disk_of_its_own() -
 
 
 def test_addresses_differ_between_services_and_between_runs() -> None:
-    hosts = [host for number in (7, 8) for pair in plan_hosts(number).values() for host in pair]
-    assert len(set(hosts)) == 2 * 2 * len(SERVICES)
+    hosts = [
+        host
+        for number in (7, 8, 257, 31_249)
+        for pair in plan_hosts(number).values()
+        for host in pair
+    ]
+    assert len(set(hosts)) == 4 * 2 * len(SERVICES)
+    assert all(0 < int(part) < 255 for host in hosts for part in host.split("."))
 
 
 def test_links_are_those_of_a_service_and_those_between_two_that_speak_to_each_other() -> None:

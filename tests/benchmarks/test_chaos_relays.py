@@ -1,6 +1,5 @@
 """The relays between services, on real sockets, and full disks, on a real file system."""
 
-import itertools
 import os
 import random
 import socket
@@ -24,7 +23,6 @@ from halfmoon_scheduling.tiers.tier_commands import TierOutcome, WriteBack
 from halfmoon_testing.block_client import SMALL_LAYOUT, block_content
 
 ONE, OTHER = "decode-0", "kvstore-0"
-_numbers = itertools.count(os.getpid())
 WITHIN_S = 30.0
 
 
@@ -79,7 +77,7 @@ class Echo:
 
 @pytest.fixture
 def hosts() -> dict[str, tuple[str, str]]:
-    return plan_hosts(next(_numbers))
+    return plan_hosts(os.getpid())
 
 
 @pytest.fixture
