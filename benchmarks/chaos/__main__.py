@@ -28,7 +28,13 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks.chaos.answer_check import Verdict
 from benchmarks.chaos.chaos_clients import ChaosClients
-from benchmarks.chaos.chaos_cluster import KVSTORES, LINKS, SERVICES, ChaosCluster
+from benchmarks.chaos.chaos_cluster import (
+    KVSTORES,
+    LINKS,
+    SERVICES,
+    TRANSFER_LINKS,
+    ChaosCluster,
+)
 from benchmarks.chaos.chaos_report import chaos_table
 from benchmarks.chaos.fault_driver import FaultDriver
 from benchmarks.chaos.fault_plan import FaultTargets, plan_faults
@@ -159,7 +165,7 @@ def _targets(cluster: ChaosCluster, options: argparse.Namespace) -> FaultTargets
         SERVICES,
         links=tuple(LINKS),
         disks=() if cluster.no_small_disks else KVSTORES,
-        notices_damage=not options.no_cluster_key,
+        safe_links=() if options.no_cluster_key else TRANSFER_LINKS,
     )
 
 

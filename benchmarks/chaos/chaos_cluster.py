@@ -44,6 +44,8 @@ LINKS = {
         if other not in CONDUCTORS
     },
 }
+#: Links with transfers: conductors have none.
+TRANSFER_LINKS = tuple(name for name in LINKS if not name.startswith(CONDUCTORS))
 _DISK_MIB = 4
 _KEY_VARIABLE = "HALFMOON_CLUSTER_KEY"
 #: Numbers that the second and the third part of a loopback address take.

@@ -22,6 +22,8 @@ KINDS = (
 REDIS = "redis"
 #: Seconds that a fault lasts: less than a lease and than heartbeats, or more.
 _SHORT_S, _LONG_S = (0.2, 2.0), (2.0, 14.0)
+#: Kinds that are hardly noticed in a short time.
+_LONG = ("link slow", "link narrow", "link damaged", "disk full")
 #: Seconds in which a process that was started again gets no further fault.
 _STARTS_S = 6.0
 #: Delay of a slow link in seconds, and bytes per second of a narrow one.
@@ -53,17 +55,16 @@ class FaultTargets:
     links: Sequence[str] = ()
     #: Kvstores whose disk can be filled.
     disks: Sequence[str] = ()
-    #: Whether services notice damaged bytes.
-    notices_damage: bool = False
+    #: Links with transfers whose ends notice damaged bytes.
+    safe_links: Sequence[str] = ()
 
     def of_kinds(self) -> dict[str, tuple[float, Sequence[str]]]:
         """Return how often each kind is drawn, and its targets."""
-        safe_links = self.links if self.notices_damage else ()
         groups: tuple[tuple[dict[str, float], Sequence[str]], ...] = (
             ({**_OF_SERVICES, **_OF_CONNECTIONS}, self.services),
             (_OF_REDIS, (REDIS,)),
             (_OF_LINKS, self.links),
-            (_OF_SAFE_LINKS, safe_links),
+            (_OF_SAFE_LINKS, self.safe_links),
             (_OF_DISKS, self.disks),
         )
         return {
@@ -97,7 +98,7 @@ def plan_faults(
     at_s = 0.0
     while (at_s := at_s + every_s * dice.uniform(0.4, 1.6)) < seconds:
         (kind,) = dice.choices(list(kinds), weights=weights)
-        lasts_s = dice.uniform(*dice.choice((_SHORT_S, _LONG_S)))
+        lasts_s = dice.uniform(*(_LONG_S if kind in _LONG else dice.choice((_SHORT_S, _LONG_S))))
         free = [each for each in kinds[kind][1] if busy_until_s.get(each, 0.0) <= at_s]
         if not free:
             continue

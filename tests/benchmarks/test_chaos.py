@@ -11,6 +11,7 @@ from benchmarks.chaos.chaos_cluster import (
     KVSTORES,
     LINKS,
     SERVICES,
+    TRANSFER_LINKS,
     DownTimes,
     plan_chaos,
     plan_hosts,
@@ -22,7 +23,7 @@ from benchmarks.chaos.ledger import AskedRequest, ChaosLedger
 from halfmoon_cli.up.embedded_cluster import ClusterPlan
 
 RIGHT = (5, 9, 2, 7, 7, 1, 8)
-TARGETS = FaultTargets(SERVICES, tuple(LINKS), KVSTORES, notices_damage=True)
+TARGETS = FaultTargets(SERVICES, tuple(LINKS), KVSTORES, TRANSFER_LINKS)
 
 
 def done(*tokens: int, n_counted: int | None = None) -> ReceivedAnswer:
@@ -66,10 +67,14 @@ def test_a_plan_leaves_out_what_cannot_be_tried(seed: int) -> None:
 
 
 @pytest.mark.random_seeds(20)
-def test_disks_are_filled_at_kvstores_alone_and_links_are_slow_within_bounds(seed: int) -> None:
+def test_disks_are_of_kvstores_damage_is_of_transfers_and_links_are_slow_within_bounds(
+    seed: int,
+) -> None:
     for fault in plan_faults(seed, 36000.0, TARGETS, 4.0):
         if fault.kind.startswith("disk"):
             assert fault.target in KVSTORES
+        if fault.kind == "link damaged":
+            assert "conductor" not in fault.target
         if fault.kind == "link slow":
             assert 0.01 <= fault.amount <= 0.3
             least_s, most_s = condition_of(fault).delay_s
