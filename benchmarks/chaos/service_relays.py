@@ -24,13 +24,15 @@ _T = TypeVar("_T")
 #: Bytes read at once, and chunks that are under way in one direction at the most.
 _CHUNK, _CHUNKS_UNDER_WAY = 64 * 1024, 64
 #: Seconds between two looks for ports.
-_LOOK_S = 0.03
+_LOOK_S = 0.1
 #: First byte of a ZeroMQ connection in each direction.
 _ZMQ_GREETING = b"\xff"
 #: Option of a socket whose close is a reset: it lingers for 0 s.
 _RESETS = struct.pack("ii", 1, 0)
 #: Seconds that the relays may take to carry out an order.
-_ORDER_S = 10.0
+_ORDER_S = 120.0
+#: Seconds that connections may take to end when the relays do.
+_ENDS_WITHIN_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,8 @@ class ServiceRelays:
             task.cancel()
         for server in self._servers.values():
             server.close()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=_ENDS_WITHIN_S)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -161,7 +164,7 @@ class ServiceRelays:
         """Listen wherever a service does, and no longer than it."""
         bound = {listens: (name, relay) for name, (listens, relay) in self._hosts.items()}
         while True:
-            ports = listening_ports(frozenset(bound))
+            ports = await asyncio.to_thread(listening_ports, frozenset(bound))
             for key in self._servers.keys() - ports:
                 self._servers.pop(key).close()
             for host, port in ports - self._servers.keys():
@@ -188,7 +191,8 @@ class ServiceRelays:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
-        source = owner_of(writer.get_extra_info("peername")[:2], relay, self._pids())
+        near = writer.get_extra_info("peername")[:2]
+        source = await asyncio.to_thread(owner_of, near, relay, self._pids())
         connection = _Connection(source, target, (writer,))
         self._connections.add(connection)
         try:
