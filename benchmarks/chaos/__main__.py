@@ -6,6 +6,7 @@
 Two conductors, two prefill and two decode workers and two kvstores with disks serve a tiny model.
 Redis is their metadata server. Clients send requests all the time. Meanwhile services are killed,
 stopped for a while (SIGSTOP) or restarted, and Redis is killed, emptied, paused or cut off.
+Connections between services are delayed, throttled, held, cut and damaged. Disks become full.
 
 Every answer is compared with that of transformers, token for token. Every request has to end in
 its tokens or in a named error. After the last fault every answer has to be right, and nothing may
@@ -27,10 +28,16 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks.chaos.answer_check import Verdict
 from benchmarks.chaos.chaos_clients import ChaosClients
-from benchmarks.chaos.chaos_cluster import SERVICES, ChaosCluster
+from benchmarks.chaos.chaos_cluster import (
+    KVSTORES,
+    LINKS,
+    SERVICES,
+    TRANSFER_LINKS,
+    ChaosCluster,
+)
 from benchmarks.chaos.chaos_report import chaos_table
 from benchmarks.chaos.fault_driver import FaultDriver
-from benchmarks.chaos.fault_plan import plan_faults
+from benchmarks.chaos.fault_plan import FaultTargets, plan_faults
 from benchmarks.chaos.ledger import ChaosLedger
 from benchmarks.chaos.reference_answers import Question, make_questions
 from halfmoon_testing.models.tiny_models import make_tiny_model
@@ -55,10 +62,16 @@ def main() -> int:
     model = make_tiny_model("qwen3", folder / "model")
     questions = make_questions(model, seed)
     ledger = ChaosLedger()
-    with ChaosCluster(model, folder, options.transfer_backends) as cluster:
+    has_key = not options.no_cluster_key
+    with ChaosCluster(
+        model, folder, options.transfer_backends, has_key=has_key, seed=seed
+    ) as cluster:
+        if cluster.no_small_disks:
+            console.print(f"disks are not filled: {cluster.no_small_disks}", highlight=False)
         began_s = cluster.now_s()
         asyncio.run(_run(cluster, ledger, questions, seed, options))
         minutes = (cluster.now_s() - began_s) / 60
+        ledger.effects.update(cluster.relays.counts)
     console.print(chaos_table(ledger, seed, minutes))
     for violation in ledger.violations:
         console.print(f"[red]violation:[/red] {violation}", highlight=False)
@@ -80,6 +93,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--every", type=float, default=6.0, help="mean seconds between two faults (default: 6)")
     add("--clients", type=int, default=6, help="that send one request after another (default: 6)")
     add("--transfer-backends", default="shm,tcp", help="of all services (default: shm,tcp)")
+    add(
+        "--no-cluster-key",
+        action="store_true",
+        help="no encryption between services, and no damaged bytes, which they would not notice",
+    )
     add(
         "--logs",
         type=Path,
@@ -125,7 +143,9 @@ async def _run(
                 began_s = cluster.now_s()
                 beside.append(tasks.create_task(show(began_s)))
                 load = tasks.create_task(clients.run(seed, options.clients))
-                faults = plan_faults(seed, options.minutes * 60, SERVICES, options.every)
+                faults = plan_faults(
+                    seed, options.minutes * 60, _targets(cluster, options), options.every
+                )
                 await driver.run(faults, began_s)
                 ledger.on_calm(cluster.now_s())
                 say(f"{cluster.now_s() - began_s:7.1f} s  all faults are over")
@@ -138,6 +158,15 @@ async def _run(
             for task in beside:
                 task.cancel()
         await clients.close()
+
+
+def _targets(cluster: ChaosCluster, options: argparse.Namespace) -> FaultTargets:
+    return FaultTargets(
+        SERVICES,
+        links=tuple(LINKS),
+        disks=() if cluster.no_small_disks else KVSTORES,
+        safe_links=() if options.no_cluster_key else TRANSFER_LINKS,
+    )
 
 
 async def _check_recovery(cluster: ChaosCluster, ledger: ChaosLedger) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 from uuid import uuid4
@@ -92,16 +92,19 @@ class ChaosClients:
         asked = AskedRequest(self._n_asked, conductors[0], self._cluster.now_s(), right)
         headers = {} if len(conductors) == 1 else {"idempotency-key": uuid4().hex}
         tokens: list[int] = []
+        arrivals_s: list[float] = []
         tried: list[str] = []
         for conductor in conductors:
             tried.append(conductor)
             url = self._cluster.url_of(conductor)
-            answer = await self._receive(url, body, headers, tokens, cancel_after)
+            answer = await self._receive(url, body, headers, tokens, arrivals_s, cancel_after)
             if not headers or not _is_resumed(answer):
                 break
             cancel_after = None
             await asyncio.sleep(_REST_S)
         self._ledger.n_resumed += len(tried) - 1
+        if body["stream"]:
+            self._ledger.on_stream(asked.began_s, arrivals_s)
         now_s = self._cluster.now_s()
         was_down = any(self._cluster.down[each].meet(asked.began_s, now_s) for each in tried)
         self._ledger.on_answer(asked, answer, now_s, conductor_was_down=was_down)
@@ -113,9 +116,18 @@ class ChaosClients:
         body: dict[str, Any],
         headers: dict[str, str],
         tokens: list[int],
+        arrivals_s: list[float],
         cancel_after: int | None,
     ) -> ReceivedAnswer:
-        """Add the tokens that come to `tokens`; keep the last event's id in `headers`, if any."""
+        """Add the tokens that come to `tokens`, and the moments of a stream's to `arrivals_s`.
+
+        The last event's id is kept in `headers`, if it has a key.
+        """
+
+        def take(some: Sequence[int]) -> None:
+            tokens.extend(some)
+            arrivals_s.append(self._cluster.now_s())
+
         answer = ReceivedAnswer(End.SILENT)
         try:
             async with asyncio.timeout(BOUND_S):
@@ -125,7 +137,7 @@ class ChaosClients:
                     if reply.status_code != 200:
                         answer = _error(reply.status_code, await reply.aread())
                     elif body["stream"]:
-                        answer = await _read_stream(reply, headers, tokens, cancel_after)
+                        answer = await _read_stream(reply, headers, tokens, take, cancel_after)
                     else:
                         answer = _whole(await reply.aread(), tokens)
         except TimeoutError:
@@ -149,9 +161,13 @@ def _body(question: Question, n_tokens: int, *, streams: bool) -> dict[str, Any]
 
 
 async def _read_stream(
-    reply: httpx.Response, headers: dict[str, str], tokens: list[int], cancel_after: int | None
+    reply: httpx.Response,
+    headers: dict[str, str],
+    tokens: Sequence[int],
+    take: Callable[[Sequence[int]], None],
+    cancel_after: int | None,
 ) -> ReceivedAnswer:
-    """Read events into `tokens`; a stream that just stops is a broken one."""
+    """Read events, and let `take` add to `tokens`; a stream that just stops is a broken one."""
     n_counted, event_id = None, ""
     async for line in reply.aiter_lines():
         if line == "data: [DONE]":
@@ -166,7 +182,8 @@ async def _read_stream(
         if event.get("usage"):
             n_counted = int(event["usage"]["completion_tokens"])
         for choice in event["choices"]:
-            tokens += choice.get("token_ids") or ()
+            if some := choice.get("token_ids"):
+                take(some)
         if event_id:
             headers["last-event-id"] = event_id
         if cancel_after is not None and len(tokens) >= cancel_after:

@@ -18,6 +18,8 @@ def chaos_table(ledger: ChaosLedger, seed: int, minutes: float) -> Table:
         row(f"  {kind}", str(n))
     for end, n in sorted(ledger.own_ends.items()):
         row(f"  ended by itself: {end}", str(n))
+    for effect, n in sorted(ledger.effects.items()):
+        row(f"  {effect}", f"{n:,}")
     row("requests", f"{ledger.n_requests:,}")
     row("streams resumed", f"{ledger.n_resumed:,}")
     row("tokens received", f"{ledger.n_tokens:,}")
@@ -28,6 +30,7 @@ def chaos_table(ledger: ChaosLedger, seed: int, minutes: float) -> Table:
             for code, n_errors in sorted(ledger.errors.items()):
                 row(f"    {code}", f"{n_errors:,}")
     row("longest pause between successes", f"{ledger.longest_pause_s:.1f} s")
+    row("longest pause within a stream", f"{ledger.longest_stream_pause_s:.1f} s")
     recovery_s = ledger.recovery_s
     row(
         "first success after the last fault",

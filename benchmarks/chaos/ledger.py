@@ -1,7 +1,9 @@
 """Record what happens in a run, and count it: faults, ends of requests, times of successes."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from benchmarks.chaos.answer_check import ReceivedAnswer, Verdict, judge
 
@@ -26,6 +28,8 @@ class ChaosLedger:
     errors: Counter[str] = field(default_factory=Counter)
     #: Processes that ended without a fault, by name and exit status.
     own_ends: Counter[str] = field(default_factory=Counter)
+    #: What the faults did, such as connections that were cut.
+    effects: Counter[str] = field(default_factory=Counter)
     violations: list[str] = field(default_factory=list)
     #: Moments of right answers, in order.
     successes_s: list[float] = field(default_factory=list)
@@ -33,6 +37,8 @@ class ChaosLedger:
     n_tokens: int = 0
     #: Connections by which clients went on with their streams.
     n_resumed: int = 0
+    #: Longest time in which a stream brought no token, from its request on.
+    longest_stream_pause_s: float = 0.0
     #: Seconds from the last fault's end to the first later success of a later request.
     recovery_s: float | None = None
     _calm_since_s: float | None = None
@@ -57,6 +63,11 @@ class ChaosLedger:
             self.violations.append(_describe(verdict, asked, answer, now_s))
         return verdict
 
+    def on_stream(self, began_s: float, arrivals_s: Sequence[float]) -> None:
+        """Record when a stream brought tokens, across the connections of its client."""
+        for earlier_s, later_s in pairwise((began_s, *arrivals_s)):
+            self.longest_stream_pause_s = max(self.longest_stream_pause_s, later_s - earlier_s)
+
     def _on_success(self, asked: AskedRequest, now_s: float) -> None:
         self.successes_s.append(now_s)
         calm_s = self._calm_since_s
@@ -66,8 +77,7 @@ class ChaosLedger:
     @property
     def longest_pause_s(self) -> float:
         """Longest time between two successes; 0 with fewer than two."""
-        pairs = zip(self.successes_s, self.successes_s[1:], strict=False)
-        return max((later - earlier for earlier, later in pairs), default=0.0)
+        return max((later - earlier for earlier, later in pairwise(self.successes_s)), default=0.0)
 
 
 def _describe(verdict: Verdict, asked: AskedRequest, answer: ReceivedAnswer, now_s: float) -> str:

@@ -6,13 +6,24 @@ from pathlib import Path
 import pytest
 
 from benchmarks.chaos.answer_check import End, ReceivedAnswer, Verdict, judge
-from benchmarks.chaos.chaos_cluster import SERVICES, DownTimes, plan_chaos
-from benchmarks.chaos.fault_plan import KINDS, REDIS, plan_faults
+from benchmarks.chaos.chaos_cluster import (
+    CONDUCTORS,
+    KVSTORES,
+    LINKS,
+    SERVICES,
+    TRANSFER_LINKS,
+    DownTimes,
+    plan_chaos,
+    plan_hosts,
+)
+from benchmarks.chaos.fault_driver import condition_of
+from benchmarks.chaos.fault_plan import KINDS, REDIS, Fault, FaultTargets, plan_faults
 from benchmarks.chaos.leaks import held_by_conductor, held_by_worker
 from benchmarks.chaos.ledger import AskedRequest, ChaosLedger
 from halfmoon_cli.up.embedded_cluster import ClusterPlan
 
 RIGHT = (5, 9, 2, 7, 7, 1, 8)
+TARGETS = FaultTargets(SERVICES, tuple(LINKS), KVSTORES, TRANSFER_LINKS)
 
 
 def done(*tokens: int, n_counted: int | None = None) -> ReceivedAnswer:
@@ -25,27 +36,52 @@ def verdict(answer: ReceivedAnswer, *, conductor_was_down: bool = False) -> Verd
 
 @pytest.mark.random_seeds(20)
 def test_equal_seeds_give_equal_plans(seed: int) -> None:
-    plan = plan_faults(seed, 600.0, SERVICES, 5.0)
-    assert plan == plan_faults(seed, 600.0, SERVICES, 5.0)
-    assert plan != plan_faults(seed + 1, 600.0, SERVICES, 5.0)
+    plan = plan_faults(seed, 600.0, TARGETS, 5.0)
+    assert plan == plan_faults(seed, 600.0, TARGETS, 5.0)
+    assert plan != plan_faults(seed + 1, 600.0, TARGETS, 5.0)
 
 
 @pytest.mark.random_seeds(20)
 def test_a_long_plan_has_every_kind_of_fault_at_every_target_in_order(seed: int) -> None:
-    plan = plan_faults(seed, 3600.0, SERVICES, 4.0)
+    plan = plan_faults(seed, 36000.0, TARGETS, 4.0)
     assert {fault.kind for fault in plan} == set(KINDS)
-    assert {fault.target for fault in plan} == {*SERVICES, REDIS}
+    assert {fault.target for fault in plan} == {*SERVICES, *LINKS, REDIS}
     assert [fault.at_s for fault in plan] == sorted(fault.at_s for fault in plan)
     assert plan[0].at_s > 0
-    assert plan[-1].at_s < 3600.0
+    assert plan[-1].at_s < 36000.0
 
 
 @pytest.mark.random_seeds(20)
 def test_a_target_has_one_fault_at_a_time(seed: int) -> None:
     until_s: dict[str, float] = defaultdict(float)
-    for fault in plan_faults(seed, 3600.0, SERVICES, 1.0):
+    for fault in plan_faults(seed, 3600.0, TARGETS, 1.0):
         assert fault.at_s >= until_s[fault.target]
         until_s[fault.target] = fault.at_s + fault.lasts_s
+
+
+@pytest.mark.random_seeds(20)
+def test_a_plan_leaves_out_what_cannot_be_tried(seed: int) -> None:
+    plan = plan_faults(seed, 36000.0, FaultTargets(SERVICES, tuple(LINKS)), 4.0)
+    left_out = {"link damaged", "disk full", "disk full at start"}
+    assert {fault.kind for fault in plan} == set(KINDS) - left_out
+
+
+@pytest.mark.random_seeds(20)
+def test_disks_are_of_kvstores_damage_is_of_transfers_and_links_are_slow_within_bounds(
+    seed: int,
+) -> None:
+    for fault in plan_faults(seed, 36000.0, TARGETS, 4.0):
+        if fault.kind.startswith("disk"):
+            assert fault.target in KVSTORES
+        if fault.kind == "link damaged":
+            assert "conductor" not in fault.target
+        if fault.kind == "link slow":
+            assert 0.01 <= fault.amount <= 0.3
+            least_s, most_s = condition_of(fault).delay_s
+            assert 0 < least_s < fault.amount < most_s
+        if fault.kind == "link narrow":
+            assert condition_of(fault).bytes_per_s == fault.amount > 0
+    assert condition_of(Fault(1.0, "link stalled", "decode-0/all", 2.0)).holds
 
 
 def test_a_complete_answer_is_right_and_its_usage_counts() -> None:
@@ -129,6 +165,14 @@ def test_the_ledger_has_the_longest_pause_the_recovery_and_each_violation() -> N
     assert "wrong token" in violation
 
 
+def test_the_ledger_has_the_longest_time_in_which_a_stream_brought_nothing() -> None:
+    ledger = ChaosLedger()
+    ledger.on_stream(1.0, [2.0, 2.5, 6.0])
+    ledger.on_stream(7.0, [10.0])
+    ledger.on_stream(11.0, [])
+    assert ledger.longest_stream_pause_s == 3.5
+
+
 def test_down_times_meet_what_overlaps_them() -> None:
     down = DownTimes()
     down.begin(2.0)
@@ -148,8 +192,18 @@ halfmoon_pages{state="used"} 0.0
 halfmoon_pages{state="landing"} 2.0
 # TYPE halfmoon_kvstore_leased_blocks gauge
 halfmoon_kvstore_leased_blocks 0.0
+# TYPE halfmoon_kvstore_capacity_blocks gauge
+halfmoon_kvstore_capacity_blocks{tier="memory"} 8.0
+halfmoon_kvstore_capacity_blocks{tier="disk"} 32.0
+# TYPE halfmoon_kvstore_disk_off gauge
+halfmoon_kvstore_disk_off 0.0
 """
     assert held_by_worker("decode-0", metrics) == ["decode-0 has 2 of halfmoon_pages{landing}"]
+    without_disk = metrics.replace('disk"} 32', 'disk"} 0').replace("off 0", "off 1")
+    assert held_by_worker("kvstore-0", without_disk)[1:] == [
+        "kvstore-0 does not use its disk",
+        "kvstore-0 has 1 of halfmoon_kvstore_disk_off",
+    ]
     cluster = {"requests": {"waiting": 0, "decoding": 3}}
     assert held_by_conductor("conductor-1", cluster) == ["conductor-1 has 3 requests decoding"]
 
@@ -157,11 +211,39 @@ halfmoon_kvstore_leased_blocks 0.0
 def test_each_service_has_a_redis_address_and_each_kvstore_a_disk_of_its_own() -> None:
     plan = ClusterPlan("m", 1, n_prefill=2, n_decode=2, n_kvstore=2, metadata="redis://replaced")
     urls = {name: f"redis://{name}/0" for name in SERVICES}
-    specs = plan_chaos(plan, Path("disks"), urls)
+    hosts = plan_hosts(7)
+    specs = plan_chaos(plan, Path("disks"), urls, hosts)
     assert sorted(spec.name for spec in specs) == sorted(SERVICES)
     for spec in specs:
         arguments = spec.arguments
         assert arguments[arguments.index("--metadata") + 1] == urls[spec.name]
         assert arguments[arguments.index("--worker-id") + 1] == spec.name
+        listens, relay = hosts[spec.name]
+        assert arguments[arguments.index("--host") + 1] == listens
+        assert f"--advertise-host={relay}" in arguments
+        assert f"--host-id=chaos-{spec.name[-1]}" in arguments
         if spec.role == "kvstore":
             assert f"--disk-path=disks/{spec.name}" in arguments
+
+
+def test_addresses_differ_between_services_and_between_runs() -> None:
+    hosts = [
+        host
+        for number in (7, 8, 257, 31_249)
+        for pair in plan_hosts(number).values()
+        for host in pair
+    ]
+    assert len(set(hosts)) == 4 * 2 * len(SERVICES)
+    assert all(0 < int(part) < 255 for host in hosts for part in host.split("."))
+
+
+def test_links_are_those_of_a_service_and_those_between_two_that_speak_to_each_other() -> None:
+    assert LINKS["decode-0/all"].has("conductor-1", "decode-0")
+    assert LINKS["decode-0/all"].has("decode-0", "kvstore-1")
+    assert not LINKS["decode-0/all"].has("conductor-1", "decode-1")
+    pair = LINKS["prefill-1/decode-0"]
+    assert pair.has("prefill-1", "decode-0")
+    assert pair.has("decode-0", "prefill-1")
+    assert not pair.has("prefill-1", "decode-1")
+    assert not pair.has("decode-0", "decode-0")
+    assert "/".join(CONDUCTORS) not in LINKS

@@ -4,6 +4,7 @@ import asyncio
 import functools
 import threading
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
@@ -321,13 +322,13 @@ async def test_a_foreign_record_under_our_name_is_replaced(store: ShakyStore) ->
         assert record(store) == worker()
 
 
-@pytest.fixture
-async def changes(store: ShakyStore) -> AsyncIterator[Callable[[], Any]]:
-    """The next change that a watcher sees."""
+@asynccontextmanager
+async def watched(store: ShakyStore, rejoin_s: float = 1e9) -> AsyncIterator[Callable[[], Any]]:
+    """The next change that a watcher sees; in the end there is none that was not asked for."""
     seen: asyncio.Queue[MemberEvent] = asyncio.Queue()
 
     async def watch() -> None:
-        async for event in watch_members(store, interval_s=0.005):
+        async for event in watch_members(store, interval_s=0.005, rejoin_s=rejoin_s):
             seen.put_nowait(event)
 
     watching = asyncio.create_task(watch())
@@ -340,6 +341,13 @@ async def changes(store: ShakyStore) -> AsyncIterator[Callable[[], Any]]:
     watching.cancel()
     await asyncio.wait({watching})
     assert seen.empty()
+
+
+@pytest.fixture
+async def changes(store: ShakyStore) -> AsyncIterator[Callable[[], Any]]:
+    """The next change that a watcher sees."""
+    async with watched(store) as next_change:
+        yield next_change
 
 
 async def test_a_conductor_sees_who_comes_changes_restarts_and_goes(
@@ -370,6 +378,38 @@ async def test_an_outage_makes_nobody_gone(store: ShakyStore, changes: Callable[
     store.away = False
     await Membership(store, worker(name="decode-1")).join()
     assert await changes() == MemberJoined(worker(name="decode-1")), "and nothing before it"
+
+
+async def lose_records(store: ShakyStore) -> None:
+    """Take the server away until a watcher notices, and bring it back when leases have expired."""
+    store.away = True
+    await until(lambda: store.n_refused > 3)
+    store.clock.advance(1)
+    store.away = False
+
+
+async def test_a_worker_whose_record_is_lost_in_an_outage_is_kept_while_it_writes_it_again(
+    store: ShakyStore, changes: Callable[[], Any]
+) -> None:
+    lost = Membership(store, worker(), ttl_s=1)
+    await lost.join()
+    assert await changes() == MemberJoined(worker())
+    await lose_records(store)
+    await Membership(store, worker(name="decode-1")).join()
+    assert await changes() == MemberJoined(worker(name="decode-1")), "and nothing before it"
+    await lost.join()
+    await lost.update(worker(1, draining=True))
+    assert await changes() == MemberChanged(worker(1, draining=True))
+
+
+async def test_a_worker_that_does_not_write_its_lost_record_again_is_gone(
+    store: ShakyStore,
+) -> None:
+    async with watched(store, rejoin_s=0.01) as changes:
+        await Membership(store, worker(), ttl_s=1).join()
+        assert await changes() == MemberJoined(worker())
+        await lose_records(store)
+        assert await changes() == MemberGone(WorkerId("decode-0"), 1)
 
 
 async def test_records_that_can_t_be_read_are_passed_over(

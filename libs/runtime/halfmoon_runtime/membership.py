@@ -5,7 +5,9 @@
 
 The record of a crashed worker disappears when its lease has expired. A restarted worker has a
 higher generation and takes the record over. While the metadata server is unreachable, nothing
-changes: workers keep retrying, conductors keep their view.
+changes: workers keep retrying, conductors keep their view. A server that comes back may have lost
+records, or leases may have expired meanwhile. So conductors miss no worker until each had the time
+to write its record again.
 """
 
 import asyncio
@@ -237,8 +239,16 @@ def _text(error: Exception) -> str:
     return str(error) or f"no answer in {_PATIENCE_S:g} s"
 
 
-async def _until_done(what: str, attempt: Callable[[], Awaitable[T]]) -> T:
-    """Repeat a call until the metadata server answers, and return the result."""
+async def _until_done(
+    what: str, attempt: Callable[[], Awaitable[T]], *, on_back: Callable[[], None] = lambda: None
+) -> T:
+    """Repeat a call until the metadata server answers, and return the result.
+
+    Args:
+        what: what is read or written, for the log.
+        attempt: makes the call.
+        on_back: called before the return if a call has failed.
+    """
     failures = 0
     while True:
         try:
@@ -251,6 +261,7 @@ async def _until_done(what: str, attempt: Callable[[], Awaitable[T]]) -> T:
         else:
             if failures:
                 _log.info("metadata server is back", what=what, failures=failures)
+                on_back()
             return result
 
 
@@ -320,21 +331,34 @@ def first_model_worker(there: Iterable[WorkerInfo]) -> WorkerInfo | None:
 
 
 async def watch_members(
-    store: MetadataStore, *, interval_s: float = 0.5
+    store: MetadataStore, *, interval_s: float = 0.5, rejoin_s: float = LEASE_S
 ) -> AsyncIterator[MemberEvent]:
     """Yield all members as `MemberJoined`, then every change, without end.
 
-    An outage of the store removes no member: the view stays as it was.
+    An outage of the store removes no member: the view stays as it was. After an outage a record
+    may be missing although its worker lives. It counts as missing once `rejoin_s` have passed.
 
     Args:
         store: the metadata server.
         interval_s: seconds between two reads.
+        rejoin_s: seconds in which each worker that lives writes its record again.
     """
     view: dict[WorkerId, WorkerInfo] = {}
     ignored: dict[str, bytes] = {}
+    now_s = asyncio.get_running_loop().time
+    rejoined_at_s = 0.0
+
+    def on_back() -> None:
+        nonlocal rejoined_at_s
+        rejoined_at_s = now_s() + rejoin_s
+
     while True:
-        records = await _until_done(MEMBERS, lambda: asyncio.to_thread(store.list, MEMBERS))
+        records = await _until_done(
+            MEMBERS, lambda: asyncio.to_thread(store.list, MEMBERS), on_back=on_back
+        )
         now, ignored = _readable(records, ignored)
+        if now_s() < rejoined_at_s:
+            now = view | now
         for event in diff_members(view, now):
             yield event
         view = now
