@@ -4,6 +4,7 @@ Clients trust the CAs of the system and those of one file. There is no way to tu
 off: a server's certificate is from one of these CAs and names the host of the URL.
 """
 
+import os
 import ssl
 from pathlib import Path
 
@@ -12,6 +13,11 @@ TLS_CA_VARIABLE = "HALFMOON_TLS_CA"
 #: OpenSSL's codes of a certificate that is too old or too new, or names other hosts.
 _OUT_OF_DATE = (9, 10)
 _WRONG_NAME = (62, 64)
+
+
+def tls_ca_from_environment() -> str:
+    """Return the file of CAs of a process that has no settings of its own; empty if unset."""
+    return os.environ.get(TLS_CA_VARIABLE, "")
 
 
 def trust_context(ca_file: str = "") -> ssl.SSLContext:
@@ -42,7 +48,8 @@ def certificate_problem(failure: BaseException) -> str | None:
     error: BaseException | None = failure
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
-        if isinstance(error, ssl.SSLCertVerificationError):
+        # Libraries raise errors of this class, too, around the one that has the code.
+        if isinstance(error, ssl.SSLCertVerificationError) and hasattr(error, "verify_code"):
             return f"its certificate is not accepted ({error.verify_message}): {_way_out(error)}"
         seen.add(id(error))
         error = error.__cause__ or error.__context__

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, CliSuppress, SettingsConfigDict, SettingsError
 
@@ -86,7 +86,20 @@ class ServiceSettings(BaseSettings):
     metadata: str = Field(
         "http://127.0.0.1:8000/metadata",
         description="Metadata server: http://host:port/metadata, redis://host:port/0,"
-        " etcd://host:2379 or memory://name",
+        " etcd://host:2379 or memory://name; with TLS https://, rediss:// or etcds://",
+    )
+    tls_cert: str = Field(
+        "",
+        description="PEM file with the certificate that all HTTP ports of this service serve TLS"
+        " with, and those of its issuers; empty: HTTP in the clear",
+    )
+    tls_key: str = Field(
+        "", description="PEM file with the key of tls_cert, without a passphrase; both or none"
+    )
+    tls_ca: str = Field(
+        "",
+        description="PEM file with CAs to trust besides the system's, for TLS to the metadata"
+        " server",
     )
     cluster_key: CliSuppress[SecretStr] = Field(
         SecretStr(""),
@@ -110,6 +123,16 @@ class ServiceSettings(BaseSettings):
     metrics_port: Annotated[int, Field(ge=-1, le=65535)] = Field(
         0, description="TCP port of Prometheus metrics; 0 takes a free one, -1 turns them off"
     )
+
+    @model_validator(mode="after")
+    def _has_both_files(self) -> Self:
+        if bool(self.tls_cert) != bool(self.tls_key):
+            files = ["--tls-cert (HALFMOON_TLS_CERT)", "--tls-key (HALFMOON_TLS_KEY)"]
+            given, missing = files if self.tls_cert else reversed(files)
+            raise ValueError(
+                f"{given} is set and {missing} is not: TLS needs both, a certificate and its key"
+            )
+        return self
 
     @field_validator("host")
     @classmethod
