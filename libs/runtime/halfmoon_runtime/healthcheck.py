@@ -31,11 +31,14 @@ def find_problem(environment: dict[str, str], url: str | None = None) -> str | N
         with open(path, "rb") as file:  # noqa: PTH123 (pathlib takes longer to import than this)
             status = json.load(file)
         stage, operators = status.get("stage"), status.get("operators")
+        is_tls = str(operators or status.get("url")).startswith("https://")
     except (OSError, ValueError, AttributeError) as error:
         return f"{path} can't be read: {error}"
     if stage not in HEALTHY:
         return f"the service is {stage}"
     url = url or (f"{operators}/health" if operators else None)
+    if url and is_tls:  # an image's own check does not know of the settings
+        url = url.replace("http://", "https://", 1)
     return _no_answer(url) if url else None
 
 
