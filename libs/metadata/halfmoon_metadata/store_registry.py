@@ -15,7 +15,7 @@ _named_lock = threading.Lock()
 
 
 class _Access(NamedTuple):
-    """What a store needs to know besides its URL."""
+    """Name what a store needs besides its URL."""
 
     cluster_key: str
     tls_ca: str

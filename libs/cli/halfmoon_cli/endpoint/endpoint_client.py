@@ -23,7 +23,7 @@ def open_client(endpoint: ApiEndpoint, silence_s: float) -> httpx.Client:
 
 
 def endpoint_trust(endpoint: ApiEndpoint) -> ssl.SSLContext | None:
-    """Return whom to trust at the endpoint; None if it speaks no TLS.
+    """Make the context of TLS connections to the endpoint; None if it speaks no TLS.
 
     Raises:
         BadEndpointUrl: the endpoint's file of CAs can't be used.

@@ -299,7 +299,7 @@ def bounded_http(limits: HttpLimits, tls: ssl.SSLContext | None = None) -> type[
     class LimitedTls(TlsGate):
         def __init__(self, *, server_state: ServerState, **arguments: Any) -> None:
             def make_http() -> BoundedHttp:
-                secured = http(server_state=server_state, **arguments)
+                secured: BoundedHttp = http(server_state=server_state, **arguments)
                 secured.gate = self
                 return secured
 

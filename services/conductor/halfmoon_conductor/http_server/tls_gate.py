@@ -1,8 +1,8 @@
 """Do the TLS handshakes of HTTP connections, bounded in number and time.
 
-A server of asyncio that is given a TLS context tells its protocol of a connection only after the
-handshake, for which it waits a minute. Clients that never finish theirs would be neither counted
-nor closed in time. So connections are accepted in the clear, and this protocol is told of each:
+A server of asyncio with a TLS context tells its protocol of a connection only after the handshake.
+It waits a minute for that. Clients that never finish theirs would be neither counted nor closed in
+time. So connections are accepted in the clear, and this protocol is told of each:
 
     connection ──far too many──► aborted
         └── handshake ──► the protocol of HTTP gets the connection
