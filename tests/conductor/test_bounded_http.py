@@ -3,35 +3,65 @@
 import asyncio
 import contextlib
 import json
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from fastapi import FastAPI
 
 from halfmoon_conductor.http_server.bounded_http import HttpLimits
+from halfmoon_metadata.tls_trust import trust_context
+from halfmoon_runtime.server_tls import server_context
 from halfmoon_testing.conductor_http import serve_app
+from halfmoon_testing.tls_authority import TlsAuthority
 
 DEADLINE_S = 10
 GET = b"GET /health HTTP/1.1\r\nhost: front\r\n"
-Address = tuple[str, int]
+
+
+class Address(NamedTuple):
+    host: str
+    port: int
+    #: What clients trust; None: HTTP in the clear.
+    trust: ssl.SSLContext | None
+
+
 Open = Callable[[HttpLimits], Awaitable[Address]]
 
 
-@pytest.fixture
-async def open_server(app: FastAPI) -> AsyncIterator[Open]:
+@pytest.fixture(scope="module")
+def both_ends(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """Contexts of a server and of its clients."""
+    authority = TlsAuthority(tmp_path_factory.mktemp("tls"))
+    issued = authority.issue()
+    return server_context(str(issued.cert), str(issued.key)), trust_context(str(authority.path))
+
+
+@pytest.fixture(params=["http", "https"])
+async def open_server(
+    request: pytest.FixtureRequest,
+    app: FastAPI,
+    both_ends: tuple[ssl.SSLContext, ssl.SSLContext],
+) -> AsyncIterator[Open]:
+    server, trust = both_ends if request.param == "https" else (None, None)
     async with AsyncExitStack() as stack:
 
         async def open_it(limits: HttpLimits) -> Address:
-            return await stack.enter_async_context(serve_app(app, limits))
+            host, port = await stack.enter_async_context(serve_app(app, limits, server))
+            return Address(host, port, trust)
 
         yield open_it
 
 
+async def connect(address: Address) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection(address.host, address.port, ssl=address.trust)
+
+
 async def answer_to(address: Address, *pieces: bytes) -> bytes:
     """All that a client reads until the server hangs up, however much it sends."""
-    reader, writer = await asyncio.open_connection(*address)
+    reader, writer = await connect(address)
 
     async def send() -> None:
         for piece in pieces:
@@ -115,7 +145,7 @@ async def test_a_head_is_refused_over_its_limits_and_served_below_them(
 
 async def test_limits_are_of_each_request_and_not_of_the_connection(open_server: Open) -> None:
     address = await open_server(HttpLimits(max_head_bytes=1000, max_headers=5))
-    reader, writer = await asyncio.open_connection(*address)
+    reader, writer = await connect(address)
     body = b"x" * 5000
     async with asyncio.timeout(DEADLINE_S):
         for _ in range(5):
@@ -134,7 +164,7 @@ async def test_requests_sent_ahead_are_answered_in_order_up_to_a_limit(open_serv
     address = await open_server(HttpLimits(max_pipelined=4))
     answer = await answer_to(address, (GET + b"\r\n") * 4 + GET + b"connection: close\r\n\r\n")
     assert answer.count(b"HTTP/1.1 200 OK") == 5
-    reader, writer = await asyncio.open_connection(*address)
+    reader, writer = await connect(address)
     writer.write((GET + b"\r\n") * 100_000)
     n_answers = 0
     with contextlib.suppress(ConnectionError):
@@ -173,7 +203,7 @@ async def test_a_body_that_nothing_reads_is_not_waited_for(open_server: Open) ->
 
 async def test_connections_are_bounded(open_server: Open) -> None:
     address = await open_server(HttpLimits(max_connections=2))
-    kept = [await asyncio.open_connection(*address) for _ in range(2)]
+    kept = [await connect(address) for _ in range(2)]
     for _, writer in kept:
         writer.write(GET + b"\r\n")
     for reader, _ in kept:

@@ -27,11 +27,13 @@ ROLES: dict[str, type[ServiceSettings]] = {
     "decode": DecodeSettings,
     "kvstore": KvstoreSettings,
 }
-#: Settings that the chart gives itself, from its other values.
+#: Settings that the chart gives itself, from its other values, or has no place for.
 GIVEN = {
     *("worker_id", "host", "host_id", "advertise_host", "metadata", "cluster_key", "metrics_port"),
     *("http_port", "model", "served_model_name", "dtype", "block_size", "tenants", "drain_s"),
     *("disk_path", "disk_mib", "engine", "engine_options"),
+    # The chart mounts no certificates, and its probes speak HTTP in the clear.
+    *("tls_cert", "tls_key"),
 }
 #: The oldest Kubernetes that Chart.yaml allows, and the newest whose schemas are there.
 KUBERNETES = ("1.27", "1.37")

@@ -2,6 +2,7 @@
 
 import itertools
 import signal
+import ssl
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -15,6 +16,7 @@ import pytest
 from halfmoon_cli.up.embedded_cluster import ClusterPlan, EmbeddedCluster, ServiceProcess
 from halfmoon_metadata.cluster_key_source import cluster_key_from_environment
 from halfmoon_metadata.tcp_ports import free_port
+from halfmoon_metadata.tls_trust import trust_context
 from halfmoon_runtime.observability.operator_http import operator_token
 from halfmoon_testing.models.tiny_models import make_tiny_model
 
@@ -37,13 +39,27 @@ class LiveCluster:
     def process(self, name: str) -> ServiceProcess:
         return self.cluster.processes[name]
 
+    @property
+    def verify(self) -> ssl.SSLContext | bool:
+        """What its clients trust; True where it serves no TLS."""
+        plan = self.cluster.plan
+        return trust_context(plan.tls_ca) if plan.is_tls else True
+
     def get(self, path: str) -> Any:
-        answer = httpx.get(f"{self.url}{path}", timeout=10, headers=self._headers)
+        answer = httpx.get(
+            f"{self.url}{path}", timeout=10, headers=self._headers, verify=self.verify
+        )
         answer.raise_for_status()
         return answer.json()
 
     def post(self, path: str, **body: Any) -> httpx.Response:
-        return httpx.post(f"{self.url}{path}", json=body, timeout=60, headers=self._headers)
+        return httpx.post(
+            f"{self.url}{path}",
+            json=body,
+            timeout=60,
+            headers=self._headers,
+            verify=self.verify,
+        )
 
     @property
     def _headers(self) -> dict[str, str]:
@@ -104,7 +120,8 @@ def _cluster(folder: Path, model: str, key: str, **more: Any) -> Iterator[LiveCl
             if not cluster.ready():
                 return False
             try:
-                return httpx.get(f"{plan.url}/ready", timeout=5).status_code == 200
+                ready = httpx.get(f"{plan.url}/ready", timeout=5, verify=live.verify)
+                return ready.status_code == 200
             except httpx.HTTPError:
                 return False
 

@@ -17,6 +17,10 @@ from halfmoon_metadata import MemoryStore, MetadataStore, open_store
 from halfmoon_metadata.http_server import metadata_app
 from halfmoon_metadata.tcp_ports import free_port
 from halfmoon_testing.processes.etcd_server import EtcdServer
+from halfmoon_testing.tls_authority import IssuedCertificate, TlsAuthority
+
+#: Password of the servers that want one.
+PASSWORD = "s3cr3t"
 
 
 def until(condition: Callable[[], bool], limit_s: float = 10) -> None:
@@ -30,7 +34,14 @@ def until(condition: Callable[[], bool], limit_s: float = 10) -> None:
 class HttpServer:
     """`metadata_app` in a real server, in a thread."""
 
-    def __init__(self, store: MetadataStore, port: int = 0, *, tokens: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        store: MetadataStore,
+        port: int = 0,
+        *,
+        tokens: Sequence[str] = (),
+        tls: IssuedCertificate | None = None,
+    ) -> None:
         #: What is served; may be exchanged at any time.
         self.store = store
         self._tokens = tokens
@@ -41,7 +52,14 @@ class HttpServer:
         listener.listen()
         self.port: int = listener.getsockname()[1]
         self._server = uvicorn.Server(
-            uvicorn.Config(self._app, interface="asgi3", log_config=None, lifespan="off")
+            uvicorn.Config(
+                self._app,
+                interface="asgi3",
+                log_config=None,
+                lifespan="off",
+                ssl_certfile=None if tls is None else tls.cert,
+                ssl_keyfile=None if tls is None else tls.key,
+            )
         )
         self._thread = threading.Thread(
             target=self._server.run, kwargs={"sockets": [listener]}, daemon=True
@@ -61,13 +79,21 @@ class HttpServer:
 class RedisServer:
     """A Redis without persistence."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, password: str = "", tls: IssuedCertificate | None = None) -> None:
         self.port = free_port()
         options = ["--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", "/tmp"]
-        self._process = subprocess.Popen(
-            ["redis-server", "--port", str(self.port), *options], stdout=subprocess.DEVNULL
+        if tls is None:
+            options += ["--port", str(self.port)]
+        else:
+            options += ["--port", "0", "--tls-port", str(self.port), "--tls-auth-clients", "no"]
+            options += ["--tls-cert-file", str(tls.cert), "--tls-key-file", str(tls.key)]
+        if password:
+            options += ["--requirepass", password]
+        self._process = subprocess.Popen(["redis-server", *options], stdout=subprocess.DEVNULL)
+        #: A client that needs no certificate, for the test's own acts.
+        self.client = client = redis.Redis(
+            port=self.port, password=password or None, ssl=tls is not None, ssl_cert_reqs="none"
         )
-        client = redis.Redis(port=self.port)
 
         def answers() -> bool:
             try:
@@ -76,9 +102,9 @@ class RedisServer:
                 return False
 
         until(answers)
-        client.close()
 
     def stop(self) -> None:
+        self.client.close()
         self._process.terminate()
         self._process.wait()
 
@@ -112,6 +138,16 @@ class Hands:
 
 
 @pytest.fixture(scope="session")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> TlsAuthority:
+    return TlsAuthority(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture(scope="session")
+def certificate(authority: TlsAuthority) -> IssuedCertificate:
+    return authority.issue("127.0.0.1", "localhost")
+
+
+@pytest.fixture(scope="session")
 def redis_server() -> Iterator[RedisServer]:
     if shutil.which("redis-server") is None:
         pytest.skip("redis-server is not installed")
@@ -135,6 +171,30 @@ def shared_http_server() -> Iterator[HttpServer]:
     server.stop()
 
 
+@pytest.fixture(scope="session")
+def tls_http_server(certificate: IssuedCertificate) -> Iterator[HttpServer]:
+    server = HttpServer(MemoryStore(), tls=certificate)
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def tls_redis_server(certificate: IssuedCertificate) -> Iterator[RedisServer]:
+    if shutil.which("redis-server") is None:
+        pytest.skip("redis-server is not installed")
+    server = RedisServer(password=PASSWORD, tls=certificate)
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def tls_etcd_server(certificate: IssuedCertificate) -> Iterator[EtcdServer]:
+    if not EtcdServer.is_installed():
+        pytest.skip("etcd is not installed (Debian: etcd-server)")
+    with EtcdServer(tls=certificate, root_password=PASSWORD) as server:
+        yield server
+
+
 @pytest.fixture
 def http_server() -> Iterator[HttpServer]:
     server = HttpServer(MemoryStore())
@@ -142,40 +202,48 @@ def http_server() -> Iterator[HttpServer]:
     server.stop()
 
 
-@pytest.fixture(params=["memory", "http", "redis", "etcd"])
+@pytest.fixture(params=["memory", "http", "https", "redis", "rediss", "etcd", "etcds"])
 def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
     opened: list[MetadataStore] = []
 
     def opener(url: str) -> Callable[[], MetadataStore]:
+        authority: TlsAuthority = request.getfixturevalue("authority")
+
         def another() -> MetadataStore:
-            opened.append(open_store(url))
+            opened.append(open_store(url, tls_ca=str(authority.path)))
             return opened[-1]
 
         return another
 
-    if request.param == "memory":
+    kind: str = request.param
+    if kind == "memory":
         clock = Hands()
         memory = MemoryStore(clock)
         yield Subject("memory", lambda: memory, clock.advance)
         memory.check()
-    elif request.param == "http":
+    elif kind in ("http", "https"):
         # The server's clock runs when a test says so, so expiry needs no waiting here either.
         clock = Hands()
-        server: HttpServer = request.getfixturevalue("shared_http_server")
+        server: HttpServer = request.getfixturevalue(
+            "shared_http_server" if kind == "http" else "tls_http_server"
+        )
         server.store = backing = MemoryStore(clock)
-        url = f"http://127.0.0.1:{server.port}/metadata"
-        yield Subject("http", opener(url), clock.advance)
+        url = f"{kind}://127.0.0.1:{server.port}/metadata"
+        yield Subject(kind, opener(url), clock.advance)
         backing.check()
-    elif request.param == "etcd":
-        etcd_server: EtcdServer = request.getfixturevalue("etcd_server")
+    elif kind in ("etcd", "etcds"):
+        etcd_server: EtcdServer = request.getfixturevalue(
+            "etcd_server" if kind == "etcd" else "tls_etcd_server"
+        )
         etcd_server.clear()
-        yield Subject("etcd", opener(etcd_server.url), time.sleep)
+        yield Subject(kind, opener(etcd_server.url), time.sleep)
     else:
-        redis_server: RedisServer = request.getfixturevalue("redis_server")
-        client = redis.Redis(port=redis_server.port)
-        client.flushall()
-        client.close()
-        url = f"redis://127.0.0.1:{redis_server.port}/0"
-        yield Subject("redis", opener(url), time.sleep)
+        redis_server: RedisServer = request.getfixturevalue(
+            "redis_server" if kind == "redis" else "tls_redis_server"
+        )
+        redis_server.client.flushall()
+        login = "" if kind == "redis" else f":{PASSWORD}@"
+        url = f"{kind}://{login}127.0.0.1:{redis_server.port}/0"
+        yield Subject(kind, opener(url), time.sleep)
     for store in opened:
         store.close()

@@ -33,6 +33,7 @@ def test_memory_stores_are_one_per_name() -> None:
         ("rediss://user:password@localhost:1/3", RedisStore),
         ("etcd://localhost", EtcdStore),
         ("etcd://[::1]:2379", EtcdStore),
+        ("etcds://user:password@localhost", EtcdStore),
         ("redis://[::1]:6379/0", RedisStore),
         ("http://[::1]:8000/metadata", HttpStore),
     ],
@@ -46,7 +47,7 @@ def test_opening_connects_to_nobody(url: str, kind: type) -> None:
 @pytest.mark.parametrize("url", ["", "zookeeper://localhost", "localhost:6379", "P2PHANDSHAKE"])
 def test_an_unknown_scheme_is_refused_with_the_known_ones(url: str) -> None:
     with pytest.raises(
-        ValueError, match=r"memory://, http://, https://, redis://, rediss://, etcd://"
+        ValueError, match=r"memory://, http://, https://, redis://, rediss://, etcd://, etcds://"
     ):
         open_store(url)
 
@@ -69,12 +70,19 @@ def test_a_url_that_names_no_server_is_refused(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["etcd://user:password@x", "etcd://x/folder", "etcd://x?y=1", "etcd://a:1,b:2"]
+    "url",
+    [
+        "etcd://user:s3cr3t@x/folder",
+        "etcd://x?y=1",
+        "etcd://a:1,b:2",
+        "etcd://user@x",
+        "etcd://:s3cr3t@x",
+    ],
 )
 def test_what_etcd_urls_can_not_say_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="metadata URL") as refused:
         open_store(url)
-    assert "password" not in str(refused.value)
+    assert "s3cr3t" not in str(refused.value)
 
 
 def test_a_full_memory_store_refuses_more_until_something_goes() -> None:

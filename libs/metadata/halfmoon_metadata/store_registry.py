@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from halfmoon_metadata.metadata_token import metadata_token
@@ -13,17 +14,26 @@ _named: dict[str, MemoryStore] = {}
 _named_lock = threading.Lock()
 
 
-def open_store(url: str, *, cluster_key: str = "") -> MetadataStore:
+class _Access(NamedTuple):
+    """Name what a store needs besides its URL."""
+
+    cluster_key: str
+    tls_ca: str
+
+
+def open_store(url: str, *, cluster_key: str = "", tls_ca: str = "") -> MetadataStore:
     """Open the store that `url` names; it connects at its first call.
 
     Args:
         url: ``memory://name`` (one per name and process), ``http://host:port/metadata``,
-            ``https://…``, ``redis://host:port/0``, ``rediss://…`` or ``etcd://host:2379``.
+            ``https://…``, ``redis://host:port/0``, ``rediss://…``, ``etcd://host:2379`` or
+            ``etcds://…``. Those with an s speak TLS.
         cluster_key: the cluster's key, if it has one. Stores over HTTP show a token derived from
             it; Redis and etcd have the user and password of their URL.
+        tls_ca: PEM file of CAs to trust besides the system's, see `tls_trust`.
 
     Raises:
-        ValueError: a scheme that is not one of these, or no host.
+        ValueError: a scheme that is not one of these, no host, or a bad file of CAs.
     """
     try:
         scheme = urlsplit(url).scheme
@@ -33,31 +43,33 @@ def open_store(url: str, *, cluster_key: str = "") -> MetadataStore:
     if opener is None:
         known = ", ".join(f"{name}://" for name in _OPENERS)
         raise ValueError(f"metadata URL {redact_url(url)!r} has no known scheme; known are {known}")
-    return opener(url, cluster_key)
+    return opener(url, _Access(cluster_key, tls_ca))
 
 
-def _open_memory(url: str, _: str) -> MetadataStore:
+def _open_memory(url: str, _: _Access) -> MetadataStore:
     parts = urlsplit(url)
     with _named_lock:
         return _named.setdefault(parts.netloc + parts.path, MemoryStore())
 
 
-def _open_http(url: str, cluster_key: str) -> MetadataStore:
+def _open_http(url: str, access: _Access) -> MetadataStore:
     from halfmoon_metadata.stores.http_store import HttpStore
 
-    return HttpStore(_with_host(url), token=metadata_token(cluster_key))
+    return HttpStore(
+        _with_host(url), token=metadata_token(access.cluster_key), tls_ca=access.tls_ca
+    )
 
 
-def _open_redis(url: str, _: str) -> MetadataStore:
+def _open_redis(url: str, access: _Access) -> MetadataStore:
     from halfmoon_metadata.stores.redis_store import RedisStore
 
-    return RedisStore(_with_host(url))
+    return RedisStore(_with_host(url), tls_ca=access.tls_ca)
 
 
-def _open_etcd(url: str, _: str) -> MetadataStore:
+def _open_etcd(url: str, access: _Access) -> MetadataStore:
     from halfmoon_metadata.stores.etcd_store import EtcdStore
 
-    return EtcdStore(_with_host(url))
+    return EtcdStore(_with_host(url), tls_ca=access.tls_ca)
 
 
 def _with_host(url: str) -> str:
@@ -71,11 +83,12 @@ def _with_host(url: str) -> str:
     return url
 
 
-_OPENERS: dict[str, Callable[[str, str], MetadataStore]] = {
+_OPENERS: dict[str, Callable[[str, _Access], MetadataStore]] = {
     "memory": _open_memory,
     "http": _open_http,
     "https": _open_http,
     "redis": _open_redis,
     "rediss": _open_redis,
     "etcd": _open_etcd,
+    "etcds": _open_etcd,
 }

@@ -17,6 +17,7 @@ import json
 import logging
 import os
 import signal
+import ssl
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -34,6 +35,7 @@ from halfmoon_runtime.observability.logs import configure_logging
 from halfmoon_runtime.observability.loop_lag import LoopLagMonitor
 from halfmoon_runtime.observability.metrics import expose_metrics
 from halfmoon_runtime.observability.operator_http import OperatorHttp, operator_tokens
+from halfmoon_runtime.server_tls import BadTlsFiles, date_problem, server_context
 from halfmoon_runtime.settings import ServiceSettings
 
 _log = structlog.get_logger(__name__)
@@ -85,6 +87,7 @@ class Service:
         tasks: asyncio.TaskGroup,
         http: OperatorHttp | None = None,
         *,
+        tls: ssl.SSLContext | None = None,
         on_ready: Callable[[], None] | None = None,
         lost: type[Exception] | None = None,
     ) -> None:
@@ -93,6 +96,7 @@ class Service:
         Args:
             tasks: the process's task group.
             http: HTTP server for operators.
+            tls: what the service's HTTP ports serve TLS with; None: HTTP in the clear.
             on_ready: called once, when main has built everything.
             lost: see `run_service`.
         """
@@ -101,6 +105,8 @@ class Service:
         self._on_ready = on_ready
         #: HTTP server for operators; None if the settings turn it off.
         self.http = http
+        #: What the service's HTTP ports serve TLS with; None: HTTP in the clear.
+        self.tls = tls
         #: URL of that server, once it listens.
         self.operators: str | None = None
         self._spawned: set[asyncio.Task[Any]] = set()
@@ -284,13 +290,17 @@ class _Run:
     def _open_service(self, tasks: asyncio.TaskGroup) -> Service:
         """Return the service, with an HTTP server for operators unless the settings turn it off."""
         settings = self._settings
+        tls = _open_tls(settings)
         if settings.metrics_port < 0:
-            return Service(tasks, on_ready=tune_gc, lost=self._lost)
+            return Service(tasks, tls=tls, on_ready=tune_gc, lost=self._lost)
         key = settings.cluster_key.get_secret_value()
         http = OperatorHttp(
-            asyncio.get_running_loop(), lambda: service.is_ready, tokens=operator_tokens(key)
+            asyncio.get_running_loop(),
+            lambda: service.is_ready,
+            tokens=operator_tokens(key),
+            tls=tls,
         )
-        service = Service(tasks, http, on_ready=tune_gc, lost=self._lost)
+        service = Service(tasks, http, tls=tls, on_ready=tune_gc, lost=self._lost)
         http.start(settings.metrics_port, settings.host)
         service.operators = http.url(settings.host)
         # Otherwise each counter gets a second time series with the time of its creation.
@@ -300,6 +310,23 @@ class _Run:
 
     def _report_stage(self, stage: str, **fields: object) -> None:
         report_stage(stage, worker_id=self._settings.worker_id, **fields)
+
+
+def _open_tls(settings: ServiceSettings) -> ssl.SSLContext | None:
+    """Return what the service's HTTP ports serve TLS with; None without a certificate.
+
+    Raises:
+        CannotStart: the files can't be used.
+    """
+    if not settings.tls_cert:
+        return None
+    try:
+        context = server_context(settings.tls_cert, settings.tls_key)
+    except BadTlsFiles as error:
+        raise CannotStart(str(error)) from None
+    if problem := date_problem(settings.tls_cert, context):
+        _log.warning("certificate", tls_cert=settings.tls_cert, problem=problem)
+    return context
 
 
 def _leaves(failure: BaseException) -> list[BaseException]:

@@ -87,7 +87,20 @@ class ServiceSettings(BaseSettings):
     metadata: str = Field(
         "http://127.0.0.1:8000/metadata",
         description="Metadata server: http://host:port/metadata, redis://host:port/0,"
-        " etcd://host:2379 or memory://name",
+        " etcd://host:2379 or memory://name; with TLS https://, rediss:// or etcds://",
+    )
+    tls_cert: str = Field(
+        "",
+        description="PEM file with the certificate that all HTTP ports of this service serve TLS"
+        " with, and those of its issuers; empty: HTTP in the clear",
+    )
+    tls_key: str = Field(
+        "", description="PEM file with the key of tls_cert, without a passphrase; both or none"
+    )
+    tls_ca: str = Field(
+        "",
+        description="PEM file with CAs to trust besides the system's, for TLS to the metadata"
+        " server",
     )
     cluster_key: CliSuppress[SecretStr] = Field(
         SecretStr(""),
@@ -126,6 +139,16 @@ class ServiceSettings(BaseSettings):
         text = key.get_secret_value() if isinstance(key, SecretStr) else str(key)
         chosen = choose_cluster_key(text, str(given.get("cluster_key_file", "")))
         return {**given, "cluster_key": SecretStr(chosen)} if chosen else given
+
+    @model_validator(mode="after")
+    def _has_both_files(self) -> Self:
+        if bool(self.tls_cert) != bool(self.tls_key):
+            files = ["--tls-cert (HALFMOON_TLS_CERT)", "--tls-key (HALFMOON_TLS_KEY)"]
+            given, missing = files if self.tls_cert else reversed(files)
+            raise ValueError(
+                f"{given} is set and {missing} is not: TLS needs both, a certificate and its key"
+            )
+        return self
 
     @field_validator("host")
     @classmethod

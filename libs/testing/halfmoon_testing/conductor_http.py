@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
@@ -21,11 +22,11 @@ from halfmoon_protocol.logprobs import TokenScore
 
 @asynccontextmanager
 async def serve_app(
-    app: ASGIApp, limits: HttpLimits | None = None
+    app: ASGIApp, limits: HttpLimits | None = None, tls: ssl.SSLContext | None = None
 ) -> AsyncIterator[tuple[str, int]]:
     """Serve an app as a conductor does, on a free port of 127.0.0.1; yield host and port."""
     listener = socket.create_server(("127.0.0.1", 0))
-    http = bounded_http(limits or HttpLimits())
+    http = bounded_http(limits or HttpLimits(), tls)
     server = uvicorn.Server(
         uvicorn.Config(
             app, http=http, log_level="error", lifespan="off", timeout_graceful_shutdown=1

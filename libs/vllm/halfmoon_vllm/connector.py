@@ -80,7 +80,9 @@ class HalfmoonConnector(KVConnectorBase_V1):  # type: ignore[misc]
             self._open_scheduler(settings, cache)
 
     def _open_scheduler(self, settings: ConnectorSettings, cache: CacheLayout) -> None:
-        store = open_store(settings.metadata, cluster_key=settings.cluster_key)
+        store = open_store(
+            settings.metadata, cluster_key=settings.cluster_key, tls_ca=settings.tls_ca
+        )
         network = ZmqNetwork(cluster_key=settings.cluster_key)
         follower = KvstoreFollower(network, store, cache.layout)
         self._scheduler = SchedulerSide(

@@ -8,6 +8,7 @@ from msgspec import Meta
 
 from halfmoon_metadata import open_store
 from halfmoon_metadata.cluster_key_source import cluster_key_from_environment
+from halfmoon_metadata.tls_trust import tls_ca_from_environment
 from halfmoon_runtime.own_address import resolve_own_address
 from halfmoon_transfer.backends.backend_choices import check_backend_choices
 from halfmoon_transfer.cluster_key import ClusterKey
@@ -56,6 +57,11 @@ class ConnectorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         return cluster_key_from_environment()
 
     @property
+    def tls_ca(self) -> str:
+        """The file of CAs to trust at the metadata server, from the environment only."""
+        return tls_ca_from_environment()
+
+    @property
     def encryption(self) -> bool:
         """Return whether TCP encrypts if there is a cluster key, from the environment too.
 
@@ -83,7 +89,7 @@ def read_connector_settings(extra: Mapping[str, Any]) -> ConnectorSettings:
     """
     try:
         read = msgspec.convert(dict(extra), ConnectorSettings)
-        open_store(read.metadata).close()  # which connects to nothing
+        open_store(read.metadata, tls_ca=read.tls_ca).close()  # which connects to nothing
         check_backend_choices(read.transfer_backends)
         ClusterKey.given(read.cluster_key)
         encryption_from_environment()

@@ -47,7 +47,9 @@ async def open_pool(settings: ConnectorSettings, layout: KvLayout) -> AsyncItera
         ValueError: not one block fits into the staging memory.
     """
     async with AsyncExitStack() as stack:
-        store = open_store(settings.metadata, cluster_key=settings.cluster_key)
+        store = open_store(
+            settings.metadata, cluster_key=settings.cluster_key, tls_ca=settings.tls_ca
+        )
         stack.callback(store.close)
         transfer = await _open_transfer(settings, store)
         stack.callback(transfer.close)

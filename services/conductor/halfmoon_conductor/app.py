@@ -106,7 +106,7 @@ async def run(settings: ConductorSettings, service: Service) -> None:
         store: MetadataStore = (
             MemoryStore(lease_clock)
             if embedded
-            else open_store(settings.metadata, cluster_key=cluster_key)
+            else open_store(settings.metadata, cluster_key=cluster_key, tls_ca=settings.tls_ca)
         )
         stack.callback(store.close)
         network = ZmqNetwork(_SOCKETS, cluster_key=cluster_key)
@@ -161,7 +161,7 @@ async def run(settings: ConductorSettings, service: Service) -> None:
         server = _Server(
             uvicorn.Config(
                 traced.app(app, is_guarded),
-                http=bounded_http(HttpLimits(max_connections=_max_connections())),
+                http=bounded_http(HttpLimits(max_connections=_max_connections()), service.tls),
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -174,7 +174,9 @@ async def run(settings: ConductorSettings, service: Service) -> None:
         serving = service.spawn(server.serve(sockets=[listener]))
         service.ready()
         host, port = listener.getsockname()[:2]
-        service.report_stage("ready", worker_id=settings.worker_id, url=f"http://{host}:{port}")
+        scheme = "http" if service.tls is None else "https"
+        url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+        service.report_stage("ready", worker_id=settings.worker_id, url=url)
         await service.stopping.wait()
         service.report_stage("draining", worker_id=settings.worker_id)
         await serving

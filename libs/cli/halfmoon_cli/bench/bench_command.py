@@ -22,7 +22,7 @@ from halfmoon_cli.bench.endpoint_probe import BenchTarget, probe_target
 from halfmoon_cli.bench.load_plan import plan_stats
 from halfmoon_cli.endpoint.endpoint_address import DEFAULT_URL, parse_endpoint
 from halfmoon_cli.endpoint.endpoint_errors import EndpointError
-from halfmoon_cli.endpoint.endpoint_options import Key, Model, Url
+from halfmoon_cli.endpoint.endpoint_options import Key, Model, TlsCa, Url
 from halfmoon_simulator.workloads.traces import BadTrace
 from halfmoon_simulator.workloads.workload_sources import find_traces
 
@@ -53,6 +53,7 @@ def bench_command(
     url: Url = DEFAULT_URL,
     model: Model = "",
     api_key: Key = "",
+    tls_ca: TlsCa = "",
     trace: Annotated[
         str, _load("Replay this trace in Mooncake's JSONL, or a workload of `halfmoon simulate`")
     ] = "",
@@ -130,7 +131,7 @@ def bench_command(
         if json is not None and not json.resolve().parent.is_dir():
             raise FileNotFoundError(f"{json}: there is no folder {json.resolve().parent}")
         workload = plan_workload(settings)
-        target = probe_target(parse_endpoint(url, api_key), model, vocab)
+        target = probe_target(parse_endpoint(url, api_key, tls_ca), model, vocab)
         _print_head(target, workload)
         result = asyncio.run(run_workload(target, settings, workload, console))
         print_result(result, console)

@@ -9,7 +9,8 @@ from halfmoon_cli.bench.bench_record import BenchRecord
 from halfmoon_cli.bench.load_plan import PlannedRequest, PromptPart
 from halfmoon_cli.bench.prompt_writer import PromptWriter, RequestFormat, request_body
 from halfmoon_cli.bench.request_sender import RequestSender
-from halfmoon_cli.endpoint.endpoint_address import ApiEndpoint, http_timeouts
+from halfmoon_cli.endpoint.endpoint_address import ApiEndpoint
+from halfmoon_cli.endpoint.endpoint_client import open_client
 from halfmoon_cli.endpoint.endpoint_errors import EndpointError
 from halfmoon_cli.endpoint.model_list import first_model
 
@@ -43,7 +44,7 @@ def probe_target(endpoint: ApiEndpoint, model: str, n_vocab: int | None) -> Benc
     Raises:
         EndpointError: it does not answer as an OpenAI endpoint, or token ids remain unknown.
     """
-    with httpx.Client(headers=endpoint.headers, timeout=http_timeouts(_PROBE_S)) as client:
+    with open_client(endpoint, _PROBE_S) as client:
         name = model or first_model(client, endpoint)
         ids = range(n_vocab) if n_vocab is not None else _sample_ids(client, endpoint, name)
     return BenchTarget(endpoint=endpoint, model=name, vocabulary=tuple(ids))

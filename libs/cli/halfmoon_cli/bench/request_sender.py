@@ -14,6 +14,7 @@ import aiohttp
 
 from halfmoon_cli.bench.bench_record import BenchRecord
 from halfmoon_cli.endpoint.endpoint_address import CONNECT_S, ApiEndpoint
+from halfmoon_cli.endpoint.endpoint_client import endpoint_trust
 from halfmoon_cli.endpoint.endpoint_errors import (
     EndpointError,
     EndpointUnreachable,
@@ -22,6 +23,7 @@ from halfmoon_cli.endpoint.endpoint_errors import (
 )
 from halfmoon_cli.endpoint.sse_events import SseReader
 from halfmoon_cli.endpoint.stream_chunks import DONE, StreamUsage, read_chunk
+from halfmoon_metadata.tls_trust import certificate_problem
 
 #: Bytes of a refusal that are read.
 _MOST_REFUSAL_BYTES = 1 << 20
@@ -49,7 +51,7 @@ class RequestSender:
         tracing = aiohttp.TraceConfig()
         tracing.on_connection_reuseconn.append(_on_reused_connection)
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0),
+            connector=aiohttp.TCPConnector(limit=0, ssl=endpoint_trust(self._endpoint) or True),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
             headers={
                 **self._endpoint.headers,
@@ -99,7 +101,8 @@ class RequestSender:
             except aiohttp.ConnectionTimeoutError:
                 raise EndpointUnreachable(f"no connection within {CONNECT_S:g} s") from None
             except aiohttp.ClientConnectorError as error:
-                raise EndpointUnreachable(f"no connection: {error}") from error
+                reason = certificate_problem(error) or str(error)
+                raise EndpointUnreachable(f"no connection: {reason}") from error
             except aiohttp.ClientError as error:
                 if record.status or isinstance(error, aiohttp.ClientResponseError):
                     raise StreamBroken(f"the answer was cut off: {error}") from error

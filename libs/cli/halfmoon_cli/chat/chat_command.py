@@ -26,11 +26,11 @@ from halfmoon_cli.common.printable_text import printable
 from halfmoon_cli.endpoint.endpoint_address import (
     DEFAULT_URL,
     ApiEndpoint,
-    http_timeouts,
     parse_endpoint,
 )
+from halfmoon_cli.endpoint.endpoint_client import open_client
 from halfmoon_cli.endpoint.endpoint_errors import EndpointError, EndpointRefused
-from halfmoon_cli.endpoint.endpoint_options import Key, Model, Url
+from halfmoon_cli.endpoint.endpoint_options import Key, Model, TlsCa, Url
 from halfmoon_cli.endpoint.model_list import first_model, list_models
 from halfmoon_cli.endpoint.stream_chunks import StreamChunk
 
@@ -42,6 +42,7 @@ def chat(
     url: Url = DEFAULT_URL,
     model: Model = "",
     api_key: Key = "",
+    tls_ca: TlsCa = "",
     system: Annotated[str, typer.Option(help="System prompt")] = "",
     file: Annotated[
         list[Path] | None,
@@ -70,12 +71,12 @@ def chat(
     )
     errors = Console(stderr=True)
     try:
-        endpoint = parse_endpoint(url, api_key)
+        endpoint = parse_endpoint(url, api_key, tls_ca)
         files = [_read(path) for path in file or ()]
         talks = not question and sys.stdin.isatty() and sys.stdout.isatty()
         if not talks and not question and Path("-") not in (file or ()):
             question = sys.stdin.read().strip()
-        with httpx.Client(headers=endpoint.headers, timeout=http_timeouts(timeout)) as client:
+        with open_client(endpoint, timeout) as client:
             name = model or first_model(client, endpoint)
             conversation = Conversation(name, system, options, files=files)
             if talks:

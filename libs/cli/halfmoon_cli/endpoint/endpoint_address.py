@@ -23,6 +23,8 @@ class ApiEndpoint(msgspec.Struct, frozen=True, kw_only=True):
     api: str
     #: Sent as a bearer token; empty: none is sent.
     key: str = ""
+    #: PEM file of CAs to trust besides the system's; empty: only those.
+    tls_ca: str = ""
 
     @property
     def root(self) -> str:
@@ -35,7 +37,7 @@ class ApiEndpoint(msgspec.Struct, frozen=True, kw_only=True):
         return {"Authorization": f"Bearer {self.key}"} if self.key else {}
 
 
-def parse_endpoint(url: str, key: str = "") -> ApiEndpoint:
+def parse_endpoint(url: str, key: str = "", tls_ca: str = "") -> ApiEndpoint:
     """Return the endpoint of a URL; one without a path gets /v1.
 
     Raises:
@@ -49,7 +51,8 @@ def parse_endpoint(url: str, key: str = "") -> ApiEndpoint:
     if not key.isascii() or not key.isprintable():
         raise BadEndpointUrl("the API key has characters that no HTTP header can carry")
     path = parts.path.rstrip("/")
-    return ApiEndpoint(api=f"{parts.scheme}://{parts.netloc}{path or '/v1'}", key=key)
+    api = f"{parts.scheme}://{parts.netloc}{path or '/v1'}"
+    return ApiEndpoint(api=api, key=key, tls_ca=tls_ca)
 
 
 def http_timeouts(silence_s: float) -> httpx.Timeout:

@@ -15,6 +15,8 @@ from collections.abc import Mapping
 import httpx
 import msgspec
 
+from halfmoon_metadata.tls_trust import certificate_problem
+
 
 class EndpointError(Exception):
     """Base of an endpoint's errors; the text is shown to the user."""
@@ -74,6 +76,8 @@ def refusal_error(status: int, headers: Mapping[str, str], body: bytes) -> Endpo
 
 def connection_error(url: str, error: httpx.HTTPError) -> EndpointUnreachable:
     """Make the error of an httpx error before an answer has begun."""
+    if problem := certificate_problem(error):
+        return EndpointUnreachable(f"{url}: {problem}")
     match error:
         case httpx.ConnectError():
             return EndpointUnreachable(

@@ -267,8 +267,11 @@ def drain(
 @contextmanager
 def _opened(metadata: str) -> Iterator["MetadataStore"]:
     from halfmoon_metadata import open_store
+    from halfmoon_metadata.tls_trust import tls_ca_from_environment
 
-    with contextlib.closing(open_store(metadata, cluster_key=read_cluster_key())) as store:
+    with contextlib.closing(
+        open_store(metadata, cluster_key=read_cluster_key(), tls_ca=tls_ca_from_environment())
+    ) as store:
         yield store
 
 

@@ -7,6 +7,11 @@ import httpx
 
 from halfmoon_cli.common.cluster_key import read_cluster_key
 from halfmoon_metadata import MetadataStore
+from halfmoon_metadata.tls_trust import (
+    certificate_problem,
+    tls_ca_from_environment,
+    trust_context,
+)
 from halfmoon_protocol.messages import WorkerInfo
 from halfmoon_runtime.membership import MEMBERS, readable_members
 from halfmoon_runtime.observability.operator_http import operator_token
@@ -27,7 +32,12 @@ class KvstoreNodes:
         self._store = store
         key = read_cluster_key()
         headers = {"authorization": f"Bearer {operator_token(key)}"} if key else {}
-        self._client = httpx.Client(timeout=_TIMEOUT_S, trust_env=False, headers=headers)
+        self._client = httpx.Client(
+            timeout=_TIMEOUT_S,
+            trust_env=False,
+            headers=headers,
+            verify=trust_context(tls_ca_from_environment()),
+        )
 
     def close(self) -> None:
         """Close the connections."""
@@ -90,7 +100,8 @@ class KvstoreNodes:
         try:
             answer = send(node.http + path)
         except httpx.HTTPError as error:
-            raise KvstoreNodeError(f"{node.worker_id} at {node.http}: {error}") from None
+            reason = certificate_problem(error) or error
+            raise KvstoreNodeError(f"{node.worker_id} at {node.http}: {reason}") from None
         if answer.status_code == 404 and missing_is_none:
             return None
         if answer.status_code != 200:

@@ -15,11 +15,11 @@ from halfmoon_cli.common.printable_text import printable
 from halfmoon_cli.endpoint.endpoint_address import (
     DEFAULT_URL,
     ApiEndpoint,
-    http_timeouts,
     parse_endpoint,
 )
+from halfmoon_cli.endpoint.endpoint_client import open_client
 from halfmoon_cli.endpoint.endpoint_errors import BadEndpointUrl, EndpointError
-from halfmoon_cli.endpoint.endpoint_options import Key, Url
+from halfmoon_cli.endpoint.endpoint_options import Key, TlsCa, Url
 from halfmoon_cli.endpoint.operator_key import operator_key
 from halfmoon_cli.roles.role_client import fetch_roles, parse_answer, request_role
 from halfmoon_cli.roles.role_responses import RoleChanged, RoleRow, RolesAnswer
@@ -36,7 +36,11 @@ Json = Annotated[bool, typer.Option("--json", help="Print what the conductor say
 
 @app.callback()
 def roles(
-    context: typer.Context, url: Url = DEFAULT_URL, api_key: Key = "", as_json: Json = False
+    context: typer.Context,
+    url: Url = DEFAULT_URL,
+    api_key: Key = "",
+    tls_ca: TlsCa = "",
+    as_json: Json = False,
 ) -> None:
     """Show which worker prefills and which decodes, and change it.
 
@@ -44,9 +48,9 @@ def roles(
     conductor makes next. Workers started with --roles prefill,decode can have both roles.
     """
     if context.invoked_subcommand is not None:
-        context.obj = (url, api_key)
+        context.obj = (url, api_key, tls_ca)
         return
-    with _opened(url, api_key) as (client, endpoint):
+    with _opened(url, api_key, tls_ca) as (client, endpoint):
         data = fetch_roles(client, endpoint)
         if as_json:
             _print_json(data)
@@ -63,6 +67,7 @@ def set_role(
     ],
     url: Url = DEFAULT_URL,
     api_key: Key = "",
+    tls_ca: TlsCa = "",
     as_json: Json = False,
 ) -> None:
     """Pin a worker to a role, or release it with auto.
@@ -74,7 +79,8 @@ def set_role(
     # They may stand before `set`, too.
     url = url if _is_given(context, "url") else context.obj[0]
     api_key = api_key if _is_given(context, "api_key") else context.obj[1]
-    with _opened(url, api_key) as (client, endpoint):
+    tls_ca = tls_ca if _is_given(context, "tls_ca") else context.obj[2]
+    with _opened(url, api_key, tls_ca) as (client, endpoint):
         data = request_role(client, endpoint, worker, role)
         if as_json:
             _print_json(data)
@@ -99,11 +105,11 @@ def _said(worker: str, role: RequestedRole, row: RoleRow | None) -> str:
 
 
 @contextmanager
-def _opened(url: str, api_key: str) -> Iterator[tuple[httpx.Client, ApiEndpoint]]:
+def _opened(url: str, api_key: str, tls_ca: str) -> Iterator[tuple[httpx.Client, ApiEndpoint]]:
     """Yield a client of a conductor; print errors in one line and exit, with 2 for a bad URL."""
     try:
-        endpoint = parse_endpoint(url, operator_key(api_key))
-        with httpx.Client(headers=endpoint.headers, timeout=http_timeouts(_SILENCE_S)) as client:
+        endpoint = parse_endpoint(url, operator_key(api_key), tls_ca)
+        with open_client(endpoint, _SILENCE_S) as client:
             yield client, endpoint
     except BadEndpointUrl as error:
         _give_up(str(error), 2)

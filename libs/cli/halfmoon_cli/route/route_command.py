@@ -16,6 +16,7 @@ from halfmoon_cli.up.embedded_cluster import ClusterPlan
 from halfmoon_cli.up.foreground import run_up
 from halfmoon_cli.up.role_options import BadRoleOption, role_options
 from halfmoon_metadata.tcp_ports import free_port, is_free
+from halfmoon_metadata.tls_trust import tls_ca_from_environment
 from halfmoon_runtime.settings import ENVIRONMENT_PREFIX
 from halfmoon_servers.bridge.server_target import (
     BadTarget,
@@ -145,6 +146,10 @@ def route(
             "--block-size",
             str(common_block_size(described)),
         ),
+        # The processes read these themselves; the URL's scheme follows from them.
+        tls_cert=os.environ.get("HALFMOON_TLS_CERT", ""),
+        tls_key=os.environ.get("HALFMOON_TLS_KEY", ""),
+        tls_ca=tls_ca_from_environment(),
     )
     for server in described:
         events = "KV events" if server.event_endpoints else "no KV events"

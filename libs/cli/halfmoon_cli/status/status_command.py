@@ -15,11 +15,11 @@ from halfmoon_cli.common.printable_text import printable
 from halfmoon_cli.endpoint.endpoint_address import (
     DEFAULT_URL,
     ApiEndpoint,
-    http_timeouts,
     parse_endpoint,
 )
+from halfmoon_cli.endpoint.endpoint_client import open_client
 from halfmoon_cli.endpoint.endpoint_errors import BadEndpointUrl, EndpointError
-from halfmoon_cli.endpoint.endpoint_options import Key, Url
+from halfmoon_cli.endpoint.endpoint_options import Key, TlsCa, Url
 from halfmoon_cli.endpoint.operator_key import operator_key
 from halfmoon_cli.status.debug_client import fetch_status, parse_status
 from halfmoon_cli.status.status_screen import render_status
@@ -33,6 +33,7 @@ _SILENCE_S = 5.0
 def status(
     url: Url = DEFAULT_URL,
     api_key: Key = "",
+    tls_ca: TlsCa = "",
     watch: Annotated[bool, typer.Option("--watch", help="Until Ctrl-C")] = False,
     every: Annotated[float, typer.Option(min=0.1, help="Seconds, of --watch")] = 2.0,
     decisions: Annotated[int, typer.Option(min=0, help="Show the last so many")] = 5,
@@ -42,8 +43,8 @@ def status(
 ) -> None:
     """Show a cluster as its conductor sees it: workers, queues, memory, latencies, decisions."""
     try:
-        endpoint = parse_endpoint(url, operator_key(api_key))
-        with httpx.Client(headers=endpoint.headers, timeout=http_timeouts(_SILENCE_S)) as client:
+        endpoint = parse_endpoint(url, operator_key(api_key), tls_ca)
+        with open_client(endpoint, _SILENCE_S) as client:
             if as_json:
                 json.dump(fetch_status(client, endpoint), sys.stdout, indent=2)
                 sys.stdout.write("\n")

@@ -158,8 +158,11 @@ def _client(url: str, bind: str, advertise: str) -> "Iterator[P2PStore]":
 @contextmanager
 def _store(url: str) -> "Iterator[MetadataStore]":
     from halfmoon_metadata import open_store
+    from halfmoon_metadata.tls_trust import tls_ca_from_environment
 
-    with contextlib.closing(open_store(url, cluster_key=read_cluster_key())) as store:
+    with contextlib.closing(
+        open_store(url, cluster_key=read_cluster_key(), tls_ca=tls_ca_from_environment())
+    ) as store:
         yield store
 
 

@@ -88,9 +88,14 @@ def bench(
     with _explained(), ExitStack() as stack:
         if metadata:
             from halfmoon_metadata import open_store
+            from halfmoon_metadata.tls_trust import tls_ca_from_environment
 
             store = stack.enter_context(
-                contextlib.closing(open_store(metadata, cluster_key=read_cluster_key()))
+                contextlib.closing(
+                    open_store(
+                        metadata, cluster_key=read_cluster_key(), tls_ca=tls_ca_from_environment()
+                    )
+                )
             )
             found = run_bandwidth_bench_against(load, store, target, bind=bind, advertise=advertise)
         else:
@@ -116,11 +121,14 @@ def target(
     """Be what `halfmoon transfer bench` on another host moves blocks to and from."""
     from halfmoon_cli.transfer.bandwidth_target import serve_target
     from halfmoon_metadata import open_store
+    from halfmoon_metadata.tls_trust import tls_ca_from_environment
 
     with (
         catch_stop_signals() as ended,
         _explained(),
-        contextlib.closing(open_store(metadata, cluster_key=read_cluster_key())) as store,
+        contextlib.closing(
+            open_store(metadata, cluster_key=read_cluster_key(), tls_ca=tls_ca_from_environment())
+        ) as store,
         serve_target(
             store,
             name,

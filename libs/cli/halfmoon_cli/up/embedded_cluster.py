@@ -51,6 +51,17 @@ class ClusterPlan:
     limits: Mapping[str, str] = field(default_factory=dict)
     #: Flags of the process that bridges plain servers; empty: workers of our own serve.
     bridge: tuple[str, ...] = ()
+    #: Files of the certificate and key that all services serve HTTP with; empty: in the clear.
+    tls_cert: str = ""
+    tls_key: str = ""
+    #: File of CAs that all processes trust besides the system's; empty: only those.
+    tls_ca: str = ""
+
+    @property
+    def is_tls(self) -> bool:
+        """Return whether the REST API speaks TLS."""
+        flags = self.extra.get("conductor", ())
+        return bool(self.tls_cert) or any(flag.startswith("--tls-cert=") for flag in flags)
 
     @property
     def url(self) -> str:
@@ -59,7 +70,8 @@ class ClusterPlan:
         for flag in self.extra.get("conductor", ()):
             if flag.startswith("--host="):
                 host = reachable_host(resolve_own_address(flag.removeprefix("--host=")))
-        return f"http://{f'[{host}]' if ':' in host else host}:{self.http_port}"
+        scheme = "https" if self.is_tls else "http"
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.http_port}"
 
 
 def reachable_host(host: str) -> str:
@@ -84,10 +96,12 @@ def plan_processes(plan: ClusterPlan) -> list[ProcessSpec]:
     engine = ["--engine", plan.engine]
     model = ["--model", plan.model, "--served-model-name", plan.served_model_name]
     specs: list[ProcessSpec] = []
+    files = {"cert": plan.tls_cert, "key": plan.tls_key, "ca": plan.tls_ca}
+    tls = [f"--tls-{name}={path}" for name, path in files.items() if path]
 
     def add(role: str, index: int, *arguments: str) -> None:
         name = f"{role}-{index}"
-        common = ("--worker-id", name, "--host", plan.host, *plan.extra.get(role, ()))
+        common = ("--worker-id", name, "--host", plan.host, *tls, *plan.extra.get(role, ()))
         python = plan.worker_python if role in ("prefill", "decode") else ""
         specs.append(ProcessSpec(name, role, (*arguments, *common), python))
 

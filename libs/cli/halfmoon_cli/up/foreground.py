@@ -20,6 +20,7 @@ from halfmoon_cli.common.cluster_key import read_cluster_key
 from halfmoon_cli.up.embedded_cluster import ClusterPlan, EmbeddedCluster, ServiceProcess
 from halfmoon_metadata import open_store
 from halfmoon_metadata.store_interface import MetadataError
+from halfmoon_metadata.tls_trust import certificate_problem, trust_context
 from halfmoon_runtime.membership import MEMBERS, readable_members
 
 _POLL_S = 0.2
@@ -64,17 +65,26 @@ def run_up(plan: ClusterPlan, folder: Path, console: Console) -> int:
 def _wait_ready(cluster: EmbeddedCluster, console: Console) -> bool:
     """Show progress until all processes are ready; return False when one dies first."""
     began = time.monotonic()
+    #: Whether the REST API is ready, or why its certificate is not accepted.
+    answers: bool | str = False
     with Live(console=console, refresh_per_second=8) as live:
         while True:
             live.update(_table(cluster, time.monotonic() - began))
             if dead := cluster.dead():
                 break
-            if cluster.ready() and _answers(cluster.plan.url):
+            if cluster.processes["conductor-0"].stage == "ready":
+                answers = _answers(cluster.plan)
+            if isinstance(answers, str):
+                break
+            if cluster.ready() and answers:
                 return True
             time.sleep(_POLL_S)
+    if isinstance(answers, str):
+        _refuse(answers, console)
+        return False
     # All processes serve the same model: a refusal is printed once, in one line.
     if refusal := next(filter(None, (process.refusal for process in dead)), None):
-        console.print("\n[red]halfmoon:[/red]", escape(refusal), highlight=False, soft_wrap=True)
+        _refuse(refusal, console)
         return False
     for process in dead:
         _report_death(process, console)
@@ -96,11 +106,22 @@ def _watch(cluster: EmbeddedCluster, console: Console) -> int:
         time.sleep(_POLL_S)
 
 
-def _answers(url: str) -> bool:
+def _refuse(reason: str, console: Console) -> None:
+    console.print("\n[red]halfmoon:[/red]", escape(reason), highlight=False, soft_wrap=True)
+
+
+def _answers(plan: ClusterPlan) -> bool | str:
+    """Return whether the REST API is ready; a text says why its certificate is not accepted."""
     try:
-        return httpx.get(f"{url}/ready", timeout=1.0).status_code == 200
-    except httpx.HTTPError:
-        return False
+        return _get(plan, "/ready", timeout_s=1.0).status_code == 200
+    except httpx.HTTPError as error:
+        problem = certificate_problem(error)
+        return f"{plan.url}: {problem}" if problem else False
+
+
+def _get(plan: ClusterPlan, path: str, timeout_s: float) -> httpx.Response:
+    verify = trust_context(plan.tls_ca) if plan.is_tls else True
+    return httpx.get(f"{plan.url}{path}", timeout=timeout_s, verify=verify)
 
 
 def _table(cluster: EmbeddedCluster, elapsed_s: float) -> Table:
@@ -127,7 +148,7 @@ def _report_death(process: ServiceProcess, console: Console) -> None:
 
 def _greet(plan: ClusterPlan, console: Console) -> None:
     """Print the URL, and a command line to paste."""
-    answer = httpx.get(f"{plan.url}/v1/models", timeout=10.0)
+    answer = _get(plan, "/v1/models", timeout_s=10.0)
     needs_key = answer.status_code in (401, 403)
     body = {
         "model": _model_of_workers(plan) if needs_key else answer.json()["data"][0]["id"],
@@ -135,7 +156,8 @@ def _greet(plan: ClusterPlan, console: Console) -> None:
         "max_tokens": 32,
     }
     line = (
-        f"curl {plan.url}/v1/chat/completions -H 'Content-Type: application/json'"
+        f"curl{f' --cacert {shlex.quote(plan.tls_ca)}' if plan.tls_ca else ''}"
+        f" {plan.url}/v1/chat/completions -H 'Content-Type: application/json'"
         + (' -H "Authorization: Bearer $OPENAI_API_KEY"' if needs_key else "")
         + f" -d {shlex.quote(json.dumps(body))}"
     )
@@ -163,6 +185,7 @@ def _model_of_workers(plan: ClusterPlan) -> str:
     store = open_store(
         plan.metadata or f"{plan.url}/metadata",
         cluster_key=read_cluster_key(),
+        tls_ca=plan.tls_ca,
     )
     try:
         infos = readable_members(store.list(MEMBERS)).values()

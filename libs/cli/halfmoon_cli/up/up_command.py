@@ -21,6 +21,7 @@ from halfmoon_cli.up.role_options import (
 from halfmoon_cli.up.worker_threads import worker_threads
 from halfmoon_engine.checkpoints.model_folder import check_model
 from halfmoon_metadata.tcp_ports import free_port, is_free
+from halfmoon_metadata.tls_trust import TLS_CA_VARIABLE, trust_context
 from halfmoon_models.errors import ModelError
 from halfmoon_models.machine_cores import machine_cores
 from halfmoon_runtime.settings import ENVIRONMENT_PREFIX
@@ -90,6 +91,24 @@ def up(
     state: Annotated[
         Path, typer.Option(envvar="HALFMOON_STATE", help="Folder for logs and progress files")
     ] = Path(".halfmoon/up"),
+    tls_cert: Annotated[
+        str,
+        typer.Option(
+            envvar="HALFMOON_TLS_CERT",
+            help="PEM file of the certificate that all services serve HTTP with; it must name the"
+            " host that the REST API listens on",
+        ),
+    ] = "",
+    tls_key: Annotated[
+        str, typer.Option(envvar="HALFMOON_TLS_KEY", help="PEM file with the key of --tls-cert")
+    ] = "",
+    tls_ca: Annotated[
+        str,
+        typer.Option(
+            envvar=TLS_CA_VARIABLE,
+            help="PEM file of CAs that all processes trust besides the system's",
+        ),
+    ] = "",
     limits: Annotated[
         bool,
         typer.Option(
@@ -109,6 +128,12 @@ def up(
     """Start a cluster on this machine and keep it in the foreground until Ctrl-C."""
     if port and not is_free(port):
         _give_up(f"port {port} is in use: stop what listens there, or choose another with PORT=")
+    if bool(tls_cert) != bool(tls_key):
+        _give_up("TLS needs both, --tls-cert and --tls-key: one of them is missing")
+    try:
+        trust_context(tls_ca)
+    except ValueError as error:
+        _give_up(str(error))
     if group == 1 or (group and prefill % group):
         _give_up(
             f"--group is {group} and --prefill {prefill}: a group has two workers or more, and "
@@ -156,6 +181,9 @@ def up(
         if _THREADS_VARIABLE in os.environ
         else worker_threads(machine_cores(), prefill, decode, engine),
         extra=extra,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        tls_ca=tls_ca,
         limits=default_limits(extra.get("conductor", ()), os.environ) if limits else {},
     )
     try:

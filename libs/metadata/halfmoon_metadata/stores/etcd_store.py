@@ -5,13 +5,18 @@ transactions. Each write with a lease gets a lease of its own. A record that is 
 under the newer lease, and the older lease expires empty. etcd counts leases in whole seconds, so
 they are rounded up. Its shortest lease is about 2 s unless configured otherwise.
 
+A user and a password in the URL are exchanged for a token, which is shown with each call. etcd ends
+tokens after some minutes, with a restart, and when users or roles change. It refuses a call with
+such a token before it applies anything. So that call is sent again, once, with a new token.
+
 The gateway needs only HTTP. Of the client libraries on PyPI, etcd3 had its last release in 2020.
 aetcd is maintained, but is for asyncio only and requires gRPC.
 """
 
 import math
+import threading
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import httpx
 import msgspec
@@ -26,6 +31,7 @@ from halfmoon_metadata.record_limits import (
 )
 from halfmoon_metadata.store_interface import MetadataError, MetadataRefused, MetadataUnreachable
 from halfmoon_metadata.stores.http_call import call_with_retry
+from halfmoon_metadata.tls_trust import trust_context
 
 TIMEOUT_S = 5.0
 DEFAULT_PORT = 2379
@@ -33,6 +39,15 @@ DEFAULT_PORT = 2379
 _PAGE = 500
 #: Attempts at a counter that other clients change at the same moment.
 _COUNT_ATTEMPTS = 1000
+#: Words of etcd about a token that it no longer accepts; a new one helps.
+_STALE_TOKEN = ("invalid auth token", "revision of auth store is old")
+#: Words of etcd about a call without a user, or with a wrong one, and the way out.
+_WAYS_OUT = {
+    "user name is empty": "it wants a user: write etcd://user:password@host:port",
+    "authentication failed": "check the user and password of the URL",
+    "authentication is not enabled": "leave user and password out of the URL, or enable them",
+    "permission denied": "grant this user's role reading and writing of all keys",
+}
 T = TypeVar("T", bound="_Answer")
 
 
@@ -68,28 +83,51 @@ class _Lease(_Answer):
     ID: str
 
 
+class _Token(_Answer):
+    token: str
+
+
 class EtcdStore:
-    """A `MetadataStore` at a URL such as ``etcd://host:2379``.
+    """A `MetadataStore` at a URL such as ``etcd://host:2379`` or ``etcds://user:password@host``.
 
     Args:
-        url: address of a member, or of a proxy. etcd's own users are not supported.
+        url: address of a member, or of a proxy; ``etcds`` speaks TLS.
+        tls_ca: for ``etcds``, see `trust_context`.
         timeout_s: seconds for one attempt to connect, send, and receive, each.
 
     Raises:
-        ValueError: a URL with a user, a path or a query.
+        ValueError: a URL with a path, a query, or a user without password; or the file of CAs
+            can't be used.
     """
 
-    def __init__(self, url: str, *, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, url: str, *, tls_ca: str = "", timeout_s: float = TIMEOUT_S) -> None:
         parts = urlsplit(url)
-        if parts.username is not None or parts.path not in ("", "/") or parts.query:
+        if parts.path not in ("", "/") or parts.query:
             raise ValueError(
-                f"metadata URL etcd://…{parts.hostname}: only etcd://host:port is understood, "
-                "without user, path or query"
+                f"metadata URL {parts.scheme}://…{parts.hostname}: only "
+                f"{parts.scheme}://user:password@host:port is understood, without path or query"
             )
+        if parts.username is not None and not (parts.username and parts.password):
+            raise ValueError(
+                f"metadata URL {parts.scheme}://…{parts.hostname}: it needs both, a user and a "
+                "password, or none"
+            )
+        is_tls = parts.scheme == "etcds"
         host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
         self._name = f"{parts.scheme}://{host}:{parts.port or DEFAULT_PORT}"
-        self._url = f"http://{host}:{parts.port or DEFAULT_PORT}/v3"
-        self._client = httpx.Client(timeout=timeout_s, trust_env=False)
+        self._url = f"http{'s' if is_tls else ''}://{host}:{parts.port or DEFAULT_PORT}/v3"
+        self._client = httpx.Client(
+            timeout=timeout_s, trust_env=False, verify=trust_context(tls_ca) if is_tls else True
+        )
+        #: Name and password; None without a user.
+        self._login = (
+            {"name": unquote(parts.username), "password": unquote(parts.password or "")}
+            if parts.username
+            else None
+        )
+        #: Token of the user; "" before the first call. Guarded by the lock.
+        self._token = ""
+        self._token_lock = threading.Lock()
 
     def get(self, key: str) -> bytes | None:
         """See `MetadataStore.get`."""
@@ -183,15 +221,38 @@ class EtcdStore:
     def _call(
         self, path: str, request: dict[str, Any], kind: type[T], *, repeatable: bool = False
     ) -> T:
-        response = call_with_retry(
+        token = self._valid_token(stale="") if self._login else ""
+        response = self._send(path, request, token, repeatable=repeatable)
+        if self._login and _is_stale(response):
+            response = self._send(
+                path, request, self._valid_token(stale=token), repeatable=repeatable
+            )
+        return self._decoded(response, kind)
+
+    def _valid_token(self, *, stale: str) -> str:
+        """Return the user's token, a new one if the current one is `stale`."""
+        with self._token_lock:
+            if self._token == stale:
+                assert self._login is not None, "only users have tokens"
+                response = self._send("/auth/authenticate", self._login, "", repeatable=True)
+                self._token = self._decoded(response, _Token).token
+            return self._token
+
+    def _send(
+        self, path: str, request: dict[str, Any], token: str, *, repeatable: bool
+    ) -> httpx.Response:
+        return call_with_retry(
             self._client,
             "POST",
             self._url + path,
             server=self._name,
             repeatable=repeatable,
+            headers={"authorization": token} if token else None,
             # msgspec encodes bytes as base64, which the gateway expects.
             body=msgspec.json.encode(request),
         )
+
+    def _decoded(self, response: httpx.Response, kind: type[T]) -> T:
         if response.status_code != 200:
             raise self._failure(response)
         try:
@@ -201,11 +262,20 @@ class EtcdStore:
 
     def _failure(self, response: httpx.Response) -> MetadataError:
         text = f"metadata server {self._name}: {response.status_code} {response.text[:300]}"
+        if ways := [way for words, way in _WAYS_OUT.items() if words in response.text]:
+            return MetadataRefused(f"{text}: {ways[0]}")
         if response.status_code >= 500:
             return MetadataUnreachable(text)
         if response.status_code == 400:
             return MetadataRefused(text)
         return MetadataError(text)
+
+
+def _is_stale(response: httpx.Response) -> bool:
+    """Return whether etcd refused the call's token, so that a new one may help."""
+    return response.status_code in (400, 401) and any(
+        words in response.text for words in _STALE_TOKEN
+    )
 
 
 def _is(key: str, target: str, **what: object) -> dict[str, Any]:

@@ -8,7 +8,8 @@ connection was never made.
 import httpx
 import tenacity
 
-from halfmoon_metadata.store_interface import MetadataUnreachable
+from halfmoon_metadata.store_interface import MetadataRefused, MetadataUnreachable
+from halfmoon_metadata.tls_trust import certificate_problem
 
 _ATTEMPTS = 3
 _WAIT_S = tenacity.wait_random_exponential(multiplier=0.05, max=0.5)
@@ -39,12 +40,14 @@ def call_with_retry(
 
     Raises:
         MetadataUnreachable: there was no answer.
+        MetadataRefused: the server's certificate is not accepted.
     """
     again = tenacity.Retrying(
         retry=tenacity.retry_if_exception_type(
             httpx.TransportError if repeatable else httpx.ConnectError
         )
-        & tenacity.retry_if_not_exception_type(httpx.TimeoutException),
+        & tenacity.retry_if_not_exception_type(httpx.TimeoutException)
+        & tenacity.retry_if_exception(lambda error: certificate_problem(error) is None),
         stop=tenacity.stop_after_attempt(_ATTEMPTS),
         wait=_WAIT_S,
         reraise=True,
@@ -52,5 +55,7 @@ def call_with_retry(
     try:
         return again(client.request, method, url, params=params, headers=headers, content=body)
     except httpx.HTTPError as error:
+        if problem := certificate_problem(error):
+            raise MetadataRefused(f"metadata server {server}: {problem}") from error
         reason = str(error) or type(error).__name__
         raise MetadataUnreachable(f"metadata server {server}: {reason}") from error

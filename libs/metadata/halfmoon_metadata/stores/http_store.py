@@ -11,6 +11,7 @@ from halfmoon_metadata.record_limits import check_key, check_prefix, check_ttl, 
 from halfmoon_metadata.redacted_url import redact_url
 from halfmoon_metadata.store_interface import MetadataError, MetadataRefused, MetadataUnreachable
 from halfmoon_metadata.stores.http_call import call_with_retry
+from halfmoon_metadata.tls_trust import trust_context
 
 TIMEOUT_S = 5.0
 _listing = msgspec.json.Decoder(dict[str, str])
@@ -22,13 +23,16 @@ class HttpStore:
     Args:
         url: address of the served `metadata_app`.
         token: shown with each request, see `metadata_token`; empty: nothing is shown.
+        tls_ca: for https, see `trust_context`.
         timeout_s: seconds for one attempt to connect, send, and receive, each.
 
     Raises:
-        ValueError: `url` is not a URL.
+        ValueError: `url` is not a URL, or the file of CAs can't be used.
     """
 
-    def __init__(self, url: str, *, token: str = "", timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(
+        self, url: str, *, token: str = "", tls_ca: str = "", timeout_s: float = TIMEOUT_S
+    ) -> None:
         try:
             self._url = str(httpx.URL(url)).rstrip("/")
             #: The URL without a password, for error texts.
@@ -39,6 +43,7 @@ class HttpStore:
         self._client = httpx.Client(
             timeout=timeout_s,
             trust_env=False,
+            verify=trust_context(tls_ca) if self._url.startswith("https:") else True,
             headers={"authorization": f"Bearer {token}"} if token else {},
         )
 

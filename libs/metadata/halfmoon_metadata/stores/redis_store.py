@@ -5,8 +5,8 @@ database. A Redis that evicts (``maxmemory-policy`` other than ``noeviction``) w
 """
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
-from urllib.parse import urlsplit
+from typing import Any, TypeVar
+from urllib.parse import parse_qs, urlsplit
 
 import redis
 from redis.backoff import ExponentialBackoff
@@ -26,10 +26,13 @@ from halfmoon_metadata.store_interface import (
     MetadataRefused,
     MetadataUnreachable,
 )
+from halfmoon_metadata.tls_trust import TLS_CA_VARIABLE, certificate_problem, trust_context
 
 TIMEOUT_S = 5.0
 #: Keys scanned, and values read, per request.
 _BATCH = 500
+#: Options of redis-py's URLs that would turn off the verification of certificates, or a part.
+_UNVERIFIED = ("ssl_cert_reqs", "ssl_check_hostname", "ssl_exclude_verify_flags")
 T = TypeVar("T")
 
 #: KEYS[1]; ARGV: "1" and the expected value, or "0"; "1" and the new value, or "0"; lease in ms.
@@ -59,9 +62,18 @@ return redis.call('GET', KEYS[1])
 
 
 class RedisStore:
-    """A `MetadataStore` at a URL such as ``redis://:password@host:6379/0``."""
+    """A `MetadataStore` at a URL such as ``redis://:password@host:6379/0``, or ``rediss://…``.
 
-    def __init__(self, url: str, *, timeout_s: float = TIMEOUT_S) -> None:
+    Args:
+        url: address of the server, with user and password; ``rediss`` speaks TLS.
+        tls_ca: see `trust_context`.
+        timeout_s: seconds for one attempt to connect, send, and receive, each.
+
+    Raises:
+        ValueError: the URL asks not to verify certificates, or the file of CAs can't be used.
+    """
+
+    def __init__(self, url: str, *, tls_ca: str = "", timeout_s: float = TIMEOUT_S) -> None:
         parts = urlsplit(url)
         #: The URL without the password, for error texts.
         self._name = f"{parts.scheme}://{parts.hostname}:{parts.port or 6379}{parts.path}"
@@ -72,6 +84,7 @@ class RedisStore:
             # A broken connection is made again; no call is sent twice.
             retry=Retry(ExponentialBackoff(cap=0.5, base=0.05), 0),
             max_connections=64,
+            **_tls_options(url, tls_ca),
         )
         self._swap = self._client.register_script(_SWAP)
         self._increment = self._client.register_script(_INCREMENT)
@@ -141,10 +154,35 @@ class RedisStore:
     def _call(self, call: Callable[[], T]) -> T:
         try:
             return call()
+        except (redis.AuthenticationError, redis.exceptions.AuthorizationError) as error:
+            raise MetadataRefused(
+                f"metadata server {self._name} does not accept the user and password of its URL, "
+                f"or wants them: {error}"
+            ) from error
         except (redis.ConnectionError, redis.TimeoutError) as error:
+            if problem := certificate_problem(error):
+                raise MetadataRefused(f"metadata server {self._name}: {problem}") from error
             raise MetadataUnreachable(f"metadata server {self._name}: {error}") from error
         except redis.RedisError as error:
             raise MetadataError(f"metadata server {self._name}: {error}") from error
+
+
+def _tls_options(url: str, tls_ca: str) -> dict[str, Any]:
+    """Return the options of connections by TLS; none for a URL without.
+
+    Raises:
+        ValueError: the URL asks not to verify certificates, or the file of CAs can't be used.
+    """
+    parts = urlsplit(url)
+    if parts.scheme != "rediss":
+        return {}
+    if refused := [name for name in _UNVERIFIED if name in parse_qs(parts.query)]:
+        raise ValueError(
+            f"metadata URL rediss://…{parts.hostname}: {refused[0]} is not taken, as certificates "
+            f"are always verified; {TLS_CA_VARIABLE} names a file of CAs to trust"
+        )
+    trust_context(tls_ca)  # so that a bad file is refused here, by name
+    return {"ssl_ca_certs": tls_ca} if tls_ca else {}
 
 
 def _value(value: object) -> bytes | None:

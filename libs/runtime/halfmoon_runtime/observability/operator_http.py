@@ -7,6 +7,9 @@ REST API's.
 
     {"error": {"message": "…", "type": "invalid_request_error", "param": null, "code": null}}
 
+With a certificate it serves TLS alone. The handshake is in the caller's thread, has a limit of
+time, and counts as a connection.
+
 With a cluster key, all other paths need ``Authorization: Bearer`` with `operator_token`. A POST
 needs ``Content-Type: application/json``, so that no web page of another origin can send it.
 """
@@ -15,7 +18,9 @@ import asyncio
 import hashlib
 import hmac
 import math
+import select
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -109,6 +114,7 @@ class OperatorHttp:
         *,
         tokens: Sequence[str] = (),
         registry: CollectorRegistry = REGISTRY,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         """Prepare the server; `start` listens.
 
@@ -117,10 +123,12 @@ class OperatorHttp:
             is_ready: tells whether the service takes work.
             tokens: one of them is required, see `operator_tokens`; none: nothing is.
             registry: metrics to serve.
+            tls: serves TLS alone; None: HTTP in the clear.
         """
         self._loop = loop
         self._is_ready = is_ready
         self._tokens = tokens
+        self._tls = tls
         self._metrics = make_wsgi_app(registry)
         #: Method, parts of the path, handler.
         self._routes: list[tuple[str, list[str], OperatorHandler]] = []
@@ -143,7 +151,7 @@ class OperatorHttp:
             OSError: the port is not available; the text names it.
         """
         try:
-            self._server = _Server(host, port, self._answer)
+            self._server = _Server(host, port, self._answer, self._tls)
         except OSError as error:
             raise OSError(
                 error.errno, f"metrics_port {port} on {host} can't be had: {error.strerror}"
@@ -156,7 +164,8 @@ class OperatorHttp:
     def url(self, host: str) -> str:
         """Return the server's URL, with this name or address of the machine."""
         assert self._server is not None, "it was not started"
-        return f"http://{f'[{host}]' if ':' in host else host}:{self._server.server_port}"
+        scheme = "http" if self._tls is None else "https"
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self._server.server_port}"
 
     def stop(self) -> None:
         """Stop listening."""
@@ -242,12 +251,19 @@ class OperatorHttp:
 class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
 
-    def __init__(self, host: str, port: int, app: Callable[..., Iterable[bytes]]) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        app: Callable[..., Iterable[bytes]],
+        tls: ssl.SSLContext | None,
+    ) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._room = threading.BoundedSemaphore(_MAX_CONNECTIONS)
         super().__init__((host, port), _Handler)
         self.set_app(app)
         self._closing = False
+        self._tls = tls
 
     def serve_until_closed(self) -> None:
         """Accept connections until `close`; unlike `serve_forever`, without waking up to check."""
@@ -284,12 +300,47 @@ class _Server(ThreadingMixIn, WSGIServer):
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
+            if self._tls is not None:
+                request = _shake_hands(request, self._tls)
             super().process_request_thread(request, client_address)
+        except OSError:  # a handshake that failed, or took too long
+            self.shutdown_request(request)
         finally:
             self._room.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore a caller that closed its connection, or took too long."""
+
+
+def _shake_hands(connection: socket.socket, tls: ssl.SSLContext) -> ssl.SSLSocket:
+    """Return the connection after its TLS handshake.
+
+    The time is that of the whole handshake: a caller that sends byte after byte has no more.
+
+    Raises:
+        OSError: it fails, or takes too long; the connection is closed.
+    """
+    deadline = time.monotonic() + _CALLER_S
+    secured = tls.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+    try:
+        secured.setblocking(False)
+        while True:
+            try:
+                secured.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                wanted = select.POLLIN
+            except ssl.SSLWantWriteError:
+                wanted = select.POLLOUT
+            poll = select.poll()
+            poll.register(secured, wanted)
+            if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                raise TimeoutError(f"no TLS handshake within {_CALLER_S:.0f} s")
+        secured.setblocking(True)
+    except BaseException:
+        secured.close()
+        raise
+    return secured
 
 
 class _Handler(WSGIRequestHandler):

@@ -139,7 +139,7 @@ async def open_worker(
     async with AsyncExitStack() as stack:
         worker_id = WorkerId(settings.worker_id)
         cluster_key = settings.cluster_key.get_secret_value()
-        store = open_store(settings.metadata, cluster_key=cluster_key)
+        store = open_store(settings.metadata, cluster_key=cluster_key, tls_ca=settings.tls_ca)
         stack.callback(store.close)
         try:
             generation = await next_generation(store, worker_id, above=above)

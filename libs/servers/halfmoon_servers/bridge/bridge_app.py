@@ -20,7 +20,7 @@ async def run(settings: BridgeSettings, service: Service) -> None:
     """Bridge servers until told to stop, then let their requests finish."""
     async with AsyncExitStack() as stack:
         cluster_key = settings.cluster_key.get_secret_value()
-        store = open_store(settings.metadata, cluster_key=cluster_key)
+        store = open_store(settings.metadata, cluster_key=cluster_key, tls_ca=settings.tls_ca)
         stack.callback(store.close)
         network = ZmqNetwork(
             advertise_host=settings.advertised_host,

@@ -6,11 +6,15 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections.abc import Mapping
 from types import TracebackType
+from typing import Any
+from urllib.parse import quote
 
 import httpx
 
 from halfmoon_metadata.tcp_ports import free_port
+from halfmoon_testing.tls_authority import IssuedCertificate
 
 _MIB = 1024 * 1024
 _START_S = 60.0
@@ -19,18 +23,31 @@ _START_S = 60.0
 class EtcdServer:
     """Run an etcd of one member, with the shortest leases; a context manager that ends it."""
 
-    def __init__(self, max_request_bytes: int = 24 * _MIB) -> None:
+    def __init__(
+        self,
+        max_request_bytes: int = 24 * _MIB,
+        *,
+        tls: IssuedCertificate | None = None,
+        root_password: str = "",
+        options: Mapping[str, str] | None = None,
+    ) -> None:
         """Start etcd, and wait until it answers.
 
         Args:
             max_request_bytes: largest request. The default allows values of the largest record;
                 etcd's own default is 1.5 MiB.
+            tls: certificate to serve TLS with.
+            root_password: password of the user root; empty: there are no users.
+            options: further flags of etcd.
         """
         self.port = free_port()
-        self._address = f"http://127.0.0.1:{self.port}"
+        self._scheme = "http" if tls is None else "https"
+        self._address = f"{self._scheme}://127.0.0.1:{self.port}"
+        self._root_password = root_password
+        self._headers: dict[str, str] = {}
         peer = f"http://127.0.0.1:{free_port()}"
         self._folder = tempfile.TemporaryDirectory(prefix="halfmoon-etcd-")
-        options = {
+        flags = {
             "data-dir": self._folder.name,
             "listen-client-urls": self._address,
             "advertise-client-urls": self._address,
@@ -41,9 +58,11 @@ class EtcdServer:
             "heartbeat-interval": 50,
             "election-timeout": 500,
             "max-request-bytes": max_request_bytes,
+            **({} if tls is None else {"cert-file": tls.cert, "key-file": tls.key}),
+            **(options or {}),
         }
         self._process = subprocess.Popen(
-            ["etcd", *(f"--{name}={value}" for name, value in options.items())],
+            ["etcd", *(f"--{name}={value}" for name, value in flags.items())],
             # On processors that etcd does not support, it starts only with this variable.
             env={**os.environ, "ETCD_UNSUPPORTED_ARCH": platform.machine()},
             stdout=subprocess.DEVNULL,
@@ -55,6 +74,12 @@ class EtcdServer:
                 self.stop()
                 raise RuntimeError(f"etcd at {self._address} ended, or did not start")
             time.sleep(0.02)
+        if root_password:
+            self.call("/auth/user/add", {"name": "root", "password": root_password})
+            self.call("/auth/role/add", {"name": "root"})
+            self.call("/auth/user/grant", {"user": "root", "role": "root"})
+            self.call("/auth/enable", {})
+            self.log_in()
 
     @staticmethod
     def is_installed() -> bool:
@@ -64,12 +89,27 @@ class EtcdServer:
     @property
     def url(self) -> str:
         """URL for `open_store`."""
-        return f"etcd://127.0.0.1:{self.port}"
+        user = f"root:{quote(self._root_password, safe='')}@" if self._root_password else ""
+        scheme = "etcd" if self._scheme == "http" else "etcds"
+        return f"{scheme}://{user}127.0.0.1:{self.port}"
 
     def clear(self) -> None:
         """Remove all records."""
-        everything = {"key": "AA==", "range_end": "AA=="}
-        httpx.post(f"{self._address}/v3/kv/deleterange", json=everything).raise_for_status()
+        self.call("/kv/deleterange", {"key": "AA==", "range_end": "AA=="})
+
+    def call(self, path: str, request: object) -> Any:
+        """Call etcd's gateway, as root if there are users, and return its JSON."""
+        answer = httpx.post(
+            f"{self._address}/v3{path}", json=request, headers=self._headers, verify=False
+        )
+        answer.raise_for_status()
+        return answer.json()
+
+    def log_in(self) -> None:
+        """Get a token for `call`."""
+        self._headers = {}  # with a token that has ended, etcd refuses even this call
+        login = {"name": "root", "password": self._root_password}
+        self._headers = {"authorization": self.call("/auth/authenticate", login)["token"]}
 
     def stop(self) -> None:
         """Kill etcd, and remove its folder."""
@@ -79,7 +119,9 @@ class EtcdServer:
 
     def _answers(self) -> bool:
         try:
-            return bool(httpx.get(f"{self._address}/health").json()["health"] == "true")
+            return bool(
+                httpx.get(f"{self._address}/health", verify=False).json()["health"] == "true"
+            )
         except (httpx.HTTPError, ValueError):
             return False
 

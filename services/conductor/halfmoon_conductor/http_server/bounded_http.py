@@ -11,12 +11,14 @@ Content, length and pace of a body are not checked here: see `body_receiver`.
 """
 
 import asyncio
+import ssl
 from collections.abc import Callable, MutableMapping
 from http import HTTPStatus
 from typing import Any, ClassVar, cast
 
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
 
 from halfmoon_conductor.errors import (
     ApiError,
@@ -29,6 +31,7 @@ from halfmoon_conductor.errors import (
 )
 from halfmoon_conductor.http_server import error_responses
 from halfmoon_conductor.http_server.disconnect import show_connection
+from halfmoon_conductor.http_server.tls_gate import TlsGate
 
 #: Bytes around a chunk of a body: its length in hexadecimal, and two line ends.
 _CHUNK_OVERHEAD = 20
@@ -50,7 +53,7 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_pipelined: int = 8
     max_connections: int = 16_384
     #: Seconds from the connection, or from the first byte of a later request, to the end of its
-    #: headers.
+    #: headers; also to the end of a TLS handshake.
     head_timeout_s: float = 20.0
     #: Seconds that a refused client which is still sending gets to read the answer.
     linger_s: float = 2.0
@@ -60,6 +63,8 @@ class BoundedHttp(HttpToolsProtocol):
     """One connection; `bounded_http` makes the class for given limits."""
 
     limits: ClassVar[HttpLimits] = HttpLimits()
+    #: The connection as it was counted during its TLS handshake; None in the clear.
+    gate: Any = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the timer of a new connection, and refuse it if there are too many."""
@@ -77,6 +82,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._timer: asyncio.TimerHandle | None = None
         closable = cast(asyncio.Transport, _LingeringTransport(transport, self._linger))
         super().connection_made(closable)
+        self.connections.discard(self.gate)
         self._set_timer()
         if len(self.connections) > self.limits.max_connections:
             self._refuse(
@@ -216,10 +222,11 @@ class BoundedHttp(HttpToolsProtocol):
             return
         self._ignores_data = True
         self._unset_timer()
-        if not self.is_receiving or not transport.can_write_eof():
+        if not self.is_receiving:
             transport.close()
             return
-        transport.write_eof()
+        if transport.can_write_eof():  # TLS has no end of one direction alone
+            transport.write_eof()
         transport.resume_reading()
         self._timer = self.loop.call_later(self.limits.linger_s, transport.close)
 
@@ -277,6 +284,31 @@ class _LingeringTransport:
         return getattr(self._transport, name)
 
 
-def bounded_http(limits: HttpLimits) -> type[asyncio.Protocol]:
-    """Make the connection class that uvicorn is to use."""
-    return type("LimitedHttp", (BoundedHttp,), {"limits": limits})
+def bounded_http(limits: HttpLimits, tls: ssl.SSLContext | None = None) -> type[asyncio.Protocol]:
+    """Make the connection class that uvicorn is to use.
+
+    Args:
+        limits: of each connection.
+        tls: certificate and key; None: HTTP in the clear.
+    """
+    http = type("LimitedHttp", (BoundedHttp,), {"limits": limits})
+    if tls is None:
+        return http
+    context = tls
+
+    class LimitedTls(TlsGate):
+        def __init__(self, *, server_state: ServerState, **arguments: Any) -> None:
+            def make_http() -> BoundedHttp:
+                secured: BoundedHttp = http(server_state=server_state, **arguments)
+                secured.gate = self
+                return secured
+
+            super().__init__(
+                make_http,
+                server_state.connections,
+                context,
+                max_connections=limits.max_connections,
+                handshake_s=limits.head_timeout_s,
+            )
+
+    return LimitedTls

@@ -5,6 +5,7 @@ import threading
 
 from halfmoon_metadata.store_interface import MetadataError, MetadataStore
 from halfmoon_metadata.store_registry import open_store
+from halfmoon_metadata.tls_trust import tls_ca_from_environment
 from halfmoon_transfer.backends.addresses import join_address, split_address
 from halfmoon_transfer.backends.mooncake import mooncake_records
 from halfmoon_transfer.backends.mooncake.mooncake_records import P2P, RpcRecord, SegmentRecord
@@ -43,7 +44,7 @@ class MooncakeRegistry:
         if self.is_p2p:
             self.name = join_address(rpc.ip_or_host_name, rpc.rpc_port)
         else:
-            self._store = open_store(settings.metadata)
+            self._store = open_store(settings.metadata, tls_ca=tls_ca_from_environment())
             self.name = settings.name or name
 
     def announce(self, record: SegmentRecord) -> None:

@@ -1,0 +1,130 @@
+"""Stores over TLS: which servers they trust, and what they say of one that they do not."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from halfmoon_metadata import MemoryStore, MetadataError, MetadataRefused, open_store
+from halfmoon_testing.processes.etcd_server import EtcdServer
+from halfmoon_testing.tls_authority import IssuedCertificate, TlsAuthority
+from tests.metadata.conftest import PASSWORD, HttpServer, RedisServer
+
+#: Starts a server of a kind with a certificate, and returns its URL.
+Start = Callable[[str, IssuedCertificate], str]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    with ExitStack() as stack:
+
+        def start_it(kind: str, certificate: IssuedCertificate) -> str:
+            if kind == "https":
+                http = HttpServer(MemoryStore(), tls=certificate)
+                stack.callback(http.stop)
+                return f"https://u:{PASSWORD}@127.0.0.1:{http.port}/metadata"
+            if kind == "etcds":
+                if not EtcdServer.is_installed():
+                    pytest.skip("etcd is not installed (Debian: etcd-server)")
+                return stack.enter_context(EtcdServer(tls=certificate, root_password=PASSWORD)).url
+            if shutil.which("redis-server") is None:
+                pytest.skip("redis-server is not installed")
+            redis = RedisServer(password=PASSWORD, tls=certificate)
+            stack.callback(redis.stop)
+            return f"rediss://:{PASSWORD}@127.0.0.1:{redis.port}/0"
+
+        yield start_it
+
+
+KINDS = pytest.mark.parametrize("kind", ["https", "rediss", "etcds"])
+
+
+@KINDS
+def test_a_store_reads_and_writes_over_tls_with_the_file_of_its_ca(
+    start: Start, authority: TlsAuthority, certificate: IssuedCertificate, kind: str
+) -> None:
+    store = open_store(start(kind, certificate), tls_ca=str(authority.path))
+    store.put("k", b"1", ttl_s=60)
+    assert store.compare_and_swap("k", b"1", b"2")
+    assert store.list("") == {"k": b"2"}
+    store.close()
+
+
+@KINDS
+def test_a_server_of_an_unknown_ca_is_refused_and_the_setting_is_named(
+    start: Start, certificate: IssuedCertificate, tmp_path: Path, kind: str
+) -> None:
+    url = start(kind, certificate)
+    for tls_ca in ("", str(TlsAuthority(tmp_path, "other").path)):
+        store = open_store(url, tls_ca=tls_ca)
+        with pytest.raises(
+            MetadataRefused, match=r"127.0.0.1.*not accepted.*HALFMOON_TLS_CA"
+        ) as no:
+            store.put("k", b"1")
+        assert PASSWORD not in str(no.value)
+        store.close()
+
+
+@KINDS
+@pytest.mark.parametrize(
+    ("host", "days", "reason"),
+    [("elsewhere.example", 1, "the URL must have a name"), ("127.0.0.1", -1, "expired.*new one")],
+)
+def test_a_certificate_for_another_host_or_an_expired_one_is_refused(
+    start: Start, authority: TlsAuthority, kind: str, host: str, days: int, reason: str
+) -> None:
+    issued = authority.issue(host, name=f"{kind}-{days}", valid_for=timedelta(days=days))
+    store = open_store(start(kind, issued), tls_ca=str(authority.path))
+    with pytest.raises(MetadataRefused, match=reason):
+        store.get("k")
+    store.close()
+
+
+@KINDS
+def test_a_client_without_tls_gets_nothing_from_a_server_with_it(
+    start: Start, certificate: IssuedCertificate, kind: str
+) -> None:
+    url = start(kind, certificate).replace(f"{kind}://", f"{kind[:-1]}://")
+    store = open_store(url)
+    # Go's servers say in plain HTTP that they want TLS, the others close the connection.
+    with pytest.raises(MetadataError) as failed:
+        store.get("k")
+    assert PASSWORD not in str(failed.value)
+    store.close()
+
+
+def test_a_redis_with_another_password_is_refused_without_saying_it(
+    start: Start, authority: TlsAuthority, certificate: IssuedCertificate
+) -> None:
+    url = start("rediss", certificate)
+    for wrong in (url.replace(PASSWORD, "wr0ng"), url.replace(f":{PASSWORD}@", "")):
+        store = open_store(wrong, tls_ca=str(authority.path))
+        with pytest.raises(MetadataRefused, match=r"rediss://127.0.0.1.*user and password") as no:
+            store.get("k")
+        assert "wr0ng" not in str(no.value)
+        store.close()
+
+
+@pytest.mark.parametrize(
+    "option", ["ssl_cert_reqs=none", "ssl_check_hostname=no", "ssl_exclude_verify_flags=x"]
+)
+def test_no_option_of_a_url_turns_verification_off(option: str) -> None:
+    with pytest.raises(ValueError, match="always verified; HALFMOON_TLS_CA"):
+        open_store(f"rediss://:{PASSWORD}@127.0.0.1:6379/0?{option}")
+
+
+@pytest.mark.parametrize("scheme", ["https", "rediss", "etcds"])
+@pytest.mark.parametrize(
+    ("content", "reason"), [(None, "can't be read"), (b"no PEM", "no cert"), (b"\xff", "no cert")]
+)
+def test_a_file_of_cas_that_can_not_be_used_is_named(
+    tmp_path: Path, scheme: str, content: bytes | None, reason: str
+) -> None:
+    path = tmp_path / "cas.pem"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ValueError, match=f"HALFMOON_TLS_CA.*cas.pem.*{reason}"):
+        open_store(f"{scheme}://127.0.0.1:1", tls_ca=str(path))
