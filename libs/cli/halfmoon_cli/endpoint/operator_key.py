@@ -3,25 +3,34 @@
 import typer
 
 from halfmoon_cli.common.cluster_key import CLUSTER_KEY_VARIABLE, read_cluster_key
+from halfmoon_cli.common.local_key import use_local_key
+from halfmoon_cli.endpoint.endpoint_address import DEFAULT_URL
 
 
-def operator_key(api_key: str) -> str:
-    """Return the operators' token if the environment has the cluster's key, else the API key."""
+def operator_key(url: str, api_key: str) -> str:
+    """Return what a conductor's routes for operators want.
+
+    It is the operators' token if there is a cluster key in the environment, else the API key that
+    was given, else the token by the key of a cluster that was started in this folder.
+    """
     from halfmoon_runtime.observability.operator_http import operator_token
 
+    if not api_key:
+        use_local_key(url)
     cluster_key = read_cluster_key()
     return operator_token(cluster_key) if cluster_key else api_key
 
 
 def print_operator_token() -> None:
-    """Print the token that the web page and /debug want where HALFMOON_CLUSTER_KEY is set."""
+    """Print the token that the web page and /debug want where the cluster has a key."""
     from halfmoon_runtime.observability.operator_http import operator_token
 
+    use_local_key(DEFAULT_URL)
     cluster_key = read_cluster_key()
     if not cluster_key:
         typer.echo(
-            f"{CLUSTER_KEY_VARIABLE} is not set: a cluster without a key wants no token. With "
-            "tenants, use an operator's API key.",
+            f"{CLUSTER_KEY_VARIABLE} is not set, and no cluster runs here with a key of its own: a "
+            "cluster without a key wants no token. With tenants, use an operator's API key.",
             err=True,
         )
         raise typer.Exit(2)

@@ -31,6 +31,7 @@ from rich.progress import (
 from rich.table import Table
 
 from halfmoon_cli.common.cluster_key import read_cluster_key
+from halfmoon_cli.common.local_key import use_local_key
 
 if TYPE_CHECKING:
     from halfmoon_cli.kv.kvstore_nodes import KvstoreNodes
@@ -268,6 +269,7 @@ def drain(
 def _opened(metadata: str) -> Iterator["MetadataStore"]:
     from halfmoon_metadata import open_store
 
+    use_local_key(metadata)
     with contextlib.closing(open_store(metadata, cluster_key=read_cluster_key())) as store:
         yield store
 

@@ -102,7 +102,7 @@ def _said(worker: str, role: RequestedRole, row: RoleRow | None) -> str:
 def _opened(url: str, api_key: str) -> Iterator[tuple[httpx.Client, ApiEndpoint]]:
     """Yield a client of a conductor; print errors in one line and exit, with 2 for a bad URL."""
     try:
-        endpoint = parse_endpoint(url, operator_key(api_key))
+        endpoint = parse_endpoint(url, operator_key(url, api_key))
         with httpx.Client(headers=endpoint.headers, timeout=http_timeouts(_SILENCE_S)) as client:
             yield client, endpoint
     except BadEndpointUrl as error:

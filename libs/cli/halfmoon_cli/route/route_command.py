@@ -78,7 +78,10 @@ def route(
         str, typer.Option(envvar="METADATA", help="Metadata server; without it: the conductor's")
     ] = "",
     state: Annotated[
-        Path, typer.Option(envvar="HALFMOON_STATE", help="Folder for logs and progress files")
+        Path,
+        typer.Option(
+            envvar="HALFMOON_STATE", help="Folder for logs, progress files and the cluster's key"
+        ),
     ] = Path(".halfmoon/route"),
     ttft_slo_s: Annotated[
         float | None,
@@ -96,6 +99,13 @@ def route(
         bool,
         typer.Option(
             help=f"Limit what waits: {SUMMARY}. Other limits: -o conductor.max-queue-s=300"
+        ),
+    ] = True,
+    cluster_key: Annotated[
+        bool,
+        typer.Option(
+            help="Give the cluster a key: HALFMOON_CLUSTER_KEY, or one that is made at the first"
+            " start and kept in the state folder"
         ),
     ] = True,
     option: Annotated[
@@ -152,7 +162,7 @@ def route(
         console.print(
             f"{server.url}: {server.model}, {version}, {events}", highlight=False, soft_wrap=True
         )
-    raise typer.Exit(run_up(plan, state, console))
+    raise typer.Exit(run_up(plan, state, console, with_key=cluster_key))
 
 
 def _targets(worker: list[str], prefill: list[str], decode: list[str]) -> list[ServerTarget]:

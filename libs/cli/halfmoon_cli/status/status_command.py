@@ -42,7 +42,7 @@ def status(
 ) -> None:
     """Show a cluster as its conductor sees it: workers, queues, memory, latencies, decisions."""
     try:
-        endpoint = parse_endpoint(url, operator_key(api_key))
+        endpoint = parse_endpoint(url, operator_key(url, api_key))
         with httpx.Client(headers=endpoint.headers, timeout=http_timeouts(_SILENCE_S)) as client:
             if as_json:
                 json.dump(fetch_status(client, endpoint), sys.stdout, indent=2)

@@ -27,6 +27,7 @@ from rich.progress import (
 from rich.table import Table
 
 from halfmoon_cli.common.cluster_key import read_cluster_key
+from halfmoon_cli.common.local_key import use_local_key
 from halfmoon_cli.common.stop_signals import catch_stop_signals
 
 if TYPE_CHECKING:
@@ -159,6 +160,7 @@ def _client(url: str, bind: str, advertise: str) -> "Iterator[P2PStore]":
 def _store(url: str) -> "Iterator[MetadataStore]":
     from halfmoon_metadata import open_store
 
+    use_local_key(url)
     with contextlib.closing(open_store(url, cluster_key=read_cluster_key())) as store:
         yield store
 

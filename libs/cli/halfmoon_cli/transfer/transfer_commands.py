@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from halfmoon_cli.common.cluster_key import read_cluster_key
+from halfmoon_cli.common.local_key import use_local_key
 from halfmoon_cli.common.stop_signals import catch_stop_signals
 
 console = Console()
@@ -87,6 +88,7 @@ def bench(
         if metadata:
             from halfmoon_metadata import open_store
 
+            use_local_key(metadata)
             store = stack.enter_context(
                 contextlib.closing(open_store(metadata, cluster_key=read_cluster_key()))
             )
@@ -115,6 +117,7 @@ def target(
     from halfmoon_cli.transfer.bandwidth_target import serve_target
     from halfmoon_metadata import open_store
 
+    use_local_key(metadata)
     with (
         catch_stop_signals() as ended,
         _explained(),

@@ -51,6 +51,8 @@ class ClusterPlan:
     limits: Mapping[str, str] = field(default_factory=dict)
     #: Flags of the process that bridges plain servers; empty: workers of our own serve.
     bridge: tuple[str, ...] = ()
+    #: Variables of all processes, over those of this process's environment.
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property
     def url(self) -> str:
@@ -125,13 +127,16 @@ def _stage_flags(index: int, group_size: int) -> list[str]:
 class ServiceProcess:
     """A service process that was started."""
 
-    def __init__(self, spec: ProcessSpec, folder: Path) -> None:
+    def __init__(
+        self, spec: ProcessSpec, folder: Path, environment: Mapping[str, str] | None = None
+    ) -> None:
         self.spec = spec
         self.log_path = folder / f"{spec.name}.log"
         self._status_path = folder / f"{spec.name}.status.json"
         self._status_path.unlink(missing_ok=True)
-        environment = {
+        variables = {
             **os.environ,
+            **(environment or {}),
             "HALFMOON_STATUS_FILE": str(self._status_path),
             "PYTHONUNBUFFERED": "1",
         }
@@ -142,7 +147,7 @@ class ServiceProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=environment,
+                env=variables,
                 start_new_session=True,  # Ctrl-C is ours to pass on, in order
             )
 
@@ -217,11 +222,11 @@ class EmbeddedCluster:
         self.folder.mkdir(0o700, parents=True, exist_ok=True)
         for spec in plan_processes(self.plan):
             (self.folder / f"{spec.name}.log").unlink(missing_ok=True)
-            self.processes[spec.name] = ServiceProcess(spec, self.folder)
+            self.processes[spec.name] = self._open(spec)
 
     def restart(self, name: str) -> None:
         """Restart a process that has ended."""
-        self.processes[name] = ServiceProcess(self.processes[name].spec, self.folder)
+        self.processes[name] = self._open(self.processes[name].spec)
 
     def ready(self) -> bool:
         """Return whether all processes report that they are ready."""
@@ -242,3 +247,6 @@ class EmbeddedCluster:
                 if not process.wait(max(0.0, deadline_s - time.monotonic())):
                     process.signal(signal.SIGKILL)
                     process.wait(grace_s)
+
+    def _open(self, spec: ProcessSpec) -> ServiceProcess:
+        return ServiceProcess(spec, self.folder, self.plan.environment)

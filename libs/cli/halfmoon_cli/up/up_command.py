@@ -88,12 +88,22 @@ def up(
         str, typer.Option(envvar="METADATA", help="Metadata server; without it: the conductor's")
     ] = "",
     state: Annotated[
-        Path, typer.Option(envvar="HALFMOON_STATE", help="Folder for logs and progress files")
+        Path,
+        typer.Option(
+            envvar="HALFMOON_STATE", help="Folder for logs, progress files and the cluster's key"
+        ),
     ] = Path(".halfmoon/up"),
     limits: Annotated[
         bool,
         typer.Option(
             help=f"Limit what waits: {SUMMARY}. Other limits: -o conductor.max-queue-s=300"
+        ),
+    ] = True,
+    cluster_key: Annotated[
+        bool,
+        typer.Option(
+            help="Give the cluster a key: HALFMOON_CLUSTER_KEY, or one that is made at the first"
+            " start and kept in the state folder"
         ),
     ] = True,
     option: Annotated[
@@ -162,7 +172,7 @@ def up(
         plan.url  # noqa: B018
     except ValueError as error:
         _give_up(f"--option conductor.host: {error}")
-    raise typer.Exit(run_up(plan, state, console))
+    raise typer.Exit(run_up(plan, state, console, with_key=cluster_key))
 
 
 def _give_up(message: str) -> NoReturn:
