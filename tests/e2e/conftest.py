@@ -1,7 +1,6 @@
 """Clusters of real processes: ZeroMQ, HTTP and transfer as deployed, on loopback."""
 
 import itertools
-import os
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ import httpx
 import pytest
 
 from halfmoon_cli.up.embedded_cluster import ClusterPlan, EmbeddedCluster, ServiceProcess
+from halfmoon_metadata.cluster_key_source import cluster_key_from_environment
 from halfmoon_metadata.tcp_ports import free_port
 from halfmoon_runtime.observability.operator_http import operator_token
 from halfmoon_testing.models.tiny_models import make_tiny_model
@@ -47,7 +47,7 @@ class LiveCluster:
 
     @property
     def _headers(self) -> dict[str, str]:
-        cluster_key = os.environ.get("HALFMOON_CLUSTER_KEY", "")
+        cluster_key = cluster_key_from_environment()
         key = self.key or (operator_token(cluster_key) if cluster_key else "")
         return {"authorization": f"Bearer {key}"} if key else {}
 

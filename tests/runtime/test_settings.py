@@ -2,6 +2,7 @@
 
 import os
 import socket
+from pathlib import Path
 from typing import Annotated
 
 import pytest
@@ -58,7 +59,31 @@ def test_a_secret_comes_from_the_environment_and_is_not_printed(
     assert "cheese" not in f"{settings} {settings!r} {settings.model_dump_json()}"
     with pytest.raises(SystemExit):
         BakerySettings.from_args(["--help"])
-    assert "cluster-key" not in capsys.readouterr().out
+    assert "--cluster-key " not in capsys.readouterr().out
+
+
+def test_the_cluster_key_may_come_from_a_file_and_not_from_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "key"
+    file.write_text(f"{SECRET}\n")
+    file.chmod(0o600)
+    flags = ["--flour", "", "--cluster-key-file", str(file)]
+    settings = BakerySettings.from_args(flags)
+    assert settings.cluster_key.get_secret_value() == SECRET
+    assert "cheese" not in f"{settings} {settings!r} {settings.model_dump_json()}"
+    monkeypatch.setenv("HALFMOON_CLUSTER_KEY", SECRET)
+    with pytest.raises(SystemExit) as ended:
+        BakerySettings.from_args(flags)
+    assert ended.value.code == 2
+    told = capsys.readouterr().err
+    assert "HALFMOON_CLUSTER_KEY and HALFMOON_CLUSTER_KEY_FILE are both set" in told
+    assert "cheese" not in told
+    monkeypatch.delenv("HALFMOON_CLUSTER_KEY")
+    file.chmod(0o644)
+    with pytest.raises(SystemExit):
+        BakerySettings.from_args(flags)
+    assert f"chmod 600 {file}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("argv", [["--cluster-key", SECRET], [f"--cluster-key={SECRET}"]])
@@ -129,7 +154,7 @@ def test_help_describes_every_setting_with_its_default(capsys: pytest.CaptureFix
     assert "Heat, degrees Celsius (default: 220)" in told
     assert "Kind of flour (required)" in told
     for name, field in BakerySettings.model_fields.items():
-        assert (f"--{name.replace('_', '-')}" in told) == (name not in SECRETS)
+        assert (f"--{name.replace('_', '-')} " in told) == (name not in SECRETS)
         assert field.description
 
 

@@ -30,7 +30,7 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from halfmoon_metadata.metadata_token import CLUSTER_KEY_VARIABLE
+from halfmoon_metadata.cluster_key_source import CLUSTER_KEY_FILE_VARIABLE, CLUSTER_KEY_VARIABLE
 from halfmoon_metadata.record_limits import check_key, check_ttl
 from halfmoon_metadata.store_interface import (
     MAX_VALUE_BYTES,
@@ -50,8 +50,8 @@ _BYTES = {"content-type": "application/octet-stream"}
 _PARAMETERS = {"key", "prefix", "ttl_s"}
 _SWAP_TRIES = 10
 _NO_TOKEN = (
-    f"this cluster has a key: set {CLUSTER_KEY_VARIABLE} to it, or show metadata_token(key) as "
-    "Authorization: Bearer"
+    f"this cluster has a key: set {CLUSTER_KEY_VARIABLE} (or {CLUSTER_KEY_FILE_VARIABLE}) to it, "
+    "or show metadata_token(key) as Authorization: Bearer"
 ).encode()
 _MAX_THREADS = 4
 

@@ -3,8 +3,6 @@
 import hashlib
 import hmac
 
-#: Environment variable of the cluster key, for errors that name the way out.
-CLUSTER_KEY_VARIABLE = "HALFMOON_CLUSTER_KEY"
 _PURPOSE = b"halfmoon metadata 1"
 
 

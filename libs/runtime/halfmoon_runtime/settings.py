@@ -9,12 +9,13 @@ import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, CliSuppress, SettingsConfigDict, SettingsError
 
+from halfmoon_metadata.cluster_key_source import choose_cluster_key
 from halfmoon_runtime.own_address import resolve_own_address
 
 ENVIRONMENT_PREFIX = "HALFMOON_"
@@ -92,6 +93,11 @@ class ServiceSettings(BaseSettings):
         SecretStr(""),
         description="What peers must know before bytes are moved to or from them; empty: nothing",
     )
+    cluster_key_file: str = Field(
+        "",
+        description="File with the cluster key, instead of the variable; other users may not read"
+        " it",
+    )
     transfer_encryption: Literal["on", "off"] = Field(
         "on",
         description="Encryption of KV payloads on TCP when a cluster key is set; the same for all",
@@ -110,6 +116,15 @@ class ServiceSettings(BaseSettings):
     metrics_port: Annotated[int, Field(ge=-1, le=65535)] = Field(
         0, description="TCP port of Prometheus metrics; 0 takes a free one, -1 turns them off"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_key_of_file(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """Read the key file once, so that `cluster_key` is the key wherever it came from."""
+        key = given.get("cluster_key", "")
+        text = key.get_secret_value() if isinstance(key, SecretStr) else str(key)
+        chosen = choose_cluster_key(text, str(given.get("cluster_key_file", "")))
+        return {**given, "cluster_key": SecretStr(chosen)} if chosen else given
 
     @field_validator("host")
     @classmethod

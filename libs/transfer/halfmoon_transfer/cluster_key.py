@@ -12,18 +12,22 @@ transit can change later traffic.
 
 import hashlib
 import hmac
-import os
 import secrets
 import struct
 from enum import Enum
 
 import msgspec
 
+from halfmoon_metadata.cluster_key_source import (
+    CLUSTER_KEY_FILE_VARIABLE,
+    CLUSTER_KEY_VARIABLE,
+    cluster_key_from_environment,
+)
+
 NONCE_BYTES = 32
 PROOF_BYTES = hashlib.sha256().digest_size
 #: A shorter key could be guessed from a recorded proof.
 MIN_CHARACTERS = 16
-ENVIRONMENT_VARIABLE = "HALFMOON_CLUSTER_KEY"
 _CONTEXT = b"halfmoon transfer 1"
 
 
@@ -63,12 +67,12 @@ class ClusterKey(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_environment(cls) -> "ClusterKey | None":
-        """Return the key in HALFMOON_CLUSTER_KEY, for commands that have no settings.
+        """Return the key of the environment or its file, for commands that have no settings.
 
         Raises:
-            ValueError: it is too short.
+            ValueError: it is too short, or its file can't be used.
         """
-        return cls.given(os.environ.get(ENVIRONMENT_VARIABLE, ""))
+        return cls.given(cluster_key_from_environment())
 
     def prove(self, role: ProverRole, initiator_hello: bytes, owner_hello: bytes) -> bytes:
         """Make a proof of 32 bytes.
@@ -100,5 +104,5 @@ def key_mismatch_hint(where_it_is: str, where_not: str) -> str:
     """Return the error text for a key that one side lacks."""
     return (
         f"a cluster key is set {where_it_is} and none {where_not}: give both sides the same "
-        f"{ENVIRONMENT_VARIABLE}"
+        f"{CLUSTER_KEY_VARIABLE} (or {CLUSTER_KEY_FILE_VARIABLE})"
     )

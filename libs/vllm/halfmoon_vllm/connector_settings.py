@@ -1,6 +1,5 @@
 """Read the settings of the connector from `kv_connector_extra_config`."""
 
-import os
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -8,9 +7,10 @@ import msgspec
 from msgspec import Meta
 
 from halfmoon_metadata import open_store
+from halfmoon_metadata.cluster_key_source import cluster_key_from_environment
 from halfmoon_runtime.own_address import resolve_own_address
 from halfmoon_transfer.backends.backend_choices import check_backend_choices
-from halfmoon_transfer.cluster_key import ENVIRONMENT_VARIABLE, ClusterKey
+from halfmoon_transfer.cluster_key import ClusterKey
 from halfmoon_transfer.encryption_setting import encryption_from_environment
 
 _Seconds = Annotated[float, Meta(gt=0, le=3600)]
@@ -48,8 +48,12 @@ class ConnectorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     @property
     def cluster_key(self) -> str:
-        """The secret of transfers, which comes from the environment only."""
-        return os.environ.get(ENVIRONMENT_VARIABLE, "")
+        """The secret of transfers, which comes from the environment, or the file it names.
+
+        Raises:
+            ClusterKeyError: both are given, or the file can't be used.
+        """
+        return cluster_key_from_environment()
 
     @property
     def encryption(self) -> bool:

@@ -1,10 +1,14 @@
-"""Read the cluster's key, which commands take from the environment alone."""
+"""Read the cluster's key, which commands take from the environment, or from the file it names."""
 
-import os
+import typer
 
-CLUSTER_KEY_VARIABLE = "HALFMOON_CLUSTER_KEY"
+from halfmoon_metadata.cluster_key_source import ClusterKeyError, cluster_key_from_environment
 
 
 def read_cluster_key() -> str:
     """Return the cluster's key; empty if there is none. An option would show it to `ps`."""
-    return os.environ.get(CLUSTER_KEY_VARIABLE, "")
+    try:
+        return cluster_key_from_environment()
+    except ClusterKeyError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2) from None

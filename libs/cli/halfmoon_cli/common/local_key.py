@@ -10,7 +10,6 @@ tokens that are made of a key are no other machine's to see.
 """
 
 import fcntl
-import ipaddress
 import os
 import secrets
 import tempfile
@@ -19,7 +18,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from halfmoon_cli.common.cluster_key import CLUSTER_KEY_VARIABLE, read_cluster_key
+from halfmoon_cli.common.cluster_key import read_cluster_key
+from halfmoon_metadata.cluster_key_source import CLUSTER_KEY_FILE_VARIABLE, read_cluster_key_file
+from halfmoon_runtime.own_address import is_loopback
 
 FILE_NAME = "cluster-key"
 #: Variable of another state folder.
@@ -27,41 +28,26 @@ STATE_VARIABLE = "HALFMOON_STATE"
 #: State folders of the commands that run clusters.
 STATE_FOLDERS = (Path(".halfmoon/up"), Path(".halfmoon/route"))
 _N_BYTES = 32
-_OTHERS = 0o077
-
-
-class UnsafeKeyFile(Exception):
-    """A file whose key can't be used; the text names it, the reason and the way out."""
 
 
 @contextmanager
-def kept_key(folder: Path) -> Iterator[tuple[Path, str]]:
-    """Yield the file of a state folder's key and the key; make them if they are not there.
+def kept_key(folder: Path) -> Iterator[Path]:
+    """Yield the file of a state folder's key, which is made if it is not there.
 
     Commands find the key until the end of the block.
 
     Raises:
-        UnsafeKeyFile: other users of the machine can read it, or it is too short.
-        OSError: it can't be written or read.
+        ClusterKeyError: the file that is there can't be used.
+        OSError: it can't be written.
     """
-    path = folder / FILE_NAME
-    folder.mkdir(0o700, parents=True, exist_ok=True)
+    path = folder.resolve() / FILE_NAME
+    path.parent.mkdir(0o700, parents=True, exist_ok=True)
     if not path.exists():
         _make(path)
+    read_cluster_key_file(str(path))
     with path.open() as file:
-        if os.fstat(file.fileno()).st_mode & _OTHERS:
-            raise UnsafeKeyFile(
-                f"{path} can be read by other users of this machine: delete it, and a new key is"
-                f" made, or keep it with `chmod 600 {path}`"
-            )
-        key = file.read().strip()
-        if len(key) < _N_BYTES:
-            raise UnsafeKeyFile(
-                f"{path} has {len(key)} characters, and a key has {_N_BYTES} at least: delete it,"
-                " and a new key is made"
-            )
         fcntl.flock(file, fcntl.LOCK_SH)
-        yield path, key
+        yield path
 
 
 def use_local_key(address: str) -> None:
@@ -77,17 +63,9 @@ def use_local_key(address: str) -> None:
         return
     chosen = os.environ.get(STATE_VARIABLE)
     for folder in [Path(chosen)] if chosen else STATE_FOLDERS:
-        if key := _key_in_use(folder / FILE_NAME):
-            os.environ[CLUSTER_KEY_VARIABLE] = key
+        if _is_in_use(folder / FILE_NAME):
+            os.environ[CLUSTER_KEY_FILE_VARIABLE] = str(folder.resolve() / FILE_NAME)
             return
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether a name or an address is this machine's loopback."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _make(path: Path) -> None:
@@ -99,17 +77,15 @@ def _make(path: Path) -> None:
             os.link(draft.name, path)
 
 
-def _key_in_use(path: Path) -> str:
-    """Return the key in a file that is locked and is this user's alone; else ""."""
+def _is_in_use(path: Path) -> bool:
+    """Return whether a key file is this user's, and a cluster runs with it."""
     try:
         with path.open() as file:
-            status = os.fstat(file.fileno())
-            if status.st_uid != os.geteuid() or status.st_mode & _OTHERS:
-                return ""
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return file.read().strip()
-    except (OSError, ValueError):
-        return ""
-    return ""
+            if os.fstat(file.fileno()).st_uid != os.geteuid():
+                return False
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False

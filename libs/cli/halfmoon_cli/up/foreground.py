@@ -18,10 +18,16 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from halfmoon_cli.common.cluster_key import CLUSTER_KEY_VARIABLE, read_cluster_key
-from halfmoon_cli.common.local_key import UnsafeKeyFile, kept_key
+from halfmoon_cli.common.cluster_key import read_cluster_key
+from halfmoon_cli.common.local_key import STATE_FOLDERS, kept_key
 from halfmoon_cli.up.embedded_cluster import ClusterPlan, EmbeddedCluster, ServiceProcess
 from halfmoon_metadata import open_store
+from halfmoon_metadata.cluster_key_source import (
+    CLUSTER_KEY_FILE_VARIABLE,
+    CLUSTER_KEY_VARIABLE,
+    ClusterKeyError,
+    read_cluster_key_file,
+)
 from halfmoon_metadata.store_interface import MetadataError
 from halfmoon_runtime.membership import MEMBERS, readable_members
 from halfmoon_runtime.observability.operator_http import operator_token
@@ -50,6 +56,14 @@ class _KeyChoice:
     #: The state folder's; None: it is the environment's, or there is none.
     file: Path | None = None
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables of the services, in place of this process's own."""
+        if self.key and not self.file:
+            return {}
+        path = str(self.file) if self.file else ""
+        return {CLUSTER_KEY_VARIABLE: "", CLUSTER_KEY_FILE_VARIABLE: path}
+
 
 def run_up(plan: ClusterPlan, folder: Path, console: Console, *, with_key: bool = True) -> int:
     """Start a cluster, watch it until it stops, and return the exit status.
@@ -63,10 +77,10 @@ def run_up(plan: ClusterPlan, folder: Path, console: Console, *, with_key: bool 
     with ExitStack() as stack:
         try:
             chosen = _choose_key(stack, folder, with_key)
-        except (UnsafeKeyFile, OSError) as error:
+        except (ClusterKeyError, OSError) as error:
             console.print("[red]halfmoon:[/red]", escape(str(error)), soft_wrap=True)
             return 2
-        plan = replace(plan, environment={CLUSTER_KEY_VARIABLE: chosen.key})
+        plan = replace(plan, environment=chosen.environment)
         return _run(plan, folder, console, chosen)
 
 
@@ -75,8 +89,8 @@ def _choose_key(stack: ExitStack, folder: Path, with_key: bool) -> _KeyChoice:
         return _KeyChoice("")
     if key := read_cluster_key():
         return _KeyChoice(key)
-    path, key = stack.enter_context(kept_key(folder))
-    return _KeyChoice(key, path)
+    path = stack.enter_context(kept_key(folder))
+    return _KeyChoice(read_cluster_key_file(str(path)), path)
 
 
 def _run(plan: ClusterPlan, folder: Path, console: Console, chosen: _KeyChoice) -> int:
@@ -195,11 +209,11 @@ def _greet(plan: ClusterPlan, console: Console, chosen: _KeyChoice) -> None:
     line = f"To talk with it: {shlex.quote(program)} chat --url {plan.url}"
     console.print(Text(line), soft_wrap=True)
     if chosen.file is not None:
-        quoted = shlex.quote(str(chosen.file.resolve()))
-        line = (
-            f"The cluster's key is in {chosen.file}. Commands of halfmoon that run in this folder"
-            f" find it; for others: export {CLUSTER_KEY_VARIABLE}=$(cat {quoted})"
-        )
+        line = f"export {CLUSTER_KEY_FILE_VARIABLE}={shlex.quote(str(chosen.file))}"
+        if chosen.file.parent in [each.resolve() for each in STATE_FOLDERS]:
+            line = f"Commands in this folder find the cluster's key; for others: {line}"
+        else:
+            line = f"For commands that need the cluster's key: {line}"
         console.print(Text(line), soft_wrap=True)
     elif not chosen.key:
         console.print(

@@ -5,8 +5,8 @@ import base64
 import httpx
 import msgspec
 
+from halfmoon_metadata.cluster_key_source import CLUSTER_KEY_FILE_VARIABLE, CLUSTER_KEY_VARIABLE
 from halfmoon_metadata.http_server import value_etag
-from halfmoon_metadata.metadata_token import CLUSTER_KEY_VARIABLE
 from halfmoon_metadata.record_limits import check_key, check_prefix, check_ttl, check_value
 from halfmoon_metadata.redacted_url import redact_url
 from halfmoon_metadata.store_interface import MetadataError, MetadataRefused, MetadataUnreachable
@@ -136,7 +136,7 @@ class HttpStore:
         if response.status_code == 401:
             raise MetadataRefused(
                 f"{self._name}: the metadata server did not accept this client: set "
-                f"{CLUSTER_KEY_VARIABLE} to the key of its cluster"
+                f"{CLUSTER_KEY_VARIABLE} (or {CLUSTER_KEY_FILE_VARIABLE}) to the key of its cluster"
             )
         if response.status_code in (400, 413):
             raise MetadataRefused(text)
