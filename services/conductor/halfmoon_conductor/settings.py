@@ -173,6 +173,13 @@ class ConductorSettings(TracedSettings):
     )
 
     @property
+    def open_addresses(self) -> dict[str, str]:
+        """As for other services; the REST API is for clients, and peers use embedded metadata."""
+        if self.metadata != EMBEDDED:
+            return {}
+        return {name: host for name, host in super().open_addresses.items() if name == "host"}
+
+    @property
     def scheduling(self) -> SchedulingConfig:
         """The settings of the scheduling core."""
         return SchedulingConfig(

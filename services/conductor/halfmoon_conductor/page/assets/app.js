@@ -215,17 +215,19 @@ function showRange() {
  */
 function takeToken() {
   const token = new URLSearchParams(location.hash.slice(1)).get("token");
-  if (token === null) return;
+  if (token === null) return false;
   history.replaceState(null, "", location.pathname + location.search);
-  if (/^[0-9a-f]{64}$/.test(token)) api.key.set(token);
+  if (!/^[0-9a-f]{64}$/.test(token)) return false;
+  api.key.set(token);
+  return true;
 }
 
 function startKey() {
   const dialog = byId("key-dialog");
   takeToken();
   addEventListener("hashchange", () => {
-    takeToken();
-    byId("key-button").hidden = !api.key.get();
+    if (!takeToken()) return;
+    byId("key-button").hidden = false;
     if (dialog.open) dialog.close("");
     else poll();
   });
