@@ -15,11 +15,11 @@ from halfmoon_conductor.observability.history.latency_history import KEPT_SECOND
 from halfmoon_kvstore.drain import drain_controller, drain_migration
 from halfmoon_kvstore.settings import KvstoreSettings
 from halfmoon_metadata import store_interface
+from halfmoon_protocol import cluster_keys
 from halfmoon_runtime import membership
 from halfmoon_runtime.channels.zmq_sockets import SocketSettings
 from halfmoon_runtime.observability import operator_http
 from halfmoon_scheduling.config import SchedulingConfig
-from halfmoon_transfer import cluster_key
 from halfmoon_transfer.backends.tcp import dial_gate
 from halfmoon_transfer.metadata import descriptor as records
 from halfmoon_transfer.p2p import object_record as p2p_records
@@ -116,7 +116,7 @@ FACTS = [
         f"The last {SchedulingConfig().kept_decisions} placements, deferrals and refusals",
     ),
     ("docs/operating.md", f"At most {operator_http._MAX_CONNECTIONS} connections are served"),
-    ("docs/operating.md", f"It needs {cluster_key.MIN_CHARACTERS} characters at least"),
+    ("docs/operating.md", f"It needs {cluster_keys.MIN_KEY_CHARACTERS} characters at least"),
     ("docs/operating.md", re.escape(demo_bytes_per_token())),
     # Stopping and starting again.
     (

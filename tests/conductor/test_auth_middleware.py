@@ -1,7 +1,7 @@
 """Who gets in, and what everybody else is told."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import httpx
@@ -27,14 +27,14 @@ async def open_front(gateway: ScriptedGateway, tokenizer: HubTokenizer) -> Async
     """Clients of a REST API with tenants or limits of the test's own."""
     clients: list[httpx.AsyncClient] = []
 
-    def front(*tenants: Tenant, token: str = "", **limits: Any) -> httpx.AsyncClient:
+    def front(*tenants: Tenant, tokens: Sequence[str] = (), **limits: Any) -> httpx.AsyncClient:
         app = create_app(
             gateway,
             tokenizer,
             registry=CollectorRegistry(),
             limits=RestLimits(**limits),
             tenants=Tenants(tenants) if tenants else None,
-            operator_token=token,
+            operator_tokens=tokens,
         )
         clients.append(
             httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://front")
@@ -187,7 +187,7 @@ async def test_without_tenants_anybody_is_an_operator(open_front: Open) -> None:
 async def test_with_a_cluster_key_the_routes_for_operators_want_its_token(
     open_front: Open,
 ) -> None:
-    client = open_front(token="t0ken")
+    client = open_front(tokens=["t0ken"])
     for shown in ({}, LAB, {"authorization": "Basic t0ken"}, {"authorization": "Bearer t0ke"}):
         for method, path in (("GET", "/debug/cluster"), ("POST", "/debug/roles/decode-0")):
             refused = error_of(await client.request(method, path, headers=shown), 401)
@@ -201,9 +201,9 @@ async def test_with_tenants_and_a_cluster_key_either_opens_the_routes_for_operat
     open_front: Open,
 ) -> None:
     moon = Tenant("moon", (hash_api_key("hm-moon"),), operator=True)
-    client = open_front(lab(), moon, token="t0ken")
+    client = open_front(lab(), moon, tokens=["t0ken", "t0ken of another key"])
     token = {"authorization": "Bearer t0ken"}
-    for shown in (MOON, token):
+    for shown in (MOON, token, {"authorization": "Bearer t0ken of another key"}):
         assert (await client.get("/debug/cluster", headers=shown)).status_code == 404
     error_of(await client.get("/debug/cluster", headers=LAB), 403)
     error_of(await client.get("/debug/cluster"), 401)

@@ -85,7 +85,9 @@ class ScriptedNetwork:
         self.links: list[ScriptedLink] = []
         self.dialled: list[str] = []
 
-    async def dial(self, commands: str, events: str | None = None) -> ScriptedLink:
+    async def dial(
+        self, commands: str, events: str | None = None, *, key_id: str = ""
+    ) -> ScriptedLink:
         self.dialled.append(commands)
         self.links.append(ScriptedLink("decode-0"))
         return self.links[-1]

@@ -141,7 +141,7 @@ async def _order_role(plan: Any, worker_id: WorkerId, role: Role) -> WorkerInfo:
     network = ZmqNetwork()
     try:
         info = (await list_members(store))[worker_id]
-        link = await network.dial(info.commands, info.events)
+        link = await network.dial(info.commands, info.events, key_id=info.key_id)
         link.send_now(Hello(conductor_id=ConductorId("another"), session=1))
         link.send_now(ChangeRole(role=role, reason="a test"))
         async with asyncio.timeout(60):

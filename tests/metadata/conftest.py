@@ -5,7 +5,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,10 +30,10 @@ def until(condition: Callable[[], bool], limit_s: float = 10) -> None:
 class HttpServer:
     """`metadata_app` in a real server, in a thread."""
 
-    def __init__(self, store: MetadataStore, port: int = 0, *, token: str = "") -> None:
+    def __init__(self, store: MetadataStore, port: int = 0, *, tokens: Sequence[str] = ()) -> None:
         #: What is served; may be exchanged at any time.
         self.store = store
-        self._token = token
+        self._tokens = tokens
         # Saying TCP lets asyncio turn Nagle's algorithm off, which costs 40 ms per answer.
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -50,7 +50,7 @@ class HttpServer:
         until(lambda: self._server.started)
 
     async def _app(self, scope: Any, receive: Any, send: Any) -> None:
-        await metadata_app(self.store, token=self._token)(scope, receive, send)
+        await metadata_app(self.store, tokens=self._tokens)(scope, receive, send)
 
     def stop(self) -> None:
         self._server.should_exit = True

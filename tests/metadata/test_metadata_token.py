@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from halfmoon_metadata import MemoryStore, MetadataRefused, open_store
-from halfmoon_metadata.metadata_token import metadata_token
+from halfmoon_metadata.metadata_token import metadata_token, metadata_tokens
 from halfmoon_metadata.stores.http_store import HttpStore
 from tests.metadata.conftest import HttpServer
 
@@ -16,7 +16,7 @@ TOKEN = metadata_token(KEY)
 
 @pytest.fixture
 def server() -> Iterator[HttpServer]:
-    server = HttpServer(MemoryStore(), token=TOKEN)
+    server = HttpServer(MemoryStore(), tokens=[TOKEN])
     yield server
     server.stop()
 
@@ -87,6 +87,23 @@ def test_a_token_opens_no_other_cluster_and_shows_no_key() -> None:
     assert len(TOKEN) == 64
     assert metadata_token(KEY + "!") != TOKEN
     assert KEY not in TOKEN
+
+
+def test_while_a_key_is_changed_a_client_shows_its_first_key_and_a_server_takes_each() -> None:
+    new = f"{KEY}, changed"
+    steps = [KEY, f"{KEY}\n{new}", f"{new}\n{KEY}", new]
+    for i, here in enumerate(steps):
+        server = HttpServer(MemoryStore(), tokens=metadata_tokens(here))
+        for j, there in enumerate(steps):
+            store = open_store(f"http://127.0.0.1:{server.port}/metadata", cluster_key=there)
+            if abs(i - j) <= 1:
+                store.put("a", b"1")
+            elif {i, j} == {0, 3}:
+                with pytest.raises(MetadataRefused, match="HALFMOON_CLUSTER_KEY"):
+                    store.put("a", b"1")
+            store.close()
+        server.stop()
+    assert metadata_tokens(steps[1]) == (metadata_token(KEY), metadata_token(new))
 
 
 def test_a_server_without_a_key_serves_a_client_that_has_one() -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -15,6 +15,7 @@ from halfmoon_runtime.observability.operator_http import (
     OperatorHttpError,
     OperatorRequest,
     operator_token,
+    operator_tokens,
 )
 
 KEY = "a key of many characters"
@@ -23,11 +24,11 @@ JSON = {"content-type": "application/json"}
 
 @asynccontextmanager
 async def opened(
-    token: str = "", ready: bool = True, add: Any = None
+    tokens: Sequence[str] = (), ready: bool = True, add: Any = None
 ) -> AsyncIterator[httpx.AsyncClient]:
     registry = CollectorRegistry()
     Counter("loaves", "Loaves", registry=registry).inc(3)
-    http = OperatorHttp(asyncio.get_running_loop(), lambda: ready, token=token, registry=registry)
+    http = OperatorHttp(asyncio.get_running_loop(), lambda: ready, tokens=tokens, registry=registry)
     if add is not None:
         add(http)
     http.start(0, "127.0.0.1")
@@ -58,7 +59,7 @@ def bakery(http: OperatorHttp) -> None:
 
 
 async def test_metrics_health_and_readiness_are_there_for_anybody() -> None:
-    async with opened(token=operator_token(KEY)) as client:
+    async with opened(tokens=operator_tokens(KEY)) as client:
         assert "loaves_total 3.0" in (await client.get("/metrics")).text
         assert (await client.get("/health")).json() == {"status": "ok"}
         assert (await client.get("/ready")).status_code == 200
@@ -115,13 +116,22 @@ async def test_a_body_that_a_web_page_could_send_or_that_is_too_long_is_refused(
 async def test_with_a_cluster_key_what_a_service_adds_needs_its_token() -> None:
     token = operator_token(KEY)
     assert KEY not in token and token != operator_token(KEY + "!")
-    async with opened(token=token, add=bakery) as client:
+    async with opened(tokens=[token], add=bakery) as client:
         for shown in (b"", b"Bearer wrong", "Bearer é".encode("latin-1")):
             answer = await client.get("/loaves/rye", headers={b"authorization": shown})
             assert answer.status_code == 401
             assert answer.json()["error"]["code"] == "invalid_api_key"
         answer = await client.get("/loaves/rye", headers={"authorization": f"Bearer {token}"})
         assert answer.status_code == 200
+
+
+async def test_while_a_key_is_changed_the_token_of_each_key_is_taken() -> None:
+    new = f"{KEY}, changed"
+    async with opened(tokens=operator_tokens(f"{KEY}\n{new}"), add=bakery) as client:
+        for key, status in ((KEY, 200), (new, 200), (f"{new}\n{KEY}", 200), ("a" * 20, 401)):
+            shown = {"authorization": f"Bearer {operator_token(key)}"}
+            assert (await client.get("/loaves/rye", headers=shown)).status_code == status
+    assert operator_token(f"{new}\n{KEY}") == operator_token(new)
 
 
 async def test_a_port_that_is_taken_is_named() -> None:
@@ -179,7 +189,7 @@ async def test_no_route_runs_without_the_token_whatever_the_method_and_the_spell
             http.add(verb, "/oven", run)
             http.add(verb, "/loaves/{name}", run)
 
-    async with opened(token=token, add=add) as client:
+    async with opened(tokens=[token], add=add) as client:
         headers = {**JSON, "authorization": shown.format(token=token)} if shown else JSON
         for path in SPELLINGS:
             answer = await client.request(method, path, content=b"{}", headers=headers)

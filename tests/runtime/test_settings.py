@@ -104,7 +104,7 @@ def test_a_secret_that_could_be_guessed_is_refused_and_not_repeated(
     with pytest.raises(SystemExit):
         BakerySettings.from_args(["--flour", ""])
     told = capsys.readouterr().err
-    assert "HALFMOON_CLUSTER_KEY: value error, it has 6 characters and needs 16" in told
+    assert "HALFMOON_CLUSTER_KEY: value error, a cluster key of 6 characters: it needs 16" in told
     assert "cheese" not in told
 
 

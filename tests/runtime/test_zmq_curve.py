@@ -9,6 +9,7 @@ import zmq.asyncio
 from prometheus_client import REGISTRY
 from zmq.utils import z85
 
+from halfmoon_protocol.cluster_keys import cluster_key_id
 from halfmoon_protocol.codec import encode
 from halfmoon_protocol.curve_secrets import curve_secrets
 from halfmoon_protocol.ids import RequestId
@@ -39,10 +40,8 @@ def dropped(reason: str) -> float:
 
 def test_the_keys_are_those_that_the_protocol_says() -> None:
     secrets = curve_secrets("0123456789abcdef0123456789abcdef")
-    assert secrets is not None
     assert secrets.port.hex() == GOLDEN_PORT
     assert secrets.caller.hex() == GOLDEN_CALLER
-    assert curve_secrets("") is None
     assert secrets.port.hex() not in repr(secrets)
 
 
@@ -58,6 +57,92 @@ async def test_a_caller_with_another_key_or_none_is_not_connected(
             await link.receive()
     finally:
         await stranger.close()
+
+
+#: What each process has, step by step, while a cluster's key is changed.
+NEW_KEY = "as good, and newer"
+STEPS = [KEY, f"{KEY}\n{NEW_KEY}", f"{NEW_KEY}\n{KEY}", NEW_KEY]
+
+
+@pytest.mark.parametrize("there", range(4))
+async def test_while_a_key_is_changed_neighbouring_steps_connect_and_others_are_told(
+    there: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    network = ZmqNetwork(cluster_key=STEPS[there])
+    networks = [network]
+    try:
+        port = await network.bind("worker")
+        assert port.key_id == cluster_key_id(STEPS[there].split("\n")[0])
+        for here in range(4):
+            caller = ZmqNetwork(_SETTINGS, cluster_key=STEPS[here])
+            networks.append(caller)
+            before = dropped("unknown_key")
+            link = await caller.dial(port.commands, port.events, key_id=port.key_id)
+            # A caller that has the port's key at any place connects: this includes all neighbours.
+            if STEPS[there].split("\n")[0] in STEPS[here].split("\n"):
+                await link.send(MESSAGE)
+                peer, message = await port.receive()
+                assert message == MESSAGE
+                await port.send(peer, MESSAGE)
+                assert await link.receive() == MESSAGE
+                continue
+            assert abs(here - there) > 1
+            with pytest.raises(PeerUnreachable, match=f"cluster key {port.key_id}.*second line"):
+                await link.send(MESSAGE)
+            assert dropped("unknown_key") == before + 1
+        assert KEY not in caplog.text
+    finally:
+        for each in networks:
+            await each.close()
+
+
+@pytest.mark.parametrize(("here", "there"), [(0, 0), (0, 1), (1, 0), (1, 1), (2, 3), (3, 3)])
+async def test_a_port_whose_record_names_no_key_is_called_with_the_first(
+    here: int, there: int
+) -> None:
+    """Records of earlier releases name none."""
+    network, caller = (ZmqNetwork(cluster_key=STEPS[step]) for step in (there, here))
+    try:
+        port = await network.bind("worker")
+        link = await caller.dial(port.commands)
+        await link.send(MESSAGE)
+        assert (await port.receive())[1] == MESSAGE
+    finally:
+        await caller.close()
+        await network.close()
+
+
+async def test_a_caller_without_a_key_is_told_that_the_port_has_one(network: ZmqNetwork) -> None:
+    port = await network.bind("worker")
+    caller = ZmqNetwork()
+    try:
+        link = await caller.dial(port.commands, key_id=port.key_id)
+        with pytest.raises(PeerUnreachable, match="this process has none: set HALFMOON_CLUSTER"):
+            await link.send(MESSAGE)
+    finally:
+        await caller.close()
+
+
+async def test_a_port_lets_in_no_caller_of_a_key_that_is_not_in_its_text() -> None:
+    """With the port's own public key, but the caller's pair of a third key."""
+    network, context = ZmqNetwork(cluster_key=STEPS[1]), zmq.asyncio.Context()
+    port = await network.bind("worker")
+    before = dropped("stranger")
+    dealer = context.socket(zmq.DEALER)
+    third = z85.encode(curve_secrets("the key of another cluster").caller)
+    try:
+        dealer.setsockopt(zmq.LINGER, 0)
+        server = zmq.curve_public(z85.encode(curve_secrets(KEY).port))
+        dealer.setsockopt(zmq.CURVE_SERVERKEY, server)
+        dealer.setsockopt(zmq.CURVE_PUBLICKEY, zmq.curve_public(third))
+        dealer.setsockopt(zmq.CURVE_SECRETKEY, third)
+        dealer.connect(port.commands)
+        while dropped("stranger") < before + 1:
+            await asyncio.sleep(0.01)
+    finally:
+        dealer.close()
+        context.term()
+        await network.close()
 
 
 async def test_a_caller_with_a_key_is_not_connected_to_a_port_without(network: ZmqNetwork) -> None:
@@ -83,7 +168,6 @@ async def test_who_knows_only_the_ports_public_key_is_refused_and_counted(
     context = zmq.asyncio.Context()
     sockets = [context.socket(zmq.DEALER), context.socket(zmq.SUB)]
     secrets = curve_secrets(KEY)
-    assert secrets is not None
     for socket in sockets:
         public, secret = zmq.curve_keypair()
         socket.setsockopt(zmq.CURVE_SERVERKEY, zmq.curve_public(z85.encode(secrets.port)))

@@ -123,6 +123,67 @@ def test_who_agrees_about_the_key_moves_bytes(make_world: Any, key: ClusterKey |
     assert bytes(write(there, here).view) == b"0123456789"
 
 
+#: What each process has, step by step, while a cluster's key is changed.
+STEPS = [
+    KEY,
+    ClusterKey(f"{SECRET}\n{OTHER_SECRET}"),
+    ClusterKey(f"{OTHER_SECRET}\n{SECRET}"),
+    OTHER,
+]
+NEIGHBOURS = [(i, j) for i in range(4) for j in range(4) if abs(i - j) <= 1]
+#: The initiator proves a key that the owner does not have.
+TOO_FAR = [(0, 3), (1, 3), (2, 0), (3, 0)]
+
+
+@pytest.mark.parametrize("encryption", [False, True])
+@pytest.mark.parametrize(("ours", "theirs"), NEIGHBOURS)
+def test_while_a_key_is_changed_neighbouring_steps_move_bytes(
+    make_world: Any, ours: int, theirs: int, encryption: bool
+) -> None:
+    world = make_world("tcp")
+
+    def at(step: int) -> TransferSettings:
+        return msgspec.structs.replace(keyed(STEPS[step]), encryption=encryption)
+
+    here, there = world.open("here", settings=at(ours)), world.open("there", settings=at(theirs))
+    assert bytes(write(here, there).view) == b"0123456789"
+    assert bytes(write(there, here).view) == b"0123456789"
+
+
+@pytest.mark.parametrize(("ours", "theirs"), TOO_FAR)
+def test_while_a_key_is_changed_a_left_out_step_is_refused_without_a_byte(
+    make_world: Any, caplog: pytest.LogCaptureFixture, ours: int, theirs: int
+) -> None:
+    world = make_world("tcp")
+    caplog.set_level(logging.DEBUG)
+    here = world.open("here", settings=keyed(STEPS[ours]))
+    there = world.open("there", settings=keyed(STEPS[theirs]))
+    local, remote = here.allocate(10), there.allocate(10)
+    local.view[:] = b"0123456789"
+    told = "another cluster key is set there than here"
+    with pytest.raises(Untrusted, match=told) as refused:
+        here.submit("write", [Piece(local.region, 0, remote.region, 0, 10)]).result(PATIENCE_S)
+    assert bytes(remote.view) == bytes(10)
+    assert "cheese" not in f"{refused.value} {caplog.text}"
+
+
+def test_an_owner_answers_with_the_key_that_was_proven() -> None:
+    hellos = b"asked", b"answered"
+    for step in STEPS:
+        proof = step.prove(ProverRole.INITIATOR, *hellos)
+        for owner in STEPS:
+            found = owner.find_proven(proof, ProverRole.INITIATOR, *hellos)
+            if step.keys[0] in owner.keys:
+                assert found == ClusterKey(step.keys[0])
+                answer = found.prove(ProverRole.OWNER, *hellos)
+                assert step.accepts(answer, ProverRole.OWNER, *hellos)
+            else:
+                assert found is None
+    assert not STEPS[1].accepts(
+        OTHER.prove(ProverRole.OWNER, *hellos), ProverRole.OWNER, *hellos
+    ), "the owner's answer is of the key that the initiator has proven"
+
+
 def test_every_rail_asks_for_the_key(make_world: Any) -> None:
     world = make_world("tcp")
     two = ("127.0.0.1", "127.0.0.2")
@@ -378,7 +439,16 @@ def test_garbage_is_no_proof_and_raises_its_type(body: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs", "told"), [*REFUSALS, pytest.param(KEY, KEY, "", id="the same")]
+    ("ours", "theirs", "told"),
+    [
+        *REFUSALS,
+        pytest.param(KEY, KEY, "", id="the same"),
+        *(pytest.param(STEPS[i], STEPS[j], "", id=f"steps {i} and {j}") for i, j in NEIGHBOURS),
+        *(
+            pytest.param(STEPS[i], STEPS[j], "another cluster key", id=f"too far, {i} and {j}")
+            for i, j in TOO_FAR
+        ),
+    ],
 )
 def test_a_side_channel_asks_for_the_key(
     ours: ClusterKey | None, theirs: ClusterKey | None, told: str

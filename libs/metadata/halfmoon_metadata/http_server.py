@@ -11,7 +11,7 @@ It answers 200, or 412 if nothing was changed. A DELETE with ``If-None-Match: *`
     GET    /metadata?prefix=P           200 and a JSON map of key to value in base64
     POST   /metadata/increment?key=K    200 and the counter as JSON
 
-With a token, a request without ``Authorization: Bearer <token>`` is answered with 401.
+With tokens, a request without ``Authorization: Bearer <token>`` is answered with 401.
 
 A bad request is answered with 400, or 413 if it is too large, and a text that names the limit.
 `handle_request` is a plain function without a framework. `metadata_app` wraps it as an ASGI
@@ -22,7 +22,7 @@ import asyncio
 import base64
 import hashlib
 import hmac
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -193,13 +193,14 @@ def _refusal(status: int, text: str) -> MetadataResponse:
 
 
 def metadata_app(
-    store: MetadataStore, *, token: str = ""
+    store: MetadataStore, *, tokens: Sequence[str] = ()
 ) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
     """Return an ASGI application that serves `store`; mount it at ``/metadata``.
 
     Args:
         store: holds the records.
-        token: what each request has to show, see `metadata_token`; empty: nothing.
+        tokens: one of them has to be shown with each request, see `metadata_tokens`; none: nothing
+            has to be.
 
     The store's calls run in threads, so that a slow call delays no other request. These threads
     serve nothing else: leases are renewed however busy the process's other threads are.
@@ -211,7 +212,7 @@ def metadata_app(
             return
         response = (
             await _answer(store, scope, receive, threads)
-            if _shows(scope, token)
+            if _shows(scope, tokens)
             else MetadataResponse(401, {**_TEXT, "www-authenticate": "Bearer"}, _NO_TOKEN)
         )
         headers = {**response.headers, "content-length": str(len(response.body))}
@@ -229,13 +230,14 @@ def metadata_app(
     return app
 
 
-def _shows(scope: Scope, token: str) -> bool:
-    """Return whether a request shows the token, or none is required. No byte of a body is read."""
-    if not token:
+def _shows(scope: Scope, tokens: Sequence[str]) -> bool:
+    """Return whether a request shows a token, or none is required. No byte of a body is read."""
+    if not tokens:
         return True
     shown = [value for name, value in scope["headers"] if name.lower() == b"authorization"]
-    expected = f"Bearer {token}".encode()
-    return len(shown) == 1 and hmac.compare_digest(shown[0], expected)
+    return len(shown) == 1 and any(
+        hmac.compare_digest(shown[0], f"Bearer {token}".encode()) for token in tokens
+    )
 
 
 async def _answer(

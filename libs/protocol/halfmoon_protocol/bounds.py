@@ -39,6 +39,8 @@ Address = Annotated[str, Meta(max_length=MAX_ADDRESS)]
 Salt = Annotated[str, Meta(max_length=MAX_SALT)]
 #: A JSON object as text; empty: none. Halfmoon passes it on verbatim.
 KvTransferParams = Annotated[str, Meta(max_length=MAX_KV_TRANSFER_PARAMS)]
+#: Id of the cluster key that a port serves with (`halfmoon_protocol.cluster_keys`); empty: none.
+KeyId = Annotated[str, Meta(pattern="^([0-9a-f]{16})?$")]
 WorkerName = Annotated[WorkerId, Meta(min_length=1, max_length=MAX_NAME)]
 ConductorName = Annotated[ConductorId, Meta(max_length=MAX_NAME)]
 RequestName = Annotated[RequestId, Meta(min_length=1, max_length=MAX_NAME)]

@@ -1,8 +1,8 @@
 """Derive the secrets of CURVE, ZeroMQ's encryption, from the cluster key.
 
 CurveZMQ (https://rfc.zeromq.org/spec/26/) gives each side a long-term key pair of Curve25519. All
-ports of a cluster share one pair, and all callers another. So a process that has the cluster key
-needs nothing else, and a record in the metadata server can't name a port of its own.
+ports with one cluster key share one pair, and all callers another. So a process that has the
+cluster key needs nothing else, and a record in the metadata server can't name a port of its own.
 """
 
 import hashlib
@@ -24,14 +24,8 @@ class CurveSecrets(NamedTuple):
         return "CurveSecrets(…)"
 
 
-def curve_secrets(cluster_key: str) -> CurveSecrets | None:
-    """Return the secrets of a cluster: HMAC-SHA-256 of each purpose under its key.
-
-    Args:
-        cluster_key: text of the key; empty: there is none, and nothing is encrypted.
-    """
-    if not cluster_key:
-        return None
+def curve_secrets(cluster_key: str) -> CurveSecrets:
+    """Return the secrets of one cluster key: HMAC-SHA-256 of each purpose under it."""
     key = cluster_key.encode()
     port, caller = (
         hmac.new(key, purpose, hashlib.sha256).digest()

@@ -82,7 +82,9 @@ TRACE = TraceContext("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", 
 KV_TRANSFER_PARAMS = '{"remote_block_ids":[3,4]}'
 STOPPING = Stopping(max_new_tokens=32, stop_token_ids=(2,))
 SAMPLING = Sampling(temperature=0.7, top_p=0.9, seed=11)
-KVSTORE = KvstoreAddress(WorkerId("kvstore-0"), 2, "tcp://127.0.0.1:7301")
+#: Of the cluster key 0123456789abcdef0123456789abcdef.
+KEY_ID = "ac09f77b7f8f7373"
+KVSTORE = KvstoreAddress(WorkerId("kvstore-0"), 2, "tcp://127.0.0.1:7301", KEY_ID)
 REPLICA = KvstoreAddress(WorkerId("kvstore-1"), 1, "tcp://127.0.0.1:7303")
 WORKER = WorkerInfo(
     worker_id=WorkerId("prefill-0"),
@@ -100,6 +102,7 @@ WORKER = WorkerInfo(
     home_kvstore=WorkerId("kvstore-0"),
     roles=("prefill", "decode"),
     stage=Stage("group-0", 0, 2, chunk_tokens=512, hop_s=0.002),
+    key_id=KEY_ID,
 )
 SLOTS = ActivationSlots(Region("prefill-2", 1, bytes(range(16)), 1 << 20), (0, 65536), 65536, 128)
 

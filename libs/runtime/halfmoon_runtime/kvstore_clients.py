@@ -341,7 +341,7 @@ class KvstoreClients:
             for stale in [a for a, known in self._clients.items() if not known.alive]:
                 await self._clients.pop(stale).close()
             try:
-                link = await self._network.dial(address.commands)
+                link = await self._network.dial(address.commands, key_id=address.key_id)
             except PeerUnreachable as error:
                 raise KvstoreUnavailable(f"{address.worker_id}: {error}") from None
             self._clients[address] = KvstoreClient(address.worker_id, link, self._timeout_s)

@@ -33,7 +33,7 @@ from halfmoon_runtime.healthcheck import STATUS_FILE
 from halfmoon_runtime.observability.logs import configure_logging
 from halfmoon_runtime.observability.loop_lag import LoopLagMonitor
 from halfmoon_runtime.observability.metrics import expose_metrics
-from halfmoon_runtime.observability.operator_http import OperatorHttp, operator_token
+from halfmoon_runtime.observability.operator_http import OperatorHttp, operator_tokens
 from halfmoon_runtime.settings import ServiceSettings
 
 _log = structlog.get_logger(__name__)
@@ -294,7 +294,7 @@ class _Run:
             return Service(tasks, on_ready=tune_gc, lost=self._lost)
         key = settings.cluster_key.get_secret_value()
         http = OperatorHttp(
-            asyncio.get_running_loop(), lambda: service.is_ready, token=key and operator_token(key)
+            asyncio.get_running_loop(), lambda: service.is_ready, tokens=operator_tokens(key)
         )
         service = Service(tasks, http, on_ready=tune_gc, lost=self._lost)
         http.start(settings.metrics_port, settings.host)

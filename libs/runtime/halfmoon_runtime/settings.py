@@ -20,12 +20,12 @@ from halfmoon_metadata.cluster_key_source import (
     CLUSTER_KEY_VARIABLE,
     choose_cluster_key,
 )
+from halfmoon_protocol.cluster_keys import split_cluster_keys
 from halfmoon_runtime.own_address import is_loopback, resolve_own_address
 
 ENVIRONMENT_PREFIX = "HALFMOON_"
 #: Settings that come from the environment only, and are never printed.
 SECRETS = frozenset({"cluster_key", "server_api_key"})
-_MIN_KEY_CHARACTERS = 16
 #: Values of an on-or-off setting, as a flag or in the environment.
 _TRUE = frozenset({"1", "true", "t", "yes", "y", "on"})
 _FALSE = frozenset({"0", "false", "f", "no", "n", "off"})
@@ -95,7 +95,8 @@ class ServiceSettings(BaseSettings):
     )
     cluster_key: CliSuppress[SecretStr] = Field(
         SecretStr(""),
-        description="What peers must know before bytes are moved to or from them; empty: nothing",
+        description="What peers must know before bytes are moved to or from them; further lines:"
+        " other keys that are accepted, while it is changed; empty: nothing",
     )
     cluster_key_file: str = Field(
         "",
@@ -151,11 +152,7 @@ class ServiceSettings(BaseSettings):
     @field_validator("cluster_key")
     @classmethod
     def _can_not_be_guessed(cls, key: SecretStr) -> SecretStr:
-        if 0 < len(key) < _MIN_KEY_CHARACTERS:
-            raise ValueError(
-                f"it has {len(key)} characters and needs {_MIN_KEY_CHARACTERS} at least, for "
-                "example from `openssl rand -hex 32`"
-            )
+        split_cluster_keys(key.get_secret_value())
         return key
 
     @model_validator(mode="after")

@@ -96,7 +96,7 @@ class BlockClient:
         layout: KvLayout = SMALL_LAYOUT, backends: Sequence[str] = ("shm", "tcp"),
     ) -> Self:  # fmt: skip
         """Connect to a kvstore by its record."""
-        link = await network.dial(info.commands)
+        link = await network.dial(info.commands, key_id=info.key_id)
         transfer = TransferEngine.open(name, metadata=store, backends=backends)
         client = cls(link, transfer, layout)
         client._stack.push_async_callback(link.close)
@@ -234,7 +234,9 @@ class BlockClient:
         Raises:
             ValueError: the kvstore refuses; the text is its reason.
         """
-        address = KvstoreAddress(source.worker_id, source.generation, source.commands)
+        address = KvstoreAddress(
+            source.worker_id, source.generation, source.commands, source.key_id
+        )
         tokens = (0,) * len(hashes) * self.layout.block_size
         answer = await self.request(
             ReplicateBlocks(self._ticket(), address, self.layout, tuple(hashes), None, tokens)

@@ -23,11 +23,10 @@ from halfmoon_metadata.cluster_key_source import (
     CLUSTER_KEY_VARIABLE,
     cluster_key_from_environment,
 )
+from halfmoon_protocol.cluster_keys import split_cluster_keys
 
 NONCE_BYTES = 32
 PROOF_BYTES = hashlib.sha256().digest_size
-#: A shorter key could be guessed from a recorded proof.
-MIN_CHARACTERS = 16
 _CONTEXT = b"halfmoon transfer 1"
 
 
@@ -41,17 +40,23 @@ class ProverRole(Enum):
 
 
 class ClusterKey(msgspec.Struct, frozen=True):
-    """The secret, which is never printed."""
+    """The secret, which is never printed.
+
+    Its text may hold several keys, one in each line, while a cluster's key is changed. The first
+    one is used to prove, and an owner accepts proofs of each.
+    """
 
     text: str
 
     def __post_init__(self) -> None:
-        """Refuse a key that could be guessed."""
-        if len(self.text) < MIN_CHARACTERS:
-            raise ValueError(
-                f"a cluster key of {len(self.text)} characters: it needs {MIN_CHARACTERS} at "
-                "least, for example from `openssl rand -hex 32`"
-            )
+        """Refuse no key, and keys that could be guessed."""
+        if not split_cluster_keys(self.text):
+            raise ValueError("an empty cluster key: without one, pass None")
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys, the one to prove with first."""
+        return split_cluster_keys(self.text)
 
     def __repr__(self) -> str:
         return "ClusterKey(…)"
@@ -75,14 +80,14 @@ class ClusterKey(msgspec.Struct, frozen=True):
         return cls.given(cluster_key_from_environment())
 
     def prove(self, role: ProverRole, initiator_hello: bytes, owner_hello: bytes) -> bytes:
-        """Make a proof of 32 bytes.
+        """Make a proof of 32 bytes with the first key.
 
         Args:
             role: the side that proves.
             initiator_hello: the initiator's first message, which contains a nonce.
             owner_hello: the owner's first message, which contains a nonce.
         """
-        digest = hmac.new(self.text.encode(), _CONTEXT, hashlib.sha256)
+        digest = hmac.new(self.keys[0].encode(), _CONTEXT, hashlib.sha256)
         for part in (role.value, initiator_hello, owner_hello):
             digest.update(struct.pack("<I", len(part)))
             digest.update(part)
@@ -91,8 +96,20 @@ class ClusterKey(msgspec.Struct, frozen=True):
     def accepts(
         self, proof: bytes, role: ProverRole, initiator_hello: bytes, owner_hello: bytes
     ) -> bool:
-        """Return whether a proof is right for this role, in constant time."""
+        """Return whether a proof is right for this role and the first key, in constant time."""
         return hmac.compare_digest(proof, self.prove(role, initiator_hello, owner_hello))
+
+    def find_proven(
+        self, proof: bytes, role: ProverRole, initiator_hello: bytes, owner_hello: bytes
+    ) -> "ClusterKey | None":
+        """Return the one of our keys that a proof is made with; None: it is none of ours.
+
+        The rest of the connection uses that key alone: our answer and the keys of records.
+        """
+        for key in map(ClusterKey, self.keys):
+            if key.accepts(proof, role, initiator_hello, owner_hello):
+                return key
+        return None
 
 
 def make_nonce() -> bytes:

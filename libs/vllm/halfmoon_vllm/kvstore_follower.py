@@ -136,7 +136,7 @@ class KvstoreFollower:
         """
         events = KvEventFollower(self._index)
         while (info.worker_id, info.generation) in self._recorded:
-            link = await self._network.dial(info.commands, info.events)
+            link = await self._network.dial(info.commands, info.events, key_id=info.key_id)
             try:
                 await self._listen(info, link, events)
             except PeerUnreachable as error:
@@ -160,7 +160,7 @@ class KvstoreFollower:
                 if worker_id not in self._live:
                     # It has answered.
                     self._live[worker_id] = KvstoreAddress(
-                        worker_id, info.generation, info.commands
+                        worker_id, info.generation, info.commands, info.key_id
                     )
                 ask = worker_id in events.overdue(now, _SNAPSHOT_S)
                 match message:

@@ -38,14 +38,14 @@ from halfmoon_conductor.workers.shell import Shell
 from halfmoon_conductor.workers.worker_links import WorkerLinks
 from halfmoon_metadata import MemoryStore, MetadataStore, open_store
 from halfmoon_metadata.http_server import metadata_app
-from halfmoon_metadata.metadata_token import metadata_token
+from halfmoon_metadata.metadata_token import metadata_tokens
 from halfmoon_metadata.stalling_clock import StallingClock
 from halfmoon_protocol.ids import ConductorId
 from halfmoon_runtime.channels.zmq_network import ZmqNetwork
 from halfmoon_runtime.channels.zmq_sockets import SocketSettings
 from halfmoon_runtime.clock import SystemClock
 from halfmoon_runtime.lifecycle import CannotStart, Service
-from halfmoon_runtime.observability.operator_http import operator_token
+from halfmoon_runtime.observability.operator_http import operator_tokens
 from halfmoon_runtime.observability.tracer_setup import open_tracer
 from halfmoon_sandbox import Sandbox
 from halfmoon_scheduling.conductor.conductor_machine import Conductor
@@ -141,7 +141,7 @@ async def run(settings: ConductorSettings, service: Service) -> None:
         mounts: list[tuple[str, ASGIApp]] = [("/debug", debug_app(observer, links, clock, info))]
         if embedded:
             service.spawn(lease_clock.tick_forever(), name="leases")
-            mounts.append(("/metadata", metadata_app(store, token=metadata_token(cluster_key))))
+            mounts.append(("/metadata", metadata_app(store, tokens=metadata_tokens(cluster_key))))
         streams = ResumableStreams(_resumption_limits(settings))
         stack.push_async_callback(streams.close)
         app = create_app(
@@ -156,7 +156,7 @@ async def run(settings: ConductorSettings, service: Service) -> None:
             preparer=preparer,
             grammars=grammars,
             streams=streams,
-            operator_token=cluster_key and operator_token(cluster_key),
+            operator_tokens=operator_tokens(cluster_key),
         )
         server = _Server(
             uvicorn.Config(

@@ -75,7 +75,7 @@ async def run(settings: KvstoreSettings, service: Service) -> None:
         migration = DrainMigration(
             worker.block_store,
             kvstores,
-            KvstoreAddress(info.worker_id, info.generation, info.commands),
+            KvstoreAddress(info.worker_id, info.generation, info.commands, info.key_id),
             members,
             settings.drain_mib_per_s * 1024 * 1024,
         )

@@ -420,7 +420,7 @@ def _blocks_at_once(layout: KvLayout) -> int:
 
 
 def _address(info: WorkerInfo) -> KvstoreAddress:
-    return KvstoreAddress(info.worker_id, info.generation, info.commands)
+    return KvstoreAddress(info.worker_id, info.generation, info.commands, info.key_id)
 
 
 def _found(info: WorkerInfo, head: ObjectHead, layout: KvLayout) -> FoundObject:

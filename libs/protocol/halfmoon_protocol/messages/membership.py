@@ -10,6 +10,7 @@ from halfmoon_protocol.bounds import (
     Address,
     ConductorName,
     Count,
+    KeyId,
     Name,
     Positive,
     RequestName,
@@ -120,6 +121,8 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     #: that server alone. A prompt that is prefilled there is decoded there, and no other worker
     #: reads the blocks of its kvstore or stores blocks in it.
     server: Name = ""
+    #: Id of the cluster key that its sockets serve with, of those that it has; empty: not said.
+    key_id: KeyId = ""
 
 
 class Hello(Message, frozen=True, tag="hello"):

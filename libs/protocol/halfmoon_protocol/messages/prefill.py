@@ -10,6 +10,7 @@ from halfmoon_protocol.bounds import (
     MAX_STAGES,
     Address,
     Count,
+    KeyId,
     KvTransferParams,
     Measured,
     Name,
@@ -30,20 +31,24 @@ from halfmoon_protocol.trace_context import TraceContext
 # conductor -> prefill
 
 
-class KvstoreAddress(msgspec.Struct, frozen=True):
+class KvstoreAddress(msgspec.Struct, frozen=True, omit_defaults=True):
     """A kvstore as a prefill worker reaches it."""
 
     worker_id: WorkerName
     generation: Count
     commands: Address
+    #: `WorkerInfo.key_id` of its record.
+    key_id: KeyId = ""
 
 
-class StageAddress(msgspec.Struct, frozen=True):
+class StageAddress(msgspec.Struct, frozen=True, omit_defaults=True):
     """A prefill worker of a group as the others of the group reach it."""
 
     worker_id: WorkerName
     generation: Count
     commands: Address
+    #: `WorkerInfo.key_id` of its record.
+    key_id: KeyId = ""
 
 
 class CachedPrefix(msgspec.Struct, frozen=True):

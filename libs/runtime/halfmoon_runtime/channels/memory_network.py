@@ -45,7 +45,9 @@ class MemoryNetwork:
         self._ports[port.commands] = self._ports[port.events] = port
         return port
 
-    async def dial(self, commands: str, events: str | None = None) -> "MemoryLink":
+    async def dial(
+        self, commands: str, events: str | None = None, *, key_id: str = ""
+    ) -> "MemoryLink":
         """See `Network.dial`. The link is down from the start if there is no such port."""
         link = MemoryLink(self, PeerId(next(self._serial).to_bytes(5, "big")), commands)
         port = self._reachable(commands)
@@ -118,6 +120,11 @@ class MemoryPort:
     def events(self) -> str:
         """See `Port.events`."""
         return f"{self._base}/events"
+
+    @property
+    def key_id(self) -> str:
+        """See `Port.key_id`."""
+        return ""
 
     async def receive(self) -> tuple[PeerId, AnyMessage]:
         """See `Port.receive`."""

@@ -38,6 +38,11 @@ class Port(Protocol):
         """Endpoint to give to callers for events."""
         ...
 
+    @property
+    def key_id(self) -> str:
+        """Id of the cluster key that the port serves with, for callers; empty: there is none."""
+        ...
+
     async def receive(self) -> tuple[PeerId, AnyMessage]:
         """Return the next command and its sender. Cancelling this call loses nothing.
 
@@ -124,12 +129,19 @@ class Network(Protocol):
         """Open a port on a free TCP port of `host`."""
         ...
 
-    async def dial(self, commands: str, events: str | None = None) -> WorkerLink:
+    async def dial(
+        self, commands: str, events: str | None = None, *, key_id: str = ""
+    ) -> WorkerLink:
         """Connect to a worker; without `events` only answers are received.
 
+        Args:
+            commands: the port's endpoint for commands.
+            events: the port's endpoint for events.
+            key_id: the `Port.key_id`, from the worker's record or address; empty: not said there.
+
         Return when the link is up or known to be down: no worker answered within the connect
-        timeout, or the endpoint is invalid. This call raises nothing; `receive` and `send` of
-        the link do. Events published in the first moments may be missed.
+        timeout, its key is none of ours, or the endpoint is invalid. This call raises nothing;
+        `receive` and `send` of the link do. Events published in the first moments may be missed.
         """
         ...
 

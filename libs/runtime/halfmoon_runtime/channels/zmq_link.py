@@ -52,9 +52,10 @@ class ZmqLink:
         events: str | None,
         settings: SocketSettings,
         curve: Curve | None,
+        key_id: str,
     ) -> None:
         self._settings = settings
-        self.curve = curve
+        self.curve, self.key_id = curve, key_id
         self._commands = commands
         self._inbox: ReceiveQueue[AnyMessage | KvEventBatch] = ReceiveQueue(
             settings.inbox_messages, on_room=self._resume
@@ -219,10 +220,12 @@ class _LinkSocket:
     ) -> None:
         """Start to connect, and to hand over messages."""
         configure(self.socket, self._settings)
-        if self._link.curve is not None:
-            self._link.curve.call(self.socket)
         self._monitor_pump.start(self._on_event, on_failure=on_failure)
         self.pump.start(take, has_room=has_room, on_failure=on_failure)
+        if self._link.is_down:
+            return  # the port can't be called with our keys
+        if self._link.curve is not None:
+            self._link.curve.call(self.socket, self._link.key_id)
         if self.endpoint.startswith(_SCHEMES):
             self._connect()
         else:

@@ -9,8 +9,9 @@ import asyncio
 
 import zmq
 
-from halfmoon_protocol.curve_secrets import curve_secrets
-from halfmoon_runtime.channels.zmq_curve import Curve
+from halfmoon_protocol.cluster_keys import split_cluster_keys
+from halfmoon_runtime.channels.dropped_messages import record_drop
+from halfmoon_runtime.channels.zmq_curve import Curve, find_key_fault
 from halfmoon_runtime.channels.zmq_link import ZmqLink
 from halfmoon_runtime.channels.zmq_port import ZmqPort
 from halfmoon_runtime.channels.zmq_sockets import SocketSettings
@@ -22,9 +23,11 @@ class ZmqNetwork:
     Args:
         settings: bounds of all sockets.
         advertise_host: name or address that callers dial; None: the bound address.
-        cluster_key: both sides prove it, and messages are encrypted; empty: neither.
+        cluster_key: both sides prove it, and messages are encrypted; empty: neither. It may hold
+            several keys, see `halfmoon_protocol.cluster_keys`.
 
     Raises:
+        ValueError: a key is too short.
         RuntimeError: this libzmq can't encrypt.
     """
 
@@ -38,8 +41,8 @@ class ZmqNetwork:
         self._settings = settings or SocketSettings()
         self._advertise_host = advertise_host
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        secrets = curve_secrets(cluster_key)
-        self._curve = None if secrets is None else Curve(self._context, secrets)
+        keys = split_cluster_keys(cluster_key)
+        self._curve = Curve(self._context, keys) if keys else None
         self._open: set[ZmqPort | ZmqLink] = set()
 
     async def bind(self, name: str, *, host: str = "127.0.0.1") -> ZmqPort:
@@ -61,13 +64,16 @@ class ZmqNetwork:
         self._open.add(port)
         return port
 
-    async def dial(self, commands: str, events: str | None = None) -> ZmqLink:
+    async def dial(self, commands: str, events: str | None = None, *, key_id: str = "") -> ZmqLink:
         """See `Network.dial`. Return when the link is up, or known to be down.
 
         The link is down after the connect timeout; then `receive` and `send` raise. Events
         published in the first moments after the handshake may be missed.
         """
-        link = ZmqLink(self._context, commands, events, self._settings, self._curve)
+        link = ZmqLink(self._context, commands, events, self._settings, self._curve, key_id)
+        if fault := find_key_fault(self._curve, key_id):
+            record_drop("unknown_key", commands, fault)
+            link.break_off(f"{commands}: {fault}")
         self._open.add(link)
         link.task.add_done_callback(lambda _: self._open.discard(link))
         await link.connect()

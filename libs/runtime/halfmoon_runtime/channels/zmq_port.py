@@ -58,6 +58,7 @@ class ZmqPort:
         self._name = name
         self._settings = settings
         self._on_closed = on_closed
+        self._key_id = "" if curve is None else curve.key_id
         self._turns = SendBackpressure()
         self._kv_sequence = 0
         self._router = context.socket(zmq.ROUTER)
@@ -94,6 +95,11 @@ class ZmqPort:
     def events(self) -> str:
         """See `Port.events`."""
         return self._events
+
+    @property
+    def key_id(self) -> str:
+        """See `Port.key_id`."""
+        return self._key_id
 
     async def receive(self) -> tuple[PeerId, AnyMessage]:
         """See `Port.receive`.

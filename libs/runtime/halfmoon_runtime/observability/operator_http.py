@@ -18,7 +18,7 @@ import math
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from socketserver import ThreadingMixIn
@@ -30,6 +30,8 @@ from wsgiref.types import StartResponse, WSGIEnvironment
 import msgspec
 import structlog
 from prometheus_client import REGISTRY, CollectorRegistry, make_wsgi_app
+
+from halfmoon_protocol.cluster_keys import split_cluster_keys
 
 #: Most connections at a time; further ones are closed.
 _MAX_CONNECTIONS = 16
@@ -80,8 +82,21 @@ OperatorHandler = Callable[[OperatorRequest], Awaitable[object]]
 
 
 def operator_token(cluster_key: str) -> str:
-    """Derive the operators' bearer token from the cluster key."""
-    return hmac.new(cluster_key.encode(), b"halfmoon operator 1", hashlib.sha256).hexdigest()
+    """Derive the operators' bearer token from the first cluster key; "" without one."""
+    return next(iter(operator_tokens(cluster_key)), "")
+
+
+def operator_tokens(cluster_key: str) -> tuple[str, ...]:
+    """Derive the tokens that a service accepts: one of each cluster key in the text."""
+    return tuple(
+        hmac.new(key.encode(), b"halfmoon operator 1", hashlib.sha256).hexdigest()
+        for key in split_cluster_keys(cluster_key)
+    )
+
+
+def is_operator_token(shown: str, tokens: Sequence[str]) -> bool:
+    """Return whether a text is one of the tokens, in constant time."""
+    return any(hmac.compare_digest(shown.encode(), token.encode()) for token in tokens)
 
 
 class OperatorHttp:
@@ -92,7 +107,7 @@ class OperatorHttp:
         loop: asyncio.AbstractEventLoop,
         is_ready: Callable[[], bool],
         *,
-        token: str = "",
+        tokens: Sequence[str] = (),
         registry: CollectorRegistry = REGISTRY,
     ) -> None:
         """Prepare the server; `start` listens.
@@ -100,12 +115,12 @@ class OperatorHttp:
         Args:
             loop: runs the handlers.
             is_ready: tells whether the service takes work.
-            token: see `operator_token`; empty: none is required.
+            tokens: one of them is required, see `operator_tokens`; none: nothing is.
             registry: metrics to serve.
         """
         self._loop = loop
         self._is_ready = is_ready
-        self._token = token
+        self._tokens = tokens
         self._metrics = make_wsgi_app(registry)
         #: Method, parts of the path, handler.
         self._routes: list[tuple[str, list[str], OperatorHandler]] = []
@@ -192,7 +207,7 @@ class OperatorHttp:
 
     def _require_token(self, environ: WSGIEnvironment) -> None:
         shown = str(environ.get("HTTP_AUTHORIZATION", "")).removeprefix("Bearer ")
-        if self._token and not hmac.compare_digest(shown.encode(), self._token.encode()):
+        if self._tokens and not is_operator_token(shown, self._tokens):
             raise OperatorHttpError(
                 401,
                 "this cluster has a key: show operator_token(key) as Authorization: Bearer",

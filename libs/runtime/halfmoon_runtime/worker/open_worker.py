@@ -171,5 +171,6 @@ async def open_worker(
             host=settings.host_id,
             commands=port.commands,
             events=port.events,
+            key_id=port.key_id,
         )
         yield OpenedWorker(service, store, transfer, network, port, info)

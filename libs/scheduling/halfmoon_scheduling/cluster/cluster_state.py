@@ -156,7 +156,7 @@ class Cluster:
     def address(self, kvstore: WorkerId) -> KvstoreAddress:
         """Return the address at which prefill workers reach a live kvstore."""
         info = self._infos[kvstore]
-        return KvstoreAddress(kvstore, info.generation, info.commands)
+        return KvstoreAddress(kvstore, info.generation, info.commands, info.key_id)
 
     # -- workers that take new requests ------------------------------------------------------
 
@@ -234,7 +234,7 @@ class Cluster:
     def stage_address(self, prefill: WorkerId) -> StageAddress:
         """Return the address at which the other stages of its group reach a prefill worker."""
         info = self._infos[prefill]
-        return StageAddress(prefill, info.generation, info.commands)
+        return StageAddress(prefill, info.generation, info.commands, info.key_id)
 
     def prefill_candidates(
         self, workers: Sequence[WorkerInfo], now: float, priority: int

@@ -180,6 +180,7 @@ class ServerSession:
             host=self._host_id,
             commands=port.commands,
             events=port.events,
+            key_id=port.key_id,
             layout=self._layout,
             model=description.model,
             max_context=description.max_model_len,

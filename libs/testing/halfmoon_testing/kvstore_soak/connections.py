@@ -120,7 +120,7 @@ class KvEventListener:
                 if value is not None:
                     info = msgspec.json.decode(value, type=WorkerInfo)
                     n_kills = self._model.n_kills(self._name)
-                    link = await self._network.dial(info.commands, info.events)
+                    link = await self._network.dial(info.commands, info.events, key_id=info.key_id)
                     try:
                         self._follower.on_joined(self._name, loop.time())
                         await link.send(SnapshotBlocks())

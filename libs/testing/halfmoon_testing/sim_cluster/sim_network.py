@@ -204,7 +204,9 @@ class ProcessNetwork:
         self.network.endpoints[port.commands] = self.network.endpoints[port.events] = port
         return port
 
-    async def dial(self, commands: str, events: str | None = None) -> "SimLink":
+    async def dial(
+        self, commands: str, events: str | None = None, *, key_id: str = ""
+    ) -> "SimLink":
         """See `Network.dial`."""
         network = self.network
         await asyncio.sleep(network.delay())
@@ -243,6 +245,11 @@ class SimPort:
     def events(self) -> str:
         """See `Port.events`."""
         return f"{self._base}/events"
+
+    @property
+    def key_id(self) -> str:
+        """See `Port.key_id`."""
+        return ""
 
     async def receive(self) -> tuple[PeerId, AnyMessage]:
         """See `Port.receive`."""

@@ -11,9 +11,8 @@ use stay open: they are for the cluster's own network. The page at `/` is open t
 but what it reads from other routes.
 """
 
-import hmac
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, cast
 
 import structlog
@@ -34,6 +33,7 @@ from halfmoon_conductor.http_server.token_bucket import TokenBucket
 from halfmoon_conductor.observability.metrics.http_metrics import HttpMetrics, RejectionReason
 from halfmoon_conductor.tenants import Tenant, Tenants
 from halfmoon_protocol.salts import salt_of
+from halfmoon_runtime.observability.operator_http import is_operator_token
 from halfmoon_scheduling.fair_queueing import FairRoom
 
 #: Paths that need a key, with all below them.
@@ -153,8 +153,8 @@ class AuthMiddleware:
     Args:
         app: the app to wrap.
         tenants: None accepts requests without a key.
-        operator_token: opens the routes for operators, see `halfmoon_runtime`'s function of this
-            name; empty: without tenants they are open.
+        operator_tokens: each opens the routes for operators, see `halfmoon_runtime`'s function of
+            this name; none: without tenants they are open.
         concurrency: counts the requests that are being answered.
         bodies: receives request bodies.
     """
@@ -167,10 +167,10 @@ class AuthMiddleware:
         concurrency: ConcurrencyLimit,
         metrics: HttpMetrics,
         bodies: BodyReceiver,
-        operator_token: str = "",
+        operator_tokens: Sequence[str] = (),
     ) -> None:
         self._app = app
-        self._operator_token = operator_token.encode()
+        self._operator_tokens = operator_tokens
         self._bodies = bodies
         self._metrics = metrics
         self._tenants = tenants
@@ -242,8 +242,8 @@ class AuthMiddleware:
             InvalidKey: it shows neither the token nor a valid key.
             NotPermitted: its key is valid, but of no operator.
         """
-        if self._operator_token:
-            if hmac.compare_digest(_shown_key(scope).encode(), self._operator_token):
+        if self._operator_tokens:
+            if is_operator_token(_shown_key(scope), self._operator_tokens):
                 return
             if self._tenants is None:
                 raise InvalidKey(

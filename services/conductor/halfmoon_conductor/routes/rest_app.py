@@ -73,7 +73,7 @@ def create_app(
     preparer: BodyPreparer | None = None,
     grammars: GrammarChecker | None = None,
     streams: ResumableStreams | None = None,
-    operator_token: str = "",
+    operator_tokens: Sequence[str] = (),
 ) -> FastAPI:
     """Build the app to serve. It owns nothing that must be closed.
 
@@ -89,7 +89,7 @@ def create_app(
         preparer: parses and tokenizes long bodies; None: threads of this process do.
         grammars: checks grammars; None: a checker is started with the first grammar.
         streams: keeps streams that clients may come back to; None: none is kept.
-        operator_token: opens the routes for operators; empty: without tenants they are open.
+        operator_tokens: each opens the routes for operators; none: without tenants they are open.
 
     Raises:
         TokenizerUnavailable: the tokenizer's chat template is not valid.
@@ -124,7 +124,7 @@ def create_app(
         tenants,
         metrics,
         concurrency,
-        operator_token,
+        operator_tokens,
     )
     app.include_router(completions_router(handler, tokenizer, route_class))
     app.include_router(responses_router(handler, GENERATION_RESPONSES, route_class))
@@ -185,7 +185,7 @@ def _wrap(
     tenants: Tenants | None,
     metrics: HttpMetrics,
     concurrency: ConcurrencyLimit,
-    operator_token: str,
+    operator_tokens: Sequence[str],
 ) -> ASGIApp:
     """Return an app inside all middleware; `concurrency` counts the requests being answered."""
     bodies = BodyReceiver(limits.bodies)
@@ -195,7 +195,7 @@ def _wrap(
         concurrency=concurrency,
         metrics=metrics,
         bodies=bodies,
-        operator_token=operator_token,
+        operator_tokens=operator_tokens,
     )
     if limits.cors_origins:
         app = CORSMiddleware(

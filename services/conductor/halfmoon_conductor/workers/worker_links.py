@@ -236,7 +236,8 @@ class WorkerLinks:
     async def _follow(self, member: _Member) -> None:
         """Keep a link to this worker while its lease lives."""
         while not member.refused:
-            link = await self.network.dial(member.info.commands, member.info.events)
+            info = member.info
+            link = await self.network.dial(info.commands, info.events, key_id=info.key_id)
             member.link, member.step = link, 0
             hello = Hello(conductor_id=self.conductor_id, session=next(self._sessions))
             try:

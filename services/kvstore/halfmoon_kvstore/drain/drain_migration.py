@@ -136,7 +136,7 @@ class DrainMigration:
                 continue
             if info.draining or not info.replicates:
                 continue
-            address = KvstoreAddress(info.worker_id, info.generation, info.commands)
+            address = KvstoreAddress(info.worker_id, info.generation, info.commands, info.key_id)
             try:
                 client = await self._kvstores.client_for(address)
                 snapshot = await client.snapshot()

@@ -155,14 +155,14 @@ class _OwnerLink:
             rdma_handshake.proof_transcript(hello),
             rdma_handshake.proof_transcript(welcome),
         )
-        trusted = key.accepts(theirs.proof, ProverRole.INITIATOR, *transcripts)
-        if trusted:
-            verdict = OwnerProof(key.prove(ProverRole.OWNER, *transcripts))
+        proven = key.find_proven(theirs.proof, ProverRole.INITIATOR, *transcripts)
+        if proven is not None:
+            verdict = OwnerProof(proven.prove(ProverRole.OWNER, *transcripts))
         else:
             _log.warning("a link is refused: the peer has another cluster key")
             verdict = OwnerProof(refused="another cluster key is set there than here")
         send_all(self._socket, [rdma_handshake.encode(verdict)])
-        return trusted
+        return proven is not None
 
     def close(self) -> None:
         """Free all ends: peers reach our memory through them no more."""

@@ -231,11 +231,13 @@ class _Connection:
         if self._key is None or own.refused:
             return not own.refused
         maps = received_hello, answer[tcp_frames.HELLO_HEADER_BYTES :]
-        verdict = self._examine(self._key, hello, *maps)
+        proven, verdict = self._examine(self._key, hello, *maps)
         send_all(self._socket, [tcp_frames.encode_proof(verdict)])
-        if self._exchange is not None and not verdict.refused:
-            self._encrypt(self._exchange.agree(self._key, hello.share, *maps))
-        return not verdict.refused
+        if proven is None or verdict.refused:
+            return False
+        if self._exchange is not None:
+            self._encrypt(self._exchange.agree(proven, hello.share, *maps))
+        return True
 
     def _encrypt(self, keys: RecordKeys) -> None:
         """Encrypt all that follows."""
@@ -267,15 +269,16 @@ class _Connection:
 
     def _examine(
         self, key: ClusterKey, hello: TcpHello, received_hello: bytes, sent_hello: bytes
-    ) -> TcpProof:
-        """Check the peer's proof, and answer with our own if it is right."""
+    ) -> tuple[ClusterKey | None, TcpProof]:
+        """Check the peer's proof; return the key it proves, and our own proof or our refusal."""
         header = self._ahead.take(tcp_frames.HELLO_HEADER_BYTES)
         theirs = tcp_frames.decode_proof(self._ahead.take(tcp_frames.proof_bytes(header)))
-        if not key.accepts(theirs.proof, ProverRole.INITIATOR, received_hello, sent_hello):
+        maps = received_hello, sent_hello
+        proven = key.find_proven(theirs.proof, ProverRole.INITIATOR, *maps)
+        if proven is None:
             _log.warning("%s: refused, it has another cluster key", self._who(hello))
-            return TcpProof(refused="another cluster key is set there than here")
-        ours = key.prove(ProverRole.OWNER, received_hello, sent_hello)
-        return TcpProof(ours, self._enter(hello))
+            return None, TcpProof(refused="another cluster key is set there than here")
+        return proven, TcpProof(proven.prove(ProverRole.OWNER, *maps), self._enter(hello))
 
     def _enter(self, hello: TcpHello) -> str:
         """Record the connection in the peer's session; return why that can't be."""
