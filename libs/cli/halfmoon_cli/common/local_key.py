@@ -11,15 +11,14 @@ tokens that are made of a key are no other machine's to see.
 
 import fcntl
 import os
-import secrets
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from halfmoon_cli.common.cluster_key import read_cluster_key
 from halfmoon_metadata.cluster_key_source import CLUSTER_KEY_FILE_VARIABLE, read_cluster_key_file
+from halfmoon_runtime.make_cluster_key import make_cluster_key
 from halfmoon_runtime.own_address import is_loopback
 
 FILE_NAME = "cluster-key"
@@ -27,7 +26,6 @@ FILE_NAME = "cluster-key"
 STATE_VARIABLE = "HALFMOON_STATE"
 #: State folders of the commands that run clusters.
 STATE_FOLDERS = (Path(".halfmoon/up"), Path(".halfmoon/route"))
-_N_BYTES = 32
 
 
 @contextmanager
@@ -42,8 +40,7 @@ def kept_key(folder: Path) -> Iterator[Path]:
     """
     path = folder.resolve() / FILE_NAME
     path.parent.mkdir(0o700, parents=True, exist_ok=True)
-    if not path.exists():
-        _make(path)
+    make_cluster_key(path)
     read_cluster_key_file(str(path))
     with path.open() as file:
         fcntl.flock(file, fcntl.LOCK_SH)
@@ -66,15 +63,6 @@ def use_local_key(address: str) -> None:
         if _is_in_use(folder / FILE_NAME):
             os.environ[CLUSTER_KEY_FILE_VARIABLE] = str(folder.resolve() / FILE_NAME)
             return
-
-
-def _make(path: Path) -> None:
-    """Write a new key, whole or not at all; one that another process has written stays."""
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=FILE_NAME) as draft:
-        draft.write(f"{secrets.token_hex(_N_BYTES)}\n")
-        draft.flush()
-        with suppress(FileExistsError):
-            os.link(draft.name, path)
 
 
 def _is_in_use(path: Path) -> bool:
