@@ -94,8 +94,8 @@ class StageLinks:
             # Only links that are down: the address comes from a caller, and may be wrong.
             for stale in [key for key, known in self._links.items() if not known.alive]:
                 await self._links.pop(stale).close()
-            link = await self._network.dial(address.commands, key_id=address.key_id)
-            self._links[address] = StageLink(address, link)
+            dialled = await self._network.dial(address.commands, key_id=address.key_id)
+            self._links[address] = StageLink(address, dialled)
             return self._links[address]
 
     async def close(self) -> None:
