@@ -4,9 +4,9 @@
 
     .halfmoon/up/cluster-key      of its user alone; locked (flock) while a cluster runs with it
 
-A command that is run in the same folder takes it from there, while a cluster runs with it, and for
-an address of this machine's loopback alone: a stale key would close other clusters to it, and the
-tokens that are made of a key are no other machine's to see.
+A command that is run in the same folder takes the key from there. It does so while a cluster runs
+with it, as a stale key would close other clusters to the command. It does so for addresses of this
+machine's loopback alone, as no other machine may see tokens that are made of the key.
 """
 
 import fcntl
