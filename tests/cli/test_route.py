@@ -115,7 +115,7 @@ def test_only_a_conductor_and_a_bridge_are_planned() -> None:
     plan = ClusterPlan(model=FAKE, http_port=1, bridge=("--targets", "[]"))
     conductor, bridge = plan_processes(plan)
     assert (conductor.role, bridge.role) == ("conductor", "servers")
-    assert "http://127.0.0.1:1/metadata" in bridge.arguments
+    assert plan.metadata_url in bridge.arguments
     assert "--targets" in bridge.arguments
 
 

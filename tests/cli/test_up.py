@@ -1,5 +1,6 @@
 """`halfmoon up` as a user runs it: what it prints, and what it leaves behind."""
 
+import json
 import os
 import re
 import shlex
@@ -151,15 +152,17 @@ def test_a_key_is_made_once_and_kept_for_the_user_alone_and_no_stranger_gets_in(
             file = tmp_path / ".halfmoon/up/cluster-key"
             assert file.stat().st_mode & 0o777 == 0o600
             assert str(file) in running.text and keys[0] not in running.text
-            for path in ("/debug/cluster", "/metadata?prefix=halfmoon"):
-                assert httpx.get(f"{url}{path}").status_code == 401
+            ready = json.loads((tmp_path / ".halfmoon/up/conductor-0.status.json").read_text())
+            for asked in (f"{url}/debug/cluster", f"{ready['metadata']}?prefix=halfmoon"):
+                assert httpx.get(asked).status_code == 401
+            assert httpx.get(f"{url}/metadata?prefix=halfmoon").status_code == 404
             page = re.search(r"http\S+/#token=(\w+)", running.text)
             assert page is not None
             shown = {"authorization": f"Bearer {page[1]}"}
             assert httpx.get(f"{url}/debug/cluster", headers=shown).status_code == 200
             status = ("status", "--url", url, "--json")
             assert "prefill-0" in halfmoon(tmp_path, *status).stdout
-            nodes = ("kv", "ls", "--metadata", f"{url}/metadata")
+            nodes = ("kv", "ls", "--metadata", ready["metadata"])
             assert "kvstore-0" in halfmoon(tmp_path, *nodes).stdout
             assert halfmoon(tmp_path, "operator-token").stdout.strip() == page[1]
             for words in (status, nodes, ("operator-token",)):

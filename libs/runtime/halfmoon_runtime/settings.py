@@ -89,7 +89,7 @@ class ServiceSettings(BaseSettings):
         " (the machine's name and boot id unless given)",
     )
     metadata: str = Field(
-        "http://127.0.0.1:8000/metadata",
+        "http://127.0.0.1:7999/metadata",
         description="Metadata server: http://host:port/metadata, redis://host:port/0,"
         " etcd://host:2379 or memory://name",
     )

@@ -11,8 +11,8 @@ from halfmoon_metadata.cluster_key_source import CLUSTER_KEY_FILE_VARIABLE, CLUS
 def operator_key(url: str, api_key: str) -> str:
     """Return what a conductor's routes for operators want.
 
-    A cluster key in the environment gives the operators' token, and goes before the API key. Without
-    both, the key of a cluster that was started in this folder does.
+    A cluster key in the environment gives the operators' token, and goes before the API key. With
+    neither, the key of a cluster that was started in this folder gives it.
     """
     from halfmoon_runtime.observability.operator_http import operator_token
 

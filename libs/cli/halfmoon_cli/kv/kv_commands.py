@@ -48,7 +48,7 @@ Metadata = Annotated[
         envvar="HALFMOON_METADATA", help="The metadata store: http://…, redis://… or etcd://…"
     ),
 ]
-DEFAULT_METADATA = "http://127.0.0.1:8000/metadata"
+DEFAULT_METADATA = "http://127.0.0.1:7999/metadata"
 Key = Annotated[str, typer.Argument(help="The object's key")]
 Bind = Annotated[str, typer.Option(help="Address at which kvstores could reach this machine")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs")]

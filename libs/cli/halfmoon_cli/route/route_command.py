@@ -12,7 +12,7 @@ from rich.markup import escape
 from halfmoon_cli.route.server_survey import UnfitServers, common_block_size, survey_servers
 from halfmoon_cli.route.server_tokenizer import NoTokenizer, find_tokenizer
 from halfmoon_cli.up.default_limits import SUMMARY, default_limits
-from halfmoon_cli.up.embedded_cluster import ClusterPlan
+from halfmoon_cli.up.embedded_cluster import ClusterPlan, metadata_port_beside
 from halfmoon_cli.up.foreground import run_up
 from halfmoon_cli.up.role_options import BadRoleOption, role_options
 from halfmoon_metadata.tcp_ports import free_port, is_free
@@ -144,6 +144,7 @@ def route(
         http_port=chosen,
         served_model_name=name,
         metadata=metadata,
+        metadata_port=metadata_port_beside(chosen),
         extra=extra,
         limits={
             **(default_limits(extra.get("conductor", ()), os.environ) if limits else {}),

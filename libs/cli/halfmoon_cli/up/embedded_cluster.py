@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from halfmoon_metadata.tcp_ports import free_port, is_free
 from halfmoon_runtime.own_address import resolve_own_address
 
 #: Order in which services are started, and also stopped: the conductor lets its requests finish
@@ -43,6 +44,8 @@ class ClusterPlan:
     worker_python: str = ""
     #: Metadata server; empty: the conductor's own.
     metadata: str = ""
+    #: Port of the conductor's own.
+    metadata_port: int = field(default_factory=free_port)
     #: Threads of each worker of a role; without one its own setting decides.
     threads: Mapping[str, int] = field(default_factory=dict)
     #: Further flags for all services of a role, such as {"prefill": ["--chunk-tokens=64"]}.
@@ -57,16 +60,35 @@ class ClusterPlan:
     @property
     def url(self) -> str:
         """URL of the REST API."""
-        host = self.host
-        for flag in self.extra.get("conductor", ()):
-            if flag.startswith("--host="):
-                host = reachable_host(resolve_own_address(flag.removeprefix("--host=")))
+        host = reachable_host(resolve_own_address(self._of_conductor("host") or self.host))
         return f"http://{f'[{host}]' if ':' in host else host}:{self.http_port}"
+
+    @property
+    def metadata_url(self) -> str:
+        """URL of the metadata server."""
+        if self.metadata:
+            return self.metadata
+        base = self.url.rpartition(":")[0]
+        if chosen := self._of_conductor("metadata-host"):
+            host = reachable_host(resolve_own_address(chosen))
+            base = f"{base.partition('://')[0]}://{f'[{host}]' if ':' in host else host}"
+        return f"{base}:{self._of_conductor('metadata-port') or self.metadata_port}/metadata"
+
+    def _of_conductor(self, name: str) -> str:
+        """Return the value of a flag that is set for the conductor; empty: it is not."""
+        start = f"--{name}="
+        given = [f for f in self.extra.get("conductor", ()) if f.startswith(start)]
+        return given[-1].removeprefix(start) if given else ""
 
 
 def reachable_host(host: str) -> str:
     """Return the address that reaches a listener of this machine from this machine."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+
+
+def metadata_port_beside(http_port: int) -> int:
+    """Return the port below the REST API's where it is free, else another free one."""
+    return http_port - 1 if http_port > 1 and is_free(http_port - 1) else free_port()
 
 
 @dataclass(frozen=True)
@@ -82,7 +104,7 @@ class ProcessSpec:
 
 def plan_processes(plan: ClusterPlan) -> list[ProcessSpec]:
     """Plan the processes of a cluster, in starting order."""
-    metadata = plan.metadata or f"{plan.url}/metadata"
+    metadata = plan.metadata_url
     engine = ["--engine", plan.engine]
     model = ["--model", plan.model, "--served-model-name", plan.served_model_name]
     specs: list[ProcessSpec] = []
@@ -93,9 +115,11 @@ def plan_processes(plan: ClusterPlan) -> list[ProcessSpec]:
         python = plan.worker_python if role in ("prefill", "decode") else ""
         specs.append(ProcessSpec(name, role, (*arguments, *common), python))
 
-    own = plan.metadata or "embedded"
+    own = ["--metadata", plan.metadata or "embedded"]
+    if not plan.metadata:
+        own += ["--metadata-port", str(plan.metadata_port)]
     limits = [f"--{flag}={value}" for flag, value in plan.limits.items()]
-    add("conductor", 0, "--metadata", own, "--http-port", str(plan.http_port), *model, *limits)
+    add("conductor", 0, *own, "--http-port", str(plan.http_port), *model, *limits)
     if plan.bridge:
         add("servers", 0, "--metadata", metadata, *plan.bridge)
         return specs

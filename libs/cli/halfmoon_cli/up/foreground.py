@@ -233,7 +233,7 @@ def _greet(plan: ClusterPlan, console: Console, chosen: _KeyChoice) -> None:
 
 def _model_of_workers(plan: ClusterPlan, cluster_key: str) -> str:
     """Return the model's name in the workers' records, where the REST API needs a key."""
-    store = open_store(plan.metadata or f"{plan.url}/metadata", cluster_key=cluster_key)
+    store = open_store(plan.metadata_url, cluster_key=cluster_key)
     try:
         infos = readable_members(store.list(MEMBERS)).values()
     except MetadataError:

@@ -10,7 +10,7 @@ from rich.markup import escape
 
 from halfmoon_cli.common.demo_model import DEMO_MODEL_NAME, DemoModelMissing, demo_model_folder
 from halfmoon_cli.up.default_limits import SUMMARY, default_limits
-from halfmoon_cli.up.embedded_cluster import ClusterPlan
+from halfmoon_cli.up.embedded_cluster import ClusterPlan, metadata_port_beside
 from halfmoon_cli.up.foreground import run_up
 from halfmoon_cli.up.role_options import (
     FLEXIBLE_OPTIONS,
@@ -161,6 +161,7 @@ def up(
         n_kvstore=kvstore,
         served_model_name=name,
         metadata=metadata,
+        metadata_port=metadata_port_beside(chosen),
         # What the environment sets, the processes read themselves.
         threads={}
         if _THREADS_VARIABLE in os.environ
