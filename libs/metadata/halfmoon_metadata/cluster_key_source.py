@@ -1,7 +1,7 @@
 """Read the cluster key from its variable or its file: the one place that does it.
 
 The metadata library is the lowest one that does I/O, so all services, commands and libraries can
-call it. What the text means is in `halfmoon_protocol.key_ring`.
+call it. What the text means is in `halfmoon_protocol.cluster_keys`.
 """
 
 import logging

@@ -3,9 +3,8 @@
 Encryption alone keeps out processes without the ports' public key. The check of callers' keys
 (ZAP, https://rfc.zeromq.org/spec/27/) keeps out those that have it.
 
-While a cluster's key is changed, a process has several. Its ports serve with the pair of the first
-one, and let in the callers of all. A caller dials with the pairs of the key that the port's record
-names, or of its own first key.
+While a cluster's key is changed, a process has several. Its ports serve with the first one. A
+caller takes both pairs, the port's and its own, from the key that the port's record names.
 """
 
 import hmac
@@ -36,8 +35,6 @@ class _KeyPairs:
         self.port_secret, self.caller_secret = map(z85.encode, secrets)
         self.port_public = zmq.curve_public(self.port_secret)
         self.caller_public = zmq.curve_public(self.caller_secret)
-        #: What ZAP names a caller by.
-        self.credential = z85.decode(self.caller_public)
 
 
 class Curve:
@@ -60,6 +57,8 @@ class Curve:
         self._pairs = {cluster_key_id(key): _KeyPairs(curve_secrets(key)) for key in keys}
         #: Id of the key that ports serve with.
         self.key_id = next(iter(self._pairs))
+        #: What ZAP names callers by that took their pair from the same key.
+        self._allowed = z85.decode(self._pairs[self.key_id].caller_public)
         self._context = context
         self._answers: SocketPump | None = None
 
@@ -105,9 +104,7 @@ class Curve:
         assert self._answers is not None
         asker, _, _, request_id = frames[:4]
         address, mechanism, credential = frames[5], frames[7], frames[8]
-        is_known = mechanism == b"CURVE" and any(
-            hmac.compare_digest(credential, pairs.credential) for pairs in self._pairs.values()
-        )
+        is_known = mechanism == b"CURVE" and hmac.compare_digest(credential, self._allowed)
         if not is_known:
             record_drop("stranger", address.decode(errors="replace"), "another key")
         status, text = (b"200", b"") if is_known else (b"400", b"another key")

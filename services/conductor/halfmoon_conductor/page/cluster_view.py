@@ -77,6 +77,7 @@ def _record(info: WorkerInfo, refused: str = "") -> dict[str, Any]:
         "n_blocks": info.n_blocks,
         "max_context": info.max_context,
         "computes_with": info.computes_with,
+        "key_id": info.key_id,
         "draining": info.draining,
         "refused": refused,
     }
