@@ -13,7 +13,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.cluster import running, timed
+from benchmarks.cluster import running_cluster, timed
 from halfmoon_protocol.ids import RequestId
 from halfmoon_protocol.messages import Cancel, DecodeReserved, ReserveDecode, WorkerInfo
 from halfmoon_protocol.sampling import Stopping
@@ -24,9 +24,10 @@ MODEL = "fake://bench?layers=2&kv_heads=1&head_dim=8"
 
 def run(console: Console, n: int = 500) -> None:
     """Measure on an idle decode worker of a running cluster."""
-    with running(MODEL) as url, httpx.Client() as client:
+    with running_cluster(MODEL) as cluster, httpx.Client() as client:
+        url, metadata = cluster.plan.url, cluster.plan.metadata_url
         ttfts = [timed(client, url, [1, 2, i], 2).ttft_s for i in range(100)][20:]
-        record = client.get(f"{url}/metadata", params={"key": "halfmoon/members/decode-0"}).content
+        record = client.get(metadata, params={"key": "halfmoon/members/decode-0"}).content
         worker = msgspec.json.decode(record, type=WorkerInfo)
         trips = asyncio.run(_round_trips(worker, n))
     table = Table(title=f"Reserving pages at decode, medians of {n}", box=None)

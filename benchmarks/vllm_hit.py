@@ -246,7 +246,7 @@ def _start_kvstore(model: Path, logs: Path, stack: ExitStack) -> str:
         if time.monotonic() > deadline_s:
             raise RuntimeError(f"the kvstore is not ready within {READY_WITHIN_S:g} s")
         time.sleep(0.1)
-    return f"{plan.url}/metadata"
+    return plan.metadata_url
 
 
 if __name__ == "__main__":

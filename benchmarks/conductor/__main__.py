@@ -133,7 +133,9 @@ class Run:
                 self.rows[stage, f"stages, {kind}"].append({"mean": mean_s})
 
     def _workers_alone(self, target: Target, what: str) -> None:
-        taken_s = run_round_trips(target.port, self._rate, self._seconds, N_TOKENS, self._seed)
+        taken_s = run_round_trips(
+            target.metadata_port, self._rate, self._seconds, N_TOKENS, self._seed
+        )
         row = {f"p{share}": percentile(taken_s, share / 100) for share in (50, 99)}
         self.rows[WORKERS, what].append(row)
         print(f"{WORKERS}: {what}: {row}", file=sys.stderr)

@@ -57,6 +57,8 @@ class Target:
     port: int
     #: The processes whose cost is asked for; empty: none is between client and engine.
     pids: tuple[int, ...] = ()
+    #: Port of the metadata server; 0: there is none.
+    metadata_port: int = 0
 
 
 @contextmanager
@@ -92,20 +94,20 @@ def running(
         processes.append(process)
         return process.pid
 
-    port, behind = free_port(), free_port()
+    port, behind, metadata_port = free_port(), free_port(), free_port()
     here = (sys.executable, "-m")
     program = [*here, "benchmarks.conductor.fake_server"]
     try:
         if label == HALFMOON:
             flags = ["--metadata", "embedded", "--model", tokenizer, "--served-model-name", "bench"]
-            more = ["--http-port", port, "--metrics-port", "-1"]
+            more = ["--http-port", port, "--metadata-port", metadata_port, "--metrics-port", "-1"]
             pid = start(cores, *here, "halfmoon_conductor", *flags, *more)
             _wait(port, "/health", processes, folder / f"{label}.log")
             words = ",".join(map(str, tokens))
             fakes = (*here, "benchmarks.conductor.fake_workers")
-            start(OTHER_CORE, *fakes, f"http://127.0.0.1:{port}/metadata", step_s, words)
+            start(OTHER_CORE, *fakes, f"http://127.0.0.1:{metadata_port}/metadata", step_s, words)
             _wait(port, "/ready", processes, folder / f"{label}.log")
-            yield Target(port, (pid,))
+            yield Target(port, (pid,), metadata_port)
         elif label == DIRECT:
             start(OTHER_CORE, *program, port, step_s)
             _wait(port, "/health", processes, folder / f"{label}.log")
@@ -186,11 +188,11 @@ def run_load(plan: bytes) -> bytes:
 
 
 def run_round_trips(
-    port: int, rate: float, seconds: float, n_tokens: int, seed: int
+    metadata_port: int, rate: float, seconds: float, n_tokens: int, seed: int
 ) -> list[float]:
-    """Seconds that the workers of the conductor at `port` take when nobody is in between."""
+    """Seconds that the workers in this metadata server take when nobody is in between."""
     here = ["taskset", "-c", ANY_CORE, sys.executable, "-m", "benchmarks.conductor.round_trips"]
-    words = [f"http://127.0.0.1:{port}/metadata", rate, seconds, n_tokens, seed]
+    words = [f"http://127.0.0.1:{metadata_port}/metadata", rate, seconds, n_tokens, seed]
     done = subprocess.run([*here, *map(str, words)], stdout=subprocess.PIPE, check=True)
     taken_s: list[float] = json.loads(done.stdout)
     return taken_s

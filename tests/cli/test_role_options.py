@@ -45,6 +45,7 @@ SETTINGS: dict[str, type[ServiceSettings]] = {
 #: Where any text will not do.
 VALUES = {
     "host": "127.0.0.2",
+    "metadata_host": "127.0.0.3",
     "transfer_host": "127.0.0.2",
     "tenant_quotas_mib": "lab=4096,*=256",
     "placement": "load_balance",

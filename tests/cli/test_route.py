@@ -22,6 +22,7 @@ from halfmoon_cli.route.server_survey import UnfitServers, check_alike, common_b
 from halfmoon_cli.route.server_tokenizer import NoTokenizer, find_tokenizer
 from halfmoon_cli.up.embedded_cluster import ClusterPlan, plan_processes
 from halfmoon_metadata.tcp_ports import free_port
+from halfmoon_runtime.observability.operator_http import operator_token
 from halfmoon_servers.client.server_description import ServerDescription
 from tests.bridge.plain_server import BLOCK_SIZE, PlainServer, answer_of
 
@@ -115,7 +116,7 @@ def test_only_a_conductor_and_a_bridge_are_planned() -> None:
     plan = ClusterPlan(model=FAKE, http_port=1, bridge=("--targets", "[]"))
     conductor, bridge = plan_processes(plan)
     assert (conductor.role, bridge.role) == ("conductor", "servers")
-    assert "http://127.0.0.1:1/metadata" in bridge.arguments
+    assert plan.metadata_url in bridge.arguments
     assert "--targets" in bridge.arguments
 
 
@@ -172,7 +173,9 @@ def test_a_route_answers_by_its_servers_and_stops_on_ctrl_c(tmp_path: Path) -> N
             expected = {f"server-{i}-{r}" for i in (0, 1) for r in ("prefill", "decode", "kvstore")}
 
             def names() -> set[str]:
-                cluster = httpx.get(f"{url}/debug/cluster", timeout=10).json()
+                key = (tmp_path / ".halfmoon/route/cluster-key").read_text().strip()
+                shown = {"authorization": f"Bearer {operator_token(key)}"}
+                cluster = httpx.get(f"{url}/debug/cluster", timeout=10, headers=shown).json()
                 return {worker["worker_id"] for worker in cluster["workers"]}
 
             until(lambda: names() == expected)

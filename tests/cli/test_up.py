@@ -1,5 +1,6 @@
 """`halfmoon up` as a user runs it: what it prints, and what it leaves behind."""
 
+import json
 import os
 import re
 import shlex
@@ -24,6 +25,7 @@ from halfmoon_cli.up.default_limits import default_limits
 from halfmoon_cli.up.embedded_cluster import ClusterPlan, plan_processes
 from halfmoon_cli.up.worker_threads import worker_threads
 from halfmoon_metadata.tcp_ports import free_port
+from halfmoon_runtime.observability.operator_http import operator_token
 
 FAKE = "fake://tiny?step_s=0.001"
 
@@ -56,6 +58,11 @@ class Up:
     def children(self) -> list[psutil.Process]:
         found = psutil.Process(self.process.pid).children(recursive=True)
         return [child for child in found if any("halfmoon_" in word for word in child.cmdline())]
+
+
+def kept_key(folder: Path) -> str:
+    """The key of the cluster that was started in a folder."""
+    return (folder / ".halfmoon/up/cluster-key").read_text().strip()
 
 
 @contextmanager
@@ -107,7 +114,8 @@ def test_flexible_workers_answer_change_by_load_and_stop_on_ctrl_c(
             return str(answer.json()["choices"][0]["text"])
 
         def decodes() -> list[dict[str, Any]]:
-            there = httpx.get(f"{url}/debug/cluster", timeout=20).json()["workers"]
+            shown = {"authorization": f"Bearer {operator_token(kept_key(tmp_path))}"}
+            there = httpx.get(f"{url}/debug/cluster", timeout=20, headers=shown).json()["workers"]
             return [each for each in there if each["role"] == "decode" and not each["draining"]]
 
         expected = complete(300)
@@ -120,6 +128,84 @@ def test_flexible_workers_answer_change_by_load_and_stop_on_ctrl_c(
         running.process.send_signal(signal.SIGINT)
         assert running.process.wait(60) == 0
         assert not any(child.is_running() for child in children)
+
+
+def halfmoon(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    """Run a command as a user does in a folder, without a key in the environment."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("HALFMOON_CLUSTER_KEY")}
+    command = [sys.executable, "-m", "halfmoon_cli", *words]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+
+
+@pytest.mark.e2e
+def test_a_key_is_made_once_and_kept_for_the_user_alone_and_no_stranger_gets_in(
+    tmp_path: Path,
+) -> None:
+    (elsewhere := tmp_path / "elsewhere").mkdir()
+    keys = []
+    for _ in range(2):
+        port = free_port()
+        url = f"http://127.0.0.1:{port}"
+        with up(tmp_path, MODEL=FAKE, PORT=str(port)) as running:
+            running.until(lambda: "Ctrl-C stops it" in running.text)
+            keys.append(kept_key(tmp_path))
+            file = tmp_path / ".halfmoon/up/cluster-key"
+            assert file.stat().st_mode & 0o777 == 0o600
+            assert str(file) in running.text and keys[0] not in running.text
+            ready = json.loads((tmp_path / ".halfmoon/up/conductor-0.status.json").read_text())
+            for asked in (f"{url}/debug/cluster", f"{ready['metadata']}?prefix=halfmoon"):
+                assert httpx.get(asked).status_code == 401
+            assert httpx.get(f"{url}/metadata?prefix=halfmoon").status_code == 404
+            page = re.search(r"http\S+/#token=(\w+)", running.text)
+            assert page is not None
+            shown = {"authorization": f"Bearer {page[1]}"}
+            assert httpx.get(f"{url}/debug/cluster", headers=shown).status_code == 200
+            status = ("status", "--url", url, "--json")
+            assert "prefill-0" in halfmoon(tmp_path, *status).stdout
+            nodes = ("kv", "ls", "--metadata", ready["metadata"])
+            assert "kvstore-0" in halfmoon(tmp_path, *nodes).stdout
+            assert halfmoon(tmp_path, "operator-token").stdout.strip() == page[1]
+            for words in (status, nodes, ("operator-token",)):
+                assert halfmoon(elsewhere, *words).returncode != 0
+        # No cluster runs with it: other clusters are asked without it.
+        assert halfmoon(tmp_path, "operator-token").returncode == 2
+    assert keys[0] == keys[1] and len(keys[0]) == 64
+
+
+@pytest.mark.e2e
+def test_without_a_key_where_that_is_asked_for(tmp_path: Path) -> None:
+    port = free_port()
+    with up(tmp_path, "--no-cluster-key", MODEL=FAKE, PORT=str(port)) as running:
+        running.until(lambda: "Ctrl-C stops it" in running.text)
+        assert "The cluster has no key" in running.text and "#token" not in running.text
+        assert not (tmp_path / ".halfmoon/up/cluster-key").exists()
+        assert httpx.get(f"http://127.0.0.1:{port}/debug/cluster").status_code == 200
+
+
+@pytest.mark.e2e
+def test_a_key_of_the_environment_is_used_and_no_other_is_made(tmp_path: Path) -> None:
+    port, key = free_port(), "an environment's own key"
+    with up(tmp_path, MODEL=FAKE, PORT=str(port), HALFMOON_CLUSTER_KEY=key) as running:
+        running.until(lambda: "Ctrl-C stops it" in running.text)
+        assert not (tmp_path / ".halfmoon/up/cluster-key").exists()
+        shown = {"authorization": f"Bearer {operator_token(key)}"}
+        url = f"http://127.0.0.1:{port}/debug/cluster"
+        assert httpx.get(url).status_code == 401
+        assert httpx.get(url, headers=shown).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "told"), [("a" * 64, 0o644, "chmod 600"), ("", 0o600, "is empty")]
+)
+def test_a_kept_key_that_can_not_be_used_is_refused_before_anything_starts(
+    tmp_path: Path, content: str, mode: int, told: str
+) -> None:
+    (file := tmp_path / "cluster-key").write_text(content)
+    file.chmod(mode)
+    words = ["up", "--model", FAKE, "--state", str(tmp_path)]
+    result = CliRunner().invoke(app, words, env={"HALFMOON_CLUSTER_KEY": ""})
+    assert result.exit_code == 2
+    assert str(file) in result.output.replace("\n", "") and told in result.output
 
 
 @pytest.mark.e2e
@@ -257,7 +343,7 @@ def test_up_counts_the_cores_unless_the_environment_sets_threads(
 ) -> None:
     plans: list[ClusterPlan] = []
 
-    def run(plan: ClusterPlan, *_: object) -> int:
+    def run(plan: ClusterPlan, *_: object, **__: object) -> int:
         plans.append(plan)
         return 0
 

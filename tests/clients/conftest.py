@@ -119,7 +119,7 @@ def served(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
         "conductor-1",
         "conductor",
         (
-            "--metadata", f"{plan.url}/metadata", "--http-port", str(port), "--host", plan.host,
+            "--metadata", plan.metadata_url, "--http-port", str(port), "--host", plan.host,
             "--model", plan.model, "--served-model-name", MODEL, "--worker-id", "conductor-1",
             *conductor,
         ),

@@ -14,6 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from halfmoon_metadata.tcp_ports import free_port, is_free
+from halfmoon_runtime.observability.operator_http import operator_token
 
 ROOT = Path(__file__).parents[2]
 BUILT_WITHIN_S = 1500.0
@@ -162,8 +163,14 @@ class Compose:
             found.append(f"http://127.0.0.1:{ports[0]['HostPort']}")
         return found
 
+    @property
+    def cluster_key(self) -> str:
+        """The key that the first start made."""
+        return self.containers("conductor")[0].execute("cat", "/run/halfmoon/cluster-key").strip()
+
     def get(self, path: str) -> Any:
-        answer = httpx.get(f"{self.urls[0]}{path}", timeout=30)
+        shown = {"authorization": f"Bearer {operator_token(self.cluster_key)}"}
+        answer = httpx.get(f"{self.urls[0]}{path}", timeout=30, headers=shown)
         answer.raise_for_status()
         return answer.json()
 

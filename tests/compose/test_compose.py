@@ -4,6 +4,7 @@ The tests share one cluster and run in their order.
 """
 
 import itertools
+import json
 import os
 import signal
 import threading
@@ -68,6 +69,16 @@ def test_services_run_as_nobody_in_particular_and_can_not_write_their_image(comp
         assert container.execute("id", "-u").strip() == "10001"
         with pytest.raises(AssertionError, match="Read-only file system"):
             container.execute("touch", "/opt/halfmoon/x")
+
+
+def test_the_first_start_makes_a_key_that_only_services_can_read(compose: Any) -> None:
+    assert len(compose.cluster_key) == 64
+    assert httpx.get(f"{compose.urls[0]}/debug/cluster", timeout=30).status_code == 401
+    for service in ("conductor", "prefill", "decode", "kvstore-0"):
+        for container in compose.containers(service):
+            told = container.execute("stat", "-c", "%a %u", "/run/halfmoon/cluster-key")
+            assert told.split() == ["600", "10001"]
+            assert compose.cluster_key not in json.dumps(container.inspect())
 
 
 def test_a_client_streams_a_chat(compose: Any) -> None:

@@ -4,13 +4,20 @@ import socket
 import subprocess
 import sys
 
+import pytest
+
+from halfmoon_conductor.settings import ConductorSettings
 from halfmoon_metadata.tcp_ports import free_port
 
 
-def test_a_port_that_is_taken_is_named_before_anything_is_loaded() -> None:
+@pytest.mark.parametrize("setting", ["http_port", "metadata_port"])
+def test_a_port_that_is_taken_is_named_before_anything_is_loaded(setting: str) -> None:
+    flag = f"--{setting.replace('_', '-')}"
     with socket.create_server(("127.0.0.1", free_port())) as taken:
         port = str(taken.getsockname()[1])
-        flags = ["--metadata", "embedded", "--model", "fake://tiny", "--http-port", port]
+        ports = {"--http-port": "0", "--metadata-port": "0", flag: port}
+        flags = ["--metadata", "embedded", "--model", "fake://tiny"]
+        flags += [word for pair in ports.items() for word in pair]
         ended = subprocess.run(
             [sys.executable, "-m", "halfmoon_conductor", *flags, "--metrics-port", "-1"],
             capture_output=True,
@@ -19,6 +26,29 @@ def test_a_port_that_is_taken_is_named_before_anything_is_loaded() -> None:
         )
     output = ended.stdout + ended.stderr
     assert ended.returncode == 1
-    assert f"http_port {port} on 127.0.0.1" in output and "--http-port" in output
+    assert f"{setting} {port} on 127.0.0.1" in output and flag in output
     assert "loading" not in output
     assert "never awaited" not in output
+
+
+@pytest.mark.parametrize(
+    ("flags", "address"),
+    [
+        (["--host", "127.0.0.7"], "127.0.0.7"),
+        (["--host", "0.0.0.0", "--metadata-host", "127.0.0.1"], "127.0.0.1"),
+        (["--metadata-host", "127.0.0.0/8"], "127.0.0.1"),
+    ],
+)
+def test_the_embedded_metadata_server_listens_where_it_is_told_or_as_the_rest(
+    flags: list[str], address: str
+) -> None:
+    assert ConductorSettings.from_args(["--model", "m", *flags]).metadata_bind == address
+
+
+def test_without_a_key_embedded_metadata_stays_on_loopback(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for flags in (["--host", "0.0.0.0"], ["--metadata-host", "10.1.2.3"]):
+        with pytest.raises(SystemExit):
+            ConductorSettings.from_args(["--model", "m", *flags])
+        assert f"{flags[0]} (HALFMOON_" in capsys.readouterr().err

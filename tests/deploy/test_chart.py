@@ -1,5 +1,6 @@
 """The chart: what Kubernetes would be sent is valid, agrees with itself, and is closed."""
 
+import base64
 import json
 import re
 from collections.abc import Callable
@@ -29,7 +30,8 @@ ROLES: dict[str, type[ServiceSettings]] = {
 }
 #: Settings that the chart gives itself, from its other values, or has no place for.
 GIVEN = {
-    *("worker_id", "host", "host_id", "advertise_host", "metadata", "cluster_key", "metrics_port"),
+    *("worker_id", "host", "host_id", "advertise_host", "metadata", "metrics_port"),
+    *("cluster_key", "cluster_key_file", "allow_open_network", "metadata_port", "metadata_host"),
     *("http_port", "model", "served_model_name", "dtype", "block_size", "tenants", "drain_s"),
     *("disk_path", "disk_mib", "engine", "engine_options"),
     # The chart mounts no certificates, and its probes speak HTTP in the clear.
@@ -83,6 +85,53 @@ def test_every_setting_of_a_service_can_be_set() -> None:
         listed = set(reduce(getitem, path, schema)["enum"])
         expected = settings.model_fields.keys() - GIVEN
         assert listed == expected, f"values.schema.json: {'/'.join(path)}: {listed ^ expected}"
+
+
+def key_variables(release: Any) -> list[dict[str, Any]]:
+    """What each container is given of the cluster key, or of going without."""
+    names = ("HALFMOON_CLUSTER_KEY", "HALFMOON_ALLOW_OPEN_NETWORK")
+    found = []
+    for workload in release.workloads.values():
+        (container,) = pod(workload)["containers"]
+        (variable,) = [one for one in container["env"] if one["name"] in names]
+        found.append(variable)
+    return found
+
+
+def test_a_random_cluster_key_is_made_and_all_services_get_it(
+    render: Callable[[Any], Any], values_of: Callable[[str], Any]
+) -> None:
+    keys = []
+    for _ in range(2):
+        release = render(values_of("defaults"))
+        (secret,) = release.of("Secret").values()
+        ref = {"name": secret["metadata"]["name"], "key": "cluster-key"}
+        for variable in key_variables(release):
+            assert variable == {
+                "name": "HALFMOON_CLUSTER_KEY",
+                "valueFrom": {"secretKeyRef": ref},
+            }
+        keys.append(base64.b64decode(secret["data"]["cluster-key"]))
+    assert all(re.fullmatch(rb"\w{64}", key) for key in keys) and keys[0] != keys[1]
+
+
+def test_a_key_of_ones_own_takes_the_place_of_a_made_one(
+    render: Callable[[Any], Any], values_of: Callable[[str], Any]
+) -> None:
+    own = {"clusterKey": {"existingSecret": "ours", "key": "halfmoon"}}
+    release = render({**values_of("defaults"), **own})
+    assert release.of("Secret") == {}
+    for variable in key_variables(release):
+        assert variable["valueFrom"] == {"secretKeyRef": {"name": "ours", "key": "halfmoon"}}
+
+
+def test_without_a_key_services_are_told_to_go_without(
+    render: Callable[[Any], Any], values_of: Callable[[str], Any]
+) -> None:
+    release = render({**values_of("defaults"), "clusterKey": {"enabled": False}})
+    assert release.of("Secret") == {}
+    for variable in key_variables(release):
+        assert variable == {"name": "HALFMOON_ALLOW_OPEN_NETWORK", "value": "true"}
 
 
 def test_a_misspelt_setting_is_refused(helm: Any, chart: Any) -> None:

@@ -25,7 +25,8 @@ def settings_of(service: dict[str, Any], **chosen: str) -> PrefillSettings:
     fields = {
         name.removeprefix(PREFIX).lower(): re.sub(r"\$\{([A-Z_]+):-([^}]*)\}", value, str(text))
         for name, text in service["environment"].items()
-        if "SUBNET" not in str(text)  # networks that only containers have
+        # Networks and files that only containers have.
+        if "SUBNET" not in str(text) and not name.startswith("HALFMOON_CLUSTER_KEY")
     }
     return PrefillSettings.model_validate(fields)
 

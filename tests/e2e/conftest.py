@@ -36,6 +36,10 @@ class LiveCluster:
     def url(self) -> str:
         return self.cluster.plan.url
 
+    @property
+    def metadata_url(self) -> str:
+        return self.cluster.plan.metadata_url
+
     def process(self, name: str) -> ServiceProcess:
         return self.cluster.processes[name]
 

@@ -137,7 +137,7 @@ def order_role(cluster: Any, worker_id: str, role: Role) -> WorkerInfo:
 
 
 async def _order_role(plan: Any, worker_id: WorkerId, role: Role) -> WorkerInfo:
-    store = open_store(plan.metadata or f"{plan.url}/metadata")
+    store = open_store(plan.metadata_url)
     network = ZmqNetwork()
     try:
         info = (await list_members(store))[worker_id]

@@ -50,7 +50,7 @@ class Pair:
 
     def start(self) -> None:
         plan = self.cluster.cluster.plan
-        flags = ("--metadata", f"{self.staying}/metadata", "--http-port", str(self._port))
+        flags = ("--metadata", self.cluster.metadata_url, "--http-port", str(self._port))
         spec = ProcessSpec(
             "conductor-1",
             "conductor",

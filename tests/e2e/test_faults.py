@@ -108,7 +108,7 @@ def test_garbage_on_every_socket_leaves_the_services_alive(start_cluster: StartC
     with start_cluster("fake://tiny") as cluster:
         ports = [int(cluster.url.rsplit(":", 1)[1])]
         for record in (
-            httpx.get(f"{cluster.url}/metadata", params={"prefix": "halfmoon/"}, timeout=5)
+            httpx.get(cluster.metadata_url, params={"prefix": "halfmoon/"}, timeout=5)
             .json()
             .values()
         ):

@@ -97,7 +97,7 @@ def test_prompts_of_all_lengths_share_the_members(cluster: Any, generate: Genera
 def member(cluster: Any, name: str, *flags: str) -> Iterator[ServiceProcess]:
     """One prefill worker more, for the length of a block."""
     plan, folder = cluster.cluster.plan, cluster.cluster.folder
-    common = ["--metadata", f"{plan.url}/metadata", "--model", plan.model, "--host", plan.host]
+    common = ["--metadata", plan.metadata_url, "--model", plan.model, "--host", plan.host]
     named = ["--served-model-name", plan.served_model_name, "--worker-id", name]
     arguments = (*common, *named, *plan.extra["prefill"], *flags)
     process = ServiceProcess(ProcessSpec(name, "prefill", arguments), folder)

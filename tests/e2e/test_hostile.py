@@ -285,7 +285,7 @@ def record(**changes: Any) -> Act:
     """A member's record in the metadata server."""
 
     def act(cluster: Any) -> None:
-        found = httpx.get(f"{cluster.url}/metadata", params={"prefix": "halfmoon/members/"})
+        found = httpx.get(cluster.metadata_url, params={"prefix": "halfmoon/members/"})
         assert found.status_code == 200
         info = {
             "worker_id": "hostile",
@@ -297,9 +297,7 @@ def record(**changes: Any) -> Act:
             **changes,
         }
         key = f"halfmoon/members/{info['worker_id']}"
-        httpx.put(
-            f"{cluster.url}/metadata", params={"key": key}, content=json.dumps(info), timeout=30
-        )
+        httpx.put(cluster.metadata_url, params={"key": key}, content=json.dumps(info), timeout=30)
 
     return act
 
@@ -337,7 +335,7 @@ def spoken(role: str, *messages: Callable[[Any], Message], name: str = "conducto
 
 
 def workers(cluster: Any, role: str) -> list[dict[str, Any]]:
-    listed = httpx.get(f"{cluster.url}/metadata", params={"prefix": "halfmoon/members/"}).json()
+    listed = httpx.get(cluster.metadata_url, params={"prefix": "halfmoon/members/"}).json()
     infos = [json.loads(base64.b64decode(value)) for value in listed.values()]
     return [info for info in infos if info["role"] == role and info["worker_id"] != "hostile"]
 
@@ -368,7 +366,7 @@ def put_foreign_objects(cluster: Any) -> None:
     subprocess.run(
         [
             *(sys.executable, "-m", "halfmoon_cli", "kv", "put", "x", str(folder / "object")),
-            *("--block-size-kib", "256", "--metadata", f"{cluster.url}/metadata"),
+            *("--block-size-kib", "256", "--metadata", cluster.metadata_url),
         ],
         capture_output=True,
         timeout=120,

@@ -33,7 +33,7 @@ def check_end(cluster: Any, name: str) -> None:
     """Check what a lost engine's worker leaves behind: one line, a status, and no lease."""
     process = cluster.process(name)
     cluster.until(lambda: process.exit_code is not None)
-    there = httpx.get(f"{cluster.url}/metadata", params={"prefix": MEMBERS}, timeout=10).json()
+    there = httpx.get(cluster.metadata_url, params={"prefix": MEMBERS}, timeout=10).json()
     assert MEMBERS + name not in there and len(there) == 3
     assert process.exit_code == 1
     assert process.status["error"] == "EngineLost: a fake rank ended"

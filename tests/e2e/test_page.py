@@ -21,6 +21,7 @@ from PIL import Image
 
 from halfmoon_cli.common.demo_model import demo_model_folder
 from halfmoon_conductor.tenants import add_tenant
+from halfmoon_runtime.observability.operator_http import operator_token
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 from playwright.sync_api import (  # noqa: E402
@@ -591,6 +592,28 @@ def test_with_tenants_a_key_is_asked_for_and_kept_in_the_tab_alone(
         expect(page.locator("#banner")).to_contain_text("does not answer")
         expect(page.get_by_role("button", name="Ask now")).to_be_visible()
         expect(page.locator("#live")).to_have_text("not connected")
+
+
+def test_a_token_in_the_address_opens_the_page_and_leaves_the_address_bar(
+    start_cluster: StartCluster, open_page: OpenPage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = "the cluster's key for tests"
+    monkeypatch.setenv("HALFMOON_CLUSTER_KEY", key)
+    with (
+        start_cluster(FAKE, n_kvstore=0) as live,
+        open_page(live.url, may_fail="status of 401") as page,
+    ):
+        expect(page.locator("#key-dialog")).to_be_visible()
+        page.goto(f"{live.url}/#token=hm-of-a-tenant")  # not a token of operators
+        expect(page.locator("#key-dialog")).to_be_visible()
+        assert page.evaluate("sessionStorage.length") == 0
+        page.goto(f"{live.url}/#token={operator_token(key)}")
+        expect(page.locator("#map .card")).to_have_count(2)
+        expect(page.locator("#key-dialog")).to_be_hidden()
+        assert page.url == f"{live.url}/"
+        page.reload()
+        expect(page.locator("#map .card")).to_have_count(2)
+        assert operator_token(key) not in page.evaluate("JSON.stringify(localStorage)")
 
 
 def test_a_worker_that_dies_is_shown_as_gone(cluster: Any, open_page: OpenPage) -> None:

@@ -65,9 +65,10 @@ def test_with_a_cluster_key_the_embedded_metadata_and_the_state_want_a_token(
     monkeypatch.setenv("HALFMOON_CLUSTER_KEY", KEY)
     with start_cluster("fake://tiny") as cluster:
         assert cluster.complete(prompt=[1, 2, 3], max_tokens=4)["usage"]["completion_tokens"] == 4
-        metadata = f"{cluster.url}/metadata"
-        for path in ("/metadata?prefix=halfmoon/", "/debug/cluster", "/debug/roles"):
-            assert httpx.get(cluster.url + path, timeout=10).status_code == 401, path
+        metadata = cluster.metadata_url
+        records = f"{metadata}?prefix=halfmoon/"
+        for url in (records, f"{cluster.url}/debug/cluster", f"{cluster.url}/debug/roles"):
+            assert httpx.get(url, timeout=10).status_code == 401, url
         monkeypatch.setenv("HALFMOON_URL", cluster.url)
         for command in (["status"], ["roles"], ["kv", "ls", "--metadata", metadata]):
             shown = CliRunner().invoke(halfmoon, command)

@@ -95,7 +95,9 @@ def test_a_conductor_ends_with_one_line(folder: Path, request: pytest.FixtureReq
     words = REFUSED[request.node.callspec.params["folder"]]
     port = str(free_port())
     code, output = run(
-        "halfmoon_conductor", "--model", str(folder), "--http-port", port, folder=folder
+        *("halfmoon_conductor", "--model", str(folder), "--http-port", port),
+        *("--metadata-port", "0"),
+        folder=folder,
     )
     assert code == 2
     assert sum(words in line for line in output.splitlines()) == 1, output

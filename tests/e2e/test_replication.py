@@ -30,7 +30,7 @@ PROMPT = list(range(300))
 
 def start_kvstore(live: Any, name: str, *flags: str) -> None:
     """One more kvstore, with flags of its own."""
-    words = ("--worker-id", name, "--metadata", f"{live.url}/metadata", *flags)
+    words = ("--worker-id", name, "--metadata", live.metadata_url, *flags)
     spec = ProcessSpec(name, "kvstore", words)
     live.cluster.processes[name] = ServiceProcess(spec, live.cluster.folder)
     live.until(lambda: name in live.live())
@@ -38,7 +38,7 @@ def start_kvstore(live: Any, name: str, *flags: str) -> None:
 
 async def stored(live: Any, names: Sequence[str]) -> list[set[BlockHash]]:
     """What kvstores say they hold."""
-    store = open_store(f"{live.url}/metadata")
+    store = open_store(live.metadata_url)
     network = ZmqNetwork()
     found = []
     try:

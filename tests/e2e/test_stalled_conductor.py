@@ -30,7 +30,8 @@ main()
 def conductor(tmp_path: Path) -> Iterator[tuple[str, "subprocess.Popen[bytes]", Path]]:
     """Its URL, its process and its log, with a prefill and two decode workers."""
     port, log = free_port(), tmp_path / "conductor.log"
-    url = f"http://127.0.0.1:{port}"
+    url, metadata_port = f"http://127.0.0.1:{port}", str(free_port())
+    metadata = f"http://127.0.0.1:{metadata_port}/metadata"
     flags = ["--model", MODEL, "--metrics-port", "-1"]
     with ExitStack() as stack:
 
@@ -44,10 +45,11 @@ def conductor(tmp_path: Path) -> Iterator[tuple[str, "subprocess.Popen[bytes]", 
             stack.callback(process.kill)
             return process
 
-        conducting = start("-c", CONDUCTOR, "--http-port", str(port), output=log)
+        ports = ("--http-port", str(port), "--metadata-port", metadata_port)
+        conducting = start("-c", CONDUCTOR, *ports, output=log)
         for role, name in (("prefill", "p0"), ("decode", "d0"), ("decode", "d1")):
             module = ("-m", f"halfmoon_{role}", "--worker-id", name)
-            start(*module, "--metadata", f"{url}/metadata", output=tmp_path / f"{name}.log")
+            start(*module, "--metadata", metadata, output=tmp_path / f"{name}.log")
         _wait_ready(url)
         yield url, conducting, log
 

@@ -71,7 +71,7 @@ def test_a_cluster_by_tls_answers_as_one_in_the_clear_and_only_to_those_who_trus
 
         # The commands reach it with the CA, and name the setting without.
         monkeypatch.setenv("HALFMOON_URL", cluster.url)
-        metadata = ["--metadata", f"{cluster.url}/metadata"]
+        metadata = ["--metadata", cluster.cluster.plan.metadata_url]
         commands = (["status"], ["roles"], ["chat", "hi", "--max-tokens", "4"])
         for command in commands:
             shown = CliRunner().invoke(halfmoon, [*command, "--tls-ca", files["tls_ca"]])

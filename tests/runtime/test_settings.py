@@ -168,7 +168,8 @@ def test_help_describes_every_setting_with_its_default(capsys: pytest.CaptureFix
     ],
 )
 def test_others_are_told_an_address_that_they_can_reach(argv: list[str], advertised: str) -> None:
-    assert BakerySettings.from_args(["--flour", "", *argv]).advertised_host == advertised
+    flags = ["--flour", "", "--allow-open-network", *argv]
+    assert BakerySettings.from_args(flags).advertised_host == advertised
 
 
 @pytest.mark.parametrize("everything", ["0.0.0.0", "::"])
@@ -176,8 +177,43 @@ def test_listening_on_everything_advertises_this_machine(
     everything: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(socket, "gethostbyname", lambda name: f"address of {name}")
-    settings = BakerySettings.from_args(["--flour", "", "--host", everything])
+    flags = ["--flour", "", "--host", everything, "--allow-open-network"]
+    settings = BakerySettings.from_args(flags)
     assert settings.advertised_host == f"address of {socket.gethostname()}"
+
+
+@pytest.mark.parametrize(
+    ("flag", "address"),
+    [
+        ("--host", "0.0.0.0"),
+        ("--host", "::"),
+        ("--host", "10.1.2.3"),
+        ("--host", "bakery.example"),
+        ("--transfer-host", "127.0.0.1,10.1.2.3"),
+    ],
+)
+def test_without_a_key_nothing_is_served_beyond_loopback_unless_that_is_asked_for(
+    flag: str, address: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--flour", "", flag, address]
+    with pytest.raises(SystemExit) as exit_:
+        BakerySettings.from_args(flags)
+    assert exit_.value.code == 2
+    told = capsys.readouterr().err
+    variable = f"HALFMOON_{flag[2:].replace('-', '_').upper()}"
+    assert f"{flag} ({variable}) is {address.split(',')[-1]!r}" in told
+    for way_out in ("HALFMOON_CLUSTER_KEY_FILE", "127.0.0.1", "HALFMOON_ALLOW_OPEN_NETWORK=True"):
+        assert way_out in told
+    open_one = BakerySettings.from_args([*flags, "--allow-open-network"])
+    assert open_one.open_addresses == {flag[2:].replace("-", "_"): address.split(",")[-1]}
+    monkeypatch.setenv("HALFMOON_CLUSTER_KEY", "a key of the bakeries")
+    assert BakerySettings.from_args(flags).open_addresses == {}
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.9.9.9", "::1", "localhost"])
+def test_loopback_needs_no_key(address: str) -> None:
+    settings = BakerySettings.from_args(["--flour", "", "--host", address])
+    assert settings.open_addresses == {}
 
 
 def test_processes_of_one_machine_agree_on_its_id() -> None:
@@ -195,7 +231,8 @@ def test_a_network_stands_for_this_machines_address_in_it() -> None:
 
 
 def test_payloads_go_where_everything_goes_unless_told_otherwise() -> None:
-    settings = BakerySettings.from_args(["--flour", "", "--host", "::", "--advertise-host", "oven"])
+    flags = ["--flour", "", "--host", "::", "--advertise-host", "oven", "--allow-open-network"]
+    settings = BakerySettings.from_args(flags)
     assert settings.transfer_bind == ["::"]
     assert settings.transfer_advertise == ["oven"]
 

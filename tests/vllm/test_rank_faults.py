@@ -67,7 +67,7 @@ class Ranks:
         cluster.until(lambda: not any(each.is_running() for each in self.helpers))
         assert not [path for path in self.files if path.exists()]
         if exit_code == 1:
-            address, query = f"{cluster.url}/metadata", {"prefix": MEMBERS}
+            address, query = cluster.metadata_url, {"prefix": MEMBERS}
             name = self.worker.spec.name
             assert MEMBERS + name not in httpx.get(address, params=query, timeout=10).json()
             log = self.worker.log_path.read_text()

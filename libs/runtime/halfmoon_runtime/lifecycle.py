@@ -199,6 +199,12 @@ def run_service(
     os.umask(0o077)
     configure_logging(name, settings.worker_id, settings.log_level, settings.log_format)
     report_stage("starting", worker_id=settings.worker_id)
+    if addresses := settings.open_addresses:
+        _log.warning(
+            "open network",
+            **addresses,
+            advice="there is no cluster key: each process that reaches these ports is trusted",
+        )
     run = _Run(settings, main, lost)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         exit_now(runner.run(run.run_until_exit()))

@@ -1,4 +1,4 @@
-"""Resolve a network in the settings to this machine's own address in it.
+"""Tell which addresses are this machine's own: in a network, and on loopback.
 
 A container gets its addresses when it starts. So its settings can name its networks, but not its
 addresses.
@@ -31,3 +31,11 @@ def resolve_own_address(host: str) -> str:
     if ipaddress.ip_address(address) not in network:
         raise ValueError(f"this machine has no address in {host}: it would go there by {address}")
     return address
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine reaches an address; of names, localhost alone."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

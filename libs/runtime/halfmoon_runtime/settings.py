@@ -15,9 +15,13 @@ from pydantic import Field, SecretStr, ValidationError, field_validator, model_v
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, CliSuppress, SettingsConfigDict, SettingsError
 
-from halfmoon_metadata.cluster_key_source import choose_cluster_key
+from halfmoon_metadata.cluster_key_source import (
+    CLUSTER_KEY_FILE_VARIABLE,
+    CLUSTER_KEY_VARIABLE,
+    choose_cluster_key,
+)
 from halfmoon_protocol.cluster_keys import split_cluster_keys
-from halfmoon_runtime.own_address import resolve_own_address
+from halfmoon_runtime.own_address import is_loopback, resolve_own_address
 
 ENVIRONMENT_PREFIX = "HALFMOON_"
 #: Settings that come from the environment only, and are never printed.
@@ -85,7 +89,7 @@ class ServiceSettings(BaseSettings):
         " (the machine's name and boot id unless given)",
     )
     metadata: str = Field(
-        "http://127.0.0.1:8000/metadata",
+        "http://127.0.0.1:7999/metadata",
         description="Metadata server: http://host:port/metadata, redis://host:port/0,"
         " etcd://host:2379 or memory://name; with TLS https://, rediss:// or etcds://",
     )
@@ -111,6 +115,11 @@ class ServiceSettings(BaseSettings):
         "",
         description="File with the cluster key, instead of the variable; other users may not read"
         " it",
+    )
+    allow_open_network: bool = Field(
+        False,
+        description="Serve peers beyond loopback without a cluster key: each process that reaches"
+        " the ports can read and change what is served",
     )
     transfer_encryption: Literal["on", "off"] = Field(
         "on",
@@ -168,6 +177,31 @@ class ServiceSettings(BaseSettings):
     def _can_not_be_guessed(cls, key: SecretStr) -> SecretStr:
         split_cluster_keys(key.get_secret_value())
         return key
+
+    @model_validator(mode="after")
+    def _is_closed_to_strangers(self) -> Self:
+        for name, address in self.open_addresses.items():
+            if not self.allow_open_network:
+                raise ValueError(
+                    f"{_names(name)} is {address!r}, which other machines may reach, and there is "
+                    f"no cluster key: set {CLUSTER_KEY_FILE_VARIABLE} or {CLUSTER_KEY_VARIABLE} to "
+                    "the same key for all services, listen on 127.0.0.1, or let in each process "
+                    f"that reaches the port with {_names('allow_open_network', '=True')}"
+                )
+        return self
+
+    @property
+    def open_addresses(self) -> dict[str, str]:
+        """Addresses beyond loopback, by setting, at which peers are served without a key."""
+        if self.cluster_key.get_secret_value():
+            return {}
+        hosts = {"host": self.host, "transfer_host": self.transfer_host}
+        return {
+            name: address
+            for name, addresses in hosts.items()
+            for address in filter(None, addresses.split(","))
+            if not is_loopback(address)
+        }
 
     @property
     def advertised_host(self) -> str:
@@ -261,10 +295,15 @@ def _explain(error: ErrorDetails) -> str:
     name = str(error["loc"][0])
     if name in SECRETS:
         return f"{ENVIRONMENT_PREFIX}{name.upper()}: {message}"
-    names = f"--{name.replace('_', '-')} ({ENVIRONMENT_PREFIX}{name.upper()})"
+    names = _names(name)
     if error["type"] == "missing":
         return f"{names} is missing: it has no default"
     return f"{names} is {error['input']!r}: {message}"
+
+
+def _names(name: str, value: str = "") -> str:
+    """Return the flag of a setting with its variable."""
+    return f"--{name.replace('_', '-')} ({ENVIRONMENT_PREFIX}{name.upper()}{value})"
 
 
 def _is_any(host: str) -> bool:

@@ -4,6 +4,7 @@ import asyncio
 import os
 import resource
 import socket
+import ssl
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager, suppress
 from pathlib import Path
@@ -53,6 +54,8 @@ from halfmoon_scheduling.conductor.conductor_machine import Conductor
 #: libzmq reads heartbeats only while its receive queue has room. With this much room, a loop that
 #: stands still for half a minute loses no live worker.
 _SOCKETS = SocketSettings(receive_queue_messages=8192)
+#: Connections of the embedded metadata server: each worker keeps a few.
+_MAX_METADATA_CONNECTIONS = 1024
 #: Seconds between two renewals of the Date header.
 _DATE_S = 1.0
 
@@ -83,8 +86,14 @@ async def run(settings: ConductorSettings, service: Service) -> None:
     """Run a conductor until told to stop, then finish the requests in progress."""
     async with AsyncExitStack() as stack:
         # Listen first: loading takes seconds, in which another process might take the port.
-        listener = _listen(settings.host, settings.http_port)
+        listener = _listen("http_port", settings.host, settings.http_port)
         stack.callback(listener.close)
+        embedded = settings.metadata == EMBEDDED
+        if embedded:
+            metadata_listener = _listen(
+                "metadata_port", settings.metadata_bind, settings.metadata_port
+            )
+            stack.callback(metadata_listener.close)
         service.report_stage("loading", worker_id=settings.worker_id, model=settings.model)
         if tracer := open_tracer(settings, "halfmoon-conductor"):
             stack.push_async_callback(tracer.close)
@@ -100,7 +109,6 @@ async def run(settings: ConductorSettings, service: Service) -> None:
         stack.callback(grammars.close)
         if tokenizer.knows_grammars:
             grammars.start()
-        embedded = settings.metadata == EMBEDDED
         cluster_key = settings.cluster_key.get_secret_value()
         lease_clock = StallingClock()
         store: MetadataStore = (
@@ -139,9 +147,6 @@ async def run(settings: ConductorSettings, service: Service) -> None:
 
         info = ConductorInfo(settings.worker_id, settings.metadata.partition(":")[0])
         mounts: list[tuple[str, ASGIApp]] = [("/debug", debug_app(observer, links, clock, info))]
-        if embedded:
-            service.spawn(lease_clock.tick_forever(), name="leases")
-            mounts.append(("/metadata", metadata_app(store, tokens=metadata_tokens(cluster_key))))
         streams = ResumableStreams(_resumption_limits(settings))
         stack.push_async_callback(streams.close)
         app = create_app(
@@ -158,28 +163,56 @@ async def run(settings: ConductorSettings, service: Service) -> None:
             streams=streams,
             operator_tokens=operator_tokens(cluster_key),
         )
-        server = _Server(
-            uvicorn.Config(
-                traced.app(app, is_guarded),
-                http=bounded_http(HttpLimits(max_connections=_max_connections()), service.tls),
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                log_level="warning",  # the service announces start and stop itself
-                access_log=False,
-                timeout_graceful_shutdown=int(settings.drain_s),
-            ),
+        server = _make_server(
+            traced.app(app, is_guarded),
+            _max_connections(),
             service.stopping,
+            settings.drain_s,
+            service.tls,
         )
+        where = {"url": _url(listener, service.tls)}
+        if embedded:
+            service.spawn(lease_clock.tick_forever(), name="leases")
+            metadata = metadata_app(store, tokens=metadata_tokens(cluster_key))
+            records = _make_server(
+                metadata, _MAX_METADATA_CONNECTIONS, service.stopping, 1.0, service.tls
+            )
+            service.spawn(records.serve(sockets=[metadata_listener]), name="metadata server")
+            where["metadata"] = f"{_url(metadata_listener, service.tls)}/metadata"
         serving = service.spawn(server.serve(sockets=[listener]))
         service.ready()
-        host, port = listener.getsockname()[:2]
-        scheme = "http" if service.tls is None else "https"
-        url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
-        service.report_stage("ready", worker_id=settings.worker_id, url=url)
+        service.report_stage("ready", worker_id=settings.worker_id, **where)
         await service.stopping.wait()
         service.report_stage("draining", worker_id=settings.worker_id)
         await serving
+
+
+def _make_server(
+    app: ASGIApp,
+    max_connections: int,
+    stopping: asyncio.Event,
+    drain_s: float,
+    tls: ssl.SSLContext | None,
+) -> _Server:
+    return _Server(
+        uvicorn.Config(
+            app,
+            http=bounded_http(HttpLimits(max_connections=max_connections), tls),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="warning",  # the service announces start and stop itself
+            access_log=False,
+            timeout_graceful_shutdown=int(drain_s),
+        ),
+        stopping,
+    )
+
+
+def _url(listener: socket.socket, tls: ssl.SSLContext | None) -> str:
+    host, port = listener.getsockname()[:2]
+    scheme = "http" if tls is None else "https"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def _make_preparer(settings: ConductorSettings, tokenizer: Tokenizer) -> ProcessPreparer:
@@ -229,11 +262,11 @@ def _max_connections() -> int:
     return min(HttpLimits().max_connections, hard_limit * 3 // 4)
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(setting: str, host: str, port: int) -> socket.socket:
     """Open a listening socket.
 
     Raises:
-        OSError: the address is not available; the text names it.
+        OSError: the address is not available; the text names it and the port's setting.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio turns Nagle's delay (40 ms per answer) off only if the protocol is named.
@@ -244,7 +277,7 @@ def _listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise OSError(
-            f"http_port {port} on {host} can't be had ({error.strerror}): "
-            "stop what has it, or choose another with --http-port"
+            f"{setting} {port} on {host} can't be had ({error.strerror}): "
+            f"stop what has it, or choose another with --{setting.replace('_', '-')}"
         ) from error
     return listener

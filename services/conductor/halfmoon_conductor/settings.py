@@ -2,9 +2,10 @@
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, field_validator
 
 from halfmoon_runtime.observability.tracer_setup import TracedSettings
+from halfmoon_runtime.own_address import is_loopback, resolve_own_address
 from halfmoon_scheduling.admission_modes import ADMISSION_MODES
 from halfmoon_scheduling.config import MAX_QUANTILE, SchedulingConfig
 from halfmoon_scheduling.placement.modes import PLACEMENT_MODES
@@ -21,7 +22,13 @@ class ConductorSettings(TracedSettings):
         EMBEDDED,
         description="Metadata server: redis://host:port/0, etcd://host:2379,"
         " http://host:port/metadata, or embedded, which serves one at /metadata of this"
-        " conductor's own HTTP port",
+        " conductor's metadata port",
+    )
+    metadata_port: Annotated[int, Field(ge=0, le=65535)] = Field(
+        7999, description="TCP port of the embedded metadata server; 0 takes a free one"
+    )
+    metadata_host: str = Field(
+        "", description="Address that the embedded metadata server listens on; empty: as host"
     )
     http_port: Annotated[int, Field(ge=0, le=65535)] = Field(
         8000, description="TCP port of the REST API; 0 takes a free one"
@@ -171,6 +178,24 @@ class ConductorSettings(TracedSettings):
     drain_s: Annotated[float, Field(ge=0)] = Field(
         30.0, description="Seconds to finish requests after the signal to stop"
     )
+
+    @field_validator("metadata_host")
+    @classmethod
+    def _is_an_own_address(cls, host: str) -> str:
+        return resolve_own_address(host)
+
+    @property
+    def open_addresses(self) -> dict[str, str]:
+        """As for other services; of a conductor's ports only embedded metadata is for peers."""
+        if self.metadata != EMBEDDED or self.cluster_key.get_secret_value():
+            return {}
+        name = "metadata_host" if self.metadata_host else "host"
+        return {} if is_loopback(self.metadata_bind) else {name: self.metadata_bind}
+
+    @property
+    def metadata_bind(self) -> str:
+        """Address that the embedded metadata server listens on."""
+        return self.metadata_host or self.host
 
     @property
     def scheduling(self) -> SchedulingConfig:

@@ -69,11 +69,11 @@
 {{- end }}
 {{- end }}
 {{- end }}
-{{- with $values.clusterKey }}
-{{- if .secret }}
+{{- if $values.clusterKey.enabled }}
 - name: HALFMOON_CLUSTER_KEY
-  valueFrom: {secretKeyRef: {name: {{ .secret }}, key: {{ .key }}}}
-{{- end }}
+  valueFrom: {secretKeyRef: {name: {{ include "halfmoon.clusterKeySecret" .root }}, key: {{ $values.clusterKey.key }}}}
+{{- else }}
+- {name: HALFMOON_ALLOW_OPEN_NETWORK, value: "true"}
 {{- end }}
 {{- $settings := dict }}
 {{- range list $values.settings $role.settings }}

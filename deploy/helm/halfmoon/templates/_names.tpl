@@ -26,6 +26,11 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
 {{- end }}
 
+{{/* The Secret with the cluster key: one's own, or the chart's. */}}
+{{- define "halfmoon.clusterKeySecret" -}}
+{{- .Values.clusterKey.existingSecret | default (include "halfmoon.name" (dict "root" . "role" "cluster-key")) -}}
+{{- end }}
+
 {{/* {root, image}: where an image is pulled from. */}}
 {{- define "halfmoon.image" -}}
 {{- with .root.Values.image.registry }}{{ trimSuffix "/" . }}/{{ end -}}

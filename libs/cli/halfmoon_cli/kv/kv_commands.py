@@ -31,6 +31,7 @@ from rich.progress import (
 from rich.table import Table
 
 from halfmoon_cli.common.cluster_key import read_cluster_key
+from halfmoon_cli.common.local_key import use_local_key
 
 if TYPE_CHECKING:
     from halfmoon_cli.kv.kvstore_nodes import KvstoreNodes
@@ -47,7 +48,7 @@ Metadata = Annotated[
         envvar="HALFMOON_METADATA", help="The metadata store: http://…, redis://… or etcd://…"
     ),
 ]
-DEFAULT_METADATA = "http://127.0.0.1:8000/metadata"
+DEFAULT_METADATA = "http://127.0.0.1:7999/metadata"
 Key = Annotated[str, typer.Argument(help="The object's key")]
 Bind = Annotated[str, typer.Option(help="Address at which kvstores could reach this machine")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs")]
@@ -269,6 +270,7 @@ def _opened(metadata: str) -> Iterator["MetadataStore"]:
     from halfmoon_metadata import open_store
     from halfmoon_metadata.tls_trust import tls_ca_from_environment
 
+    use_local_key(metadata)
     with contextlib.closing(
         open_store(metadata, cluster_key=read_cluster_key(), tls_ca=tls_ca_from_environment())
     ) as store:

@@ -108,7 +108,7 @@ def _said(worker: str, role: RequestedRole, row: RoleRow | None) -> str:
 def _opened(url: str, api_key: str, tls_ca: str) -> Iterator[tuple[httpx.Client, ApiEndpoint]]:
     """Yield a client of a conductor; print errors in one line and exit, with 2 for a bad URL."""
     try:
-        endpoint = parse_endpoint(url, operator_key(api_key), tls_ca)
+        endpoint = parse_endpoint(url, operator_key(url, api_key), tls_ca)
         with open_client(endpoint, _SILENCE_S) as client:
             yield client, endpoint
     except BadEndpointUrl as error:

@@ -12,7 +12,7 @@ from rich.markup import escape
 from halfmoon_cli.route.server_survey import UnfitServers, common_block_size, survey_servers
 from halfmoon_cli.route.server_tokenizer import NoTokenizer, find_tokenizer
 from halfmoon_cli.up.default_limits import SUMMARY, default_limits
-from halfmoon_cli.up.embedded_cluster import ClusterPlan
+from halfmoon_cli.up.embedded_cluster import ClusterPlan, metadata_port_beside
 from halfmoon_cli.up.foreground import run_up
 from halfmoon_cli.up.role_options import BadRoleOption, role_options
 from halfmoon_metadata.tcp_ports import free_port, is_free
@@ -79,7 +79,10 @@ def route(
         str, typer.Option(envvar="METADATA", help="Metadata server; without it: the conductor's")
     ] = "",
     state: Annotated[
-        Path, typer.Option(envvar="HALFMOON_STATE", help="Folder for logs and progress files")
+        Path,
+        typer.Option(
+            envvar="HALFMOON_STATE", help="Folder for logs, progress files and the cluster's key"
+        ),
     ] = Path(".halfmoon/route"),
     ttft_slo_s: Annotated[
         float | None,
@@ -97,6 +100,13 @@ def route(
         bool,
         typer.Option(
             help=f"Limit what waits: {SUMMARY}. Other limits: -o conductor.max-queue-s=300"
+        ),
+    ] = True,
+    cluster_key: Annotated[
+        bool,
+        typer.Option(
+            help="Give the cluster a key: HALFMOON_CLUSTER_KEY, or one that is made at the first"
+            " start and kept in the state folder"
         ),
     ] = True,
     option: Annotated[
@@ -135,6 +145,7 @@ def route(
         http_port=chosen,
         served_model_name=name,
         metadata=metadata,
+        metadata_port=metadata_port_beside(chosen),
         extra=extra,
         limits={
             **(default_limits(extra.get("conductor", ()), os.environ) if limits else {}),
@@ -157,7 +168,7 @@ def route(
         console.print(
             f"{server.url}: {server.model}, {version}, {events}", highlight=False, soft_wrap=True
         )
-    raise typer.Exit(run_up(plan, state, console))
+    raise typer.Exit(run_up(plan, state, console, with_key=cluster_key))
 
 
 def _targets(worker: list[str], prefill: list[str], decode: list[str]) -> list[ServerTarget]:

@@ -43,7 +43,7 @@ def status(
 ) -> None:
     """Show a cluster as its conductor sees it: workers, queues, memory, latencies, decisions."""
     try:
-        endpoint = parse_endpoint(url, operator_key(api_key), tls_ca)
+        endpoint = parse_endpoint(url, operator_key(url, api_key), tls_ca)
         with open_client(endpoint, _SILENCE_S) as client:
             if as_json:
                 json.dump(fetch_status(client, endpoint), sys.stdout, indent=2)

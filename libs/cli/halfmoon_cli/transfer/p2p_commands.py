@@ -27,6 +27,7 @@ from rich.progress import (
 from rich.table import Table
 
 from halfmoon_cli.common.cluster_key import read_cluster_key
+from halfmoon_cli.common.local_key import use_local_key
 from halfmoon_cli.common.stop_signals import catch_stop_signals
 
 if TYPE_CHECKING:
@@ -160,6 +161,7 @@ def _store(url: str) -> "Iterator[MetadataStore]":
     from halfmoon_metadata import open_store
     from halfmoon_metadata.tls_trust import tls_ca_from_environment
 
+    use_local_key(url)
     with contextlib.closing(
         open_store(url, cluster_key=read_cluster_key(), tls_ca=tls_ca_from_environment())
     ) as store:

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from halfmoon_cli.common.cluster_key import read_cluster_key
+from halfmoon_cli.common.local_key import use_local_key
 from halfmoon_cli.common.stop_signals import catch_stop_signals
 
 console = Console()
@@ -90,6 +91,7 @@ def bench(
             from halfmoon_metadata import open_store
             from halfmoon_metadata.tls_trust import tls_ca_from_environment
 
+            use_local_key(metadata)
             store = stack.enter_context(
                 contextlib.closing(
                     open_store(
@@ -123,6 +125,7 @@ def target(
     from halfmoon_metadata import open_store
     from halfmoon_metadata.tls_trust import tls_ca_from_environment
 
+    use_local_key(metadata)
     with (
         catch_stop_signals() as ended,
         _explained(),

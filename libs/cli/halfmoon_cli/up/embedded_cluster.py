@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from halfmoon_metadata.tcp_ports import free_port, is_free
 from halfmoon_runtime.own_address import resolve_own_address
 
 #: Order in which services are started, and also stopped: the conductor lets its requests finish
@@ -43,6 +44,8 @@ class ClusterPlan:
     worker_python: str = ""
     #: Metadata server; empty: the conductor's own.
     metadata: str = ""
+    #: Port of the conductor's own.
+    metadata_port: int = field(default_factory=free_port)
     #: Threads of each worker of a role; without one its own setting decides.
     threads: Mapping[str, int] = field(default_factory=dict)
     #: Further flags for all services of a role, such as {"prefill": ["--chunk-tokens=64"]}.
@@ -56,27 +59,47 @@ class ClusterPlan:
     tls_key: str = ""
     #: File of CAs that all processes trust besides the system's; empty: only those.
     tls_ca: str = ""
+    #: Variables of all processes, over those of this process's environment.
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property
     def is_tls(self) -> bool:
         """Return whether the REST API speaks TLS."""
-        flags = self.extra.get("conductor", ())
-        return bool(self.tls_cert) or any(flag.startswith("--tls-cert=") for flag in flags)
+        return bool(self.tls_cert or self._of_conductor("tls-cert"))
 
     @property
     def url(self) -> str:
         """URL of the REST API."""
-        host = self.host
-        for flag in self.extra.get("conductor", ()):
-            if flag.startswith("--host="):
-                host = reachable_host(resolve_own_address(flag.removeprefix("--host=")))
+        host = reachable_host(resolve_own_address(self._of_conductor("host") or self.host))
         scheme = "https" if self.is_tls else "http"
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.http_port}"
+
+    @property
+    def metadata_url(self) -> str:
+        """URL of the metadata server."""
+        if self.metadata:
+            return self.metadata
+        base = self.url.rpartition(":")[0]
+        if chosen := self._of_conductor("metadata-host"):
+            host = reachable_host(resolve_own_address(chosen))
+            base = f"{base.partition('://')[0]}://{f'[{host}]' if ':' in host else host}"
+        return f"{base}:{self._of_conductor('metadata-port') or self.metadata_port}/metadata"
+
+    def _of_conductor(self, name: str) -> str:
+        """Return the value of a flag that is set for the conductor; empty: it is not."""
+        start = f"--{name}="
+        given = [f for f in self.extra.get("conductor", ()) if f.startswith(start)]
+        return given[-1].removeprefix(start) if given else ""
 
 
 def reachable_host(host: str) -> str:
     """Return the address that reaches a listener of this machine from this machine."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+
+
+def metadata_port_beside(http_port: int) -> int:
+    """Return the port below the REST API's where it is free, else another free one."""
+    return http_port - 1 if http_port > 1 and is_free(http_port - 1) else free_port()
 
 
 @dataclass(frozen=True)
@@ -92,7 +115,7 @@ class ProcessSpec:
 
 def plan_processes(plan: ClusterPlan) -> list[ProcessSpec]:
     """Plan the processes of a cluster, in starting order."""
-    metadata = plan.metadata or f"{plan.url}/metadata"
+    metadata = plan.metadata_url
     engine = ["--engine", plan.engine]
     model = ["--model", plan.model, "--served-model-name", plan.served_model_name]
     specs: list[ProcessSpec] = []
@@ -105,9 +128,11 @@ def plan_processes(plan: ClusterPlan) -> list[ProcessSpec]:
         python = plan.worker_python if role in ("prefill", "decode") else ""
         specs.append(ProcessSpec(name, role, (*arguments, *common), python))
 
-    own = plan.metadata or "embedded"
+    own = ["--metadata", plan.metadata or "embedded"]
+    if not plan.metadata:
+        own += ["--metadata-port", str(plan.metadata_port)]
     limits = [f"--{flag}={value}" for flag, value in plan.limits.items()]
-    add("conductor", 0, "--metadata", own, "--http-port", str(plan.http_port), *model, *limits)
+    add("conductor", 0, *own, "--http-port", str(plan.http_port), *model, *limits)
     if plan.bridge:
         add("servers", 0, "--metadata", metadata, *plan.bridge)
         return specs
@@ -139,13 +164,16 @@ def _stage_flags(index: int, group_size: int) -> list[str]:
 class ServiceProcess:
     """A service process that was started."""
 
-    def __init__(self, spec: ProcessSpec, folder: Path) -> None:
+    def __init__(
+        self, spec: ProcessSpec, folder: Path, environment: Mapping[str, str] | None = None
+    ) -> None:
         self.spec = spec
         self.log_path = folder / f"{spec.name}.log"
         self._status_path = folder / f"{spec.name}.status.json"
         self._status_path.unlink(missing_ok=True)
-        environment = {
+        variables = {
             **os.environ,
+            **(environment or {}),
             "HALFMOON_STATUS_FILE": str(self._status_path),
             "PYTHONUNBUFFERED": "1",
         }
@@ -156,7 +184,7 @@ class ServiceProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=environment,
+                env=variables,
                 start_new_session=True,  # Ctrl-C is ours to pass on, in order
             )
 
@@ -231,11 +259,11 @@ class EmbeddedCluster:
         self.folder.mkdir(0o700, parents=True, exist_ok=True)
         for spec in plan_processes(self.plan):
             (self.folder / f"{spec.name}.log").unlink(missing_ok=True)
-            self.processes[spec.name] = ServiceProcess(spec, self.folder)
+            self.processes[spec.name] = self._open(spec)
 
     def restart(self, name: str) -> None:
         """Restart a process that has ended."""
-        self.processes[name] = ServiceProcess(self.processes[name].spec, self.folder)
+        self.processes[name] = self._open(self.processes[name].spec)
 
     def ready(self) -> bool:
         """Return whether all processes report that they are ready."""
@@ -256,3 +284,6 @@ class EmbeddedCluster:
                 if not process.wait(max(0.0, deadline_s - time.monotonic())):
                     process.signal(signal.SIGKILL)
                     process.wait(grace_s)
+
+    def _open(self, spec: ProcessSpec) -> ServiceProcess:
+        return ServiceProcess(spec, self.folder, self.plan.environment)

@@ -6,6 +6,8 @@ import shlex
 import signal
 import sys
 import time
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 
@@ -17,11 +19,19 @@ from rich.table import Table
 from rich.text import Text
 
 from halfmoon_cli.common.cluster_key import read_cluster_key
+from halfmoon_cli.common.local_key import STATE_FOLDERS, kept_key
 from halfmoon_cli.up.embedded_cluster import ClusterPlan, EmbeddedCluster, ServiceProcess
 from halfmoon_metadata import open_store
+from halfmoon_metadata.cluster_key_source import (
+    CLUSTER_KEY_FILE_VARIABLE,
+    CLUSTER_KEY_VARIABLE,
+    ClusterKeyError,
+    read_cluster_key_file,
+)
 from halfmoon_metadata.store_interface import MetadataError
 from halfmoon_metadata.tls_trust import certificate_problem, trust_context
 from halfmoon_runtime.membership import MEMBERS, readable_members
+from halfmoon_runtime.observability.operator_http import operator_token
 
 _POLL_S = 0.2
 #: A question that the demo model can answer. It has no apostrophe, which a shell would need quoted.
@@ -38,8 +48,53 @@ class _Stop(Exception):
     """Ctrl-C or SIGTERM: the cluster shall stop."""
 
 
-def run_up(plan: ClusterPlan, folder: Path, console: Console) -> int:
-    """Start a cluster, watch it until it stops, and return the exit status."""
+@dataclass(frozen=True)
+class _KeyChoice:
+    """The cluster's key, and where it comes from."""
+
+    #: Empty: the cluster has none.
+    key: str
+    #: The state folder's; None: it is the environment's, or there is none.
+    file: Path | None = None
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables of the services, in place of this process's own."""
+        if self.key and not self.file:
+            return {}
+        path = str(self.file) if self.file else ""
+        return {CLUSTER_KEY_VARIABLE: "", CLUSTER_KEY_FILE_VARIABLE: path}
+
+
+def run_up(plan: ClusterPlan, folder: Path, console: Console, *, with_key: bool = True) -> int:
+    """Start a cluster, watch it until it stops, and return the exit status.
+
+    Args:
+        plan: what to start.
+        folder: state folder, for logs and for the cluster's key.
+        console: shows progress.
+        with_key: whether the cluster has a key; without one in the environment, the folder's.
+    """
+    with ExitStack() as stack:
+        try:
+            chosen = _choose_key(stack, folder, with_key)
+        except (ClusterKeyError, OSError) as error:
+            console.print("[red]halfmoon:[/red]", escape(str(error)), soft_wrap=True)
+            return 2
+        plan = replace(plan, environment=chosen.environment)
+        return _run(plan, folder, console, chosen)
+
+
+def _choose_key(stack: ExitStack, folder: Path, with_key: bool) -> _KeyChoice:
+    if not with_key:
+        return _KeyChoice("")
+    if key := read_cluster_key():
+        return _KeyChoice(key)
+    path = stack.enter_context(kept_key(folder))
+    return _KeyChoice(read_cluster_key_file(str(path)), path)
+
+
+def _run(plan: ClusterPlan, folder: Path, console: Console, chosen: _KeyChoice) -> int:
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         raise _Stop
@@ -52,7 +107,7 @@ def run_up(plan: ClusterPlan, folder: Path, console: Console) -> int:
         cluster.start()
         if not _wait_ready(cluster, console):
             return 1
-        _greet(plan, console)
+        _greet(plan, console, chosen)
         return _watch(cluster, console)
     except _Stop:
         console.print("\nstopping …")
@@ -146,12 +201,14 @@ def _report_death(process: ServiceProcess, console: Console) -> None:
     console.print(Text(f"  (all of it: {process.log_path})", "dim"))
 
 
-def _greet(plan: ClusterPlan, console: Console) -> None:
-    """Print the URL, and a command line to paste."""
+def _greet(plan: ClusterPlan, console: Console, chosen: _KeyChoice) -> None:
+    """Print the URLs, a command line to paste, and where the cluster's key is."""
     answer = _get(plan, "/v1/models", timeout_s=10.0)
     needs_key = answer.status_code in (401, 403)
     body = {
-        "model": _model_of_workers(plan) if needs_key else answer.json()["data"][0]["id"],
+        "model": _model_of_workers(plan, chosen.key)
+        if needs_key
+        else answer.json()["data"][0]["id"],
         "messages": [{"role": "user", "content": _EXAMPLE}],
         "max_tokens": 32,
     }
@@ -166,9 +223,25 @@ def _greet(plan: ClusterPlan, console: Console) -> None:
     console.print(f"\n[green]ready[/green] at [bold]{plan.url}[/bold] · try\n")
     console.print(Text(line), soft_wrap=True)
     console.print("\nAgain, and cached_tokens says what was not computed again.")
-    console.print(f"In a browser {plan.url} shows the cluster; to talk with it: ", end="")
+    # With tenants, the page's playground needs an operator's API key, which opens the rest too.
+    token = operator_token(chosen.key) if chosen.key and not needs_key else ""
+    page = f"{plan.url}/#token={token}" if token else plan.url
+    console.print(Text(f"In a browser {page} shows the cluster."), soft_wrap=True)
     program = os.path.relpath(Path(sys.executable).with_name("halfmoon"))
-    console.print(Text(f"{shlex.quote(program)} chat --url {plan.url}"), soft_wrap=True)
+    line = f"To talk with it: {shlex.quote(program)} chat --url {plan.url}"
+    console.print(Text(line), soft_wrap=True)
+    if chosen.file is not None:
+        line = f"export {CLUSTER_KEY_FILE_VARIABLE}={shlex.quote(str(chosen.file))}"
+        if chosen.file.parent in [each.resolve() for each in STATE_FOLDERS]:
+            line = f"Commands in this folder find the cluster's key; for others: {line}"
+        else:
+            line = f"For commands that need the cluster's key: {line}"
+        console.print(Text(line), soft_wrap=True)
+    elif not chosen.key:
+        console.print(
+            "The cluster has no key: each process of this machine can read and change it.",
+            soft_wrap=True,
+        )
     if plan.limits:
         told = ", ".join(f"{flag} {value}" for flag, value in plan.limits.items())
         console.print(
@@ -180,13 +253,9 @@ def _greet(plan: ClusterPlan, console: Console) -> None:
     console.print("Ctrl-C stops it.")
 
 
-def _model_of_workers(plan: ClusterPlan) -> str:
+def _model_of_workers(plan: ClusterPlan, cluster_key: str) -> str:
     """Return the model's name in the workers' records, where the REST API needs a key."""
-    store = open_store(
-        plan.metadata or f"{plan.url}/metadata",
-        cluster_key=read_cluster_key(),
-        tls_ca=plan.tls_ca,
-    )
+    store = open_store(plan.metadata_url, cluster_key=cluster_key, tls_ca=plan.tls_ca)
     try:
         infos = readable_members(store.list(MEMBERS)).values()
     except MetadataError:

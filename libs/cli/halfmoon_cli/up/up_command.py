@@ -10,7 +10,7 @@ from rich.markup import escape
 
 from halfmoon_cli.common.demo_model import DEMO_MODEL_NAME, DemoModelMissing, demo_model_folder
 from halfmoon_cli.up.default_limits import SUMMARY, default_limits
-from halfmoon_cli.up.embedded_cluster import ClusterPlan
+from halfmoon_cli.up.embedded_cluster import ClusterPlan, metadata_port_beside
 from halfmoon_cli.up.foreground import run_up
 from halfmoon_cli.up.role_options import (
     FLEXIBLE_OPTIONS,
@@ -89,7 +89,10 @@ def up(
         str, typer.Option(envvar="METADATA", help="Metadata server; without it: the conductor's")
     ] = "",
     state: Annotated[
-        Path, typer.Option(envvar="HALFMOON_STATE", help="Folder for logs and progress files")
+        Path,
+        typer.Option(
+            envvar="HALFMOON_STATE", help="Folder for logs, progress files and the cluster's key"
+        ),
     ] = Path(".halfmoon/up"),
     tls_cert: Annotated[
         str,
@@ -113,6 +116,13 @@ def up(
         bool,
         typer.Option(
             help=f"Limit what waits: {SUMMARY}. Other limits: -o conductor.max-queue-s=300"
+        ),
+    ] = True,
+    cluster_key: Annotated[
+        bool,
+        typer.Option(
+            help="Give the cluster a key: HALFMOON_CLUSTER_KEY, or one that is made at the first"
+            " start and kept in the state folder"
         ),
     ] = True,
     option: Annotated[
@@ -176,6 +186,7 @@ def up(
         n_kvstore=kvstore,
         served_model_name=name,
         metadata=metadata,
+        metadata_port=metadata_port_beside(chosen),
         # What the environment sets, the processes read themselves.
         threads={}
         if _THREADS_VARIABLE in os.environ
@@ -190,7 +201,7 @@ def up(
         plan.url  # noqa: B018
     except ValueError as error:
         _give_up(f"--option conductor.host: {error}")
-    raise typer.Exit(run_up(plan, state, console))
+    raise typer.Exit(run_up(plan, state, console, with_key=cluster_key))
 
 
 def _give_up(message: str) -> NoReturn:

@@ -6,8 +6,8 @@ gone, whatever work is left.
 
 `/debug` shows the requests of all tenants, and changes roles. With a tenants file it needs an
 operator's key, with a cluster key the operators' token, and with both one of the two. It is neither
-counted nor limited. `/health`, `/ready`, `/metrics`, the schema and the routes that workers
-use stay open: they are for the cluster's own network. The page at `/` is open too: it has no data
+counted nor limited. `/health`, `/ready`, `/metrics` and the schema stay
+open: they are for the cluster's own network. The page at `/` is open too: it has no data
 but what it reads from other routes.
 """
 

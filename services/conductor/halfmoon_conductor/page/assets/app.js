@@ -208,8 +208,29 @@ function showRange() {
   return range;
 }
 
+/**
+ * `halfmoon up` prints the page's address with the operators' token behind #, which no server is
+ * sent. It is kept as a typed one is, and leaves the address bar. No other key is taken from there:
+ * a link from elsewhere must not choose the tenant that questions are asked as.
+ */
+function takeToken() {
+  const token = new URLSearchParams(location.hash.slice(1)).get("token");
+  if (token === null) return false;
+  history.replaceState(null, "", location.pathname + location.search);
+  if (!/^[0-9a-f]{64}$/.test(token)) return false;
+  api.key.set(token);
+  return true;
+}
+
 function startKey() {
   const dialog = byId("key-dialog");
+  takeToken();
+  addEventListener("hashchange", () => {
+    if (!takeToken()) return;
+    byId("key-button").hidden = false;
+    if (dialog.open) dialog.close("");
+    else poll();
+  });
   byId("key-button").addEventListener("click", () => askForKey(""));
   byId("key-button").hidden = !api.key.get();
   dialog.addEventListener("close", () => {

@@ -1,0 +1,61 @@
+"""The file of a cluster key, as a container makes it at its start."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from halfmoon_metadata.cluster_key_source import read_cluster_key_file
+
+
+def make(path: Path, key: str = "") -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "halfmoon_runtime.make_cluster_key", str(path)],
+        env={**os.environ, "HALFMOON_CLUSTER_KEY": key},
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "cluster-key"
+
+
+def test_a_key_is_made_once_for_its_user_alone(path: Path) -> None:
+    previous = os.umask(0)
+    try:
+        assert make(path).returncode == 0
+    finally:
+        os.umask(previous)
+    first = read_cluster_key_file(str(path))
+    assert len(first) == 64
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert make(path).returncode == 0
+    assert read_cluster_key_file(str(path)) == first
+    # No draft stays behind.
+    assert [each.name for each in path.parent.iterdir()] == ["cluster-key"]
+
+
+def test_a_key_of_the_environment_takes_its_place(path: Path) -> None:
+    make(path)
+    assert make(path, "a key of one's own").returncode == 0
+    assert read_cluster_key_file(str(path)) == "a key of one's own"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert [each.name for each in path.parent.iterdir()] == ["cluster-key"]
+
+
+def test_two_keys_are_never_the_same(path: Path) -> None:
+    make(path)
+    first = path.read_text()
+    path.unlink()
+    make(path)
+    assert path.read_text() != first
+
+
+def test_a_folder_that_is_not_there_is_an_error(path: Path) -> None:
+    ended = make(path.parent / "nowhere" / "cluster-key")
+    assert ended.returncode != 0
+    assert "nowhere" in ended.stderr
