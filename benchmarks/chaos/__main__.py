@@ -11,13 +11,15 @@ Connections between services are delayed, throttled, held, cut and damaged. Disk
 Every answer is compared with that of transformers, token for token. Every request has to end in
 its tokens or in a named error. After the last fault every answer has to be right, and nothing may
 be held. The exit status is 1 if any of this does not hold. Then the folder with all logs stays,
-and its name is printed. The seed draws the faults and the requests; their order is the machine's.
+and its name is printed. Ctrl-C ends the faults early; the checks and the table still follow. The
+seed draws the faults and the requests; their order is the machine's.
 """
 
 import argparse
 import asyncio
 import random
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Callable
@@ -137,6 +139,13 @@ async def _run(
 
         driver = FaultDriver(cluster, ledger, say)
         clients = ChaosClients(cluster, ledger, questions)
+
+        def end_early() -> None:
+            asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)  # a second one ends all
+            say("no further faults; the checks and the table follow")
+            driver.end_early()
+
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, end_early)
         async with asyncio.TaskGroup() as tasks:
             beside = [tasks.create_task(driver.watch())]
             if await _until(cluster.all_is_used, STARTS_WITHIN_S):

@@ -4,6 +4,7 @@ import asyncio
 import random
 import signal
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 
 import httpx
 
@@ -35,6 +36,7 @@ class FaultDriver:
         self._say = say
         #: Processes under a fault, which `watch` leaves alone.
         self._busy: set[str] = set()
+        self._ended = asyncio.Event()
         self._kinds: dict[str, Callable[[Fault], Awaitable[None]]] = {
             "kill": self._kill,
             "pause": self._pause,
@@ -52,6 +54,10 @@ class FaultDriver:
             "disk full": self._fill_disk,
             "disk full at start": self._fill_disk_at_start,
         }
+
+    def end_early(self) -> None:
+        """Begin no further fault; those under way go on to their end."""
+        self._ended.set()
 
     async def run(self, faults: Sequence[Fault], began_s: float) -> None:
         """Apply the faults at their moments; return when all are over."""
@@ -80,9 +86,11 @@ class FaultDriver:
             self._ledger.violations.append(f"{name} was ended by signal {-status}")
 
     async def _apply(self, fault: Fault, began_s: float) -> None:
-        await asyncio.sleep(max(0.0, began_s + fault.at_s - self._cluster.now_s()))
-        if fault.target in self._busy:
-            return  # its last fault took longer than planned
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, began_s + fault.at_s - self._cluster.now_s())):
+                await self._ended.wait()
+        if self._ended.is_set() or fault.target in self._busy:
+            return  # no more faults are wanted, or the target's last one took longer than planned
         self._busy.add(fault.target)
         self._ledger.faults[fault.kind] += 1
         self._say(str(fault))

@@ -1,5 +1,6 @@
 """The pure parts of a chaos run: its plan of faults, its judgement of answers, its counts."""
 
+import asyncio
 from collections import defaultdict
 from pathlib import Path
 
@@ -12,11 +13,12 @@ from benchmarks.chaos.chaos_cluster import (
     LINKS,
     SERVICES,
     TRANSFER_LINKS,
+    ChaosCluster,
     DownTimes,
     plan_chaos,
     plan_hosts,
 )
-from benchmarks.chaos.fault_driver import condition_of
+from benchmarks.chaos.fault_driver import FaultDriver, condition_of
 from benchmarks.chaos.fault_plan import KINDS, REDIS, Fault, FaultTargets, plan_faults
 from benchmarks.chaos.leaks import held_by_conductor, held_by_worker
 from benchmarks.chaos.ledger import AskedRequest, ChaosLedger
@@ -247,3 +249,19 @@ def test_links_are_those_of_a_service_and_those_between_two_that_speak_to_each_o
     assert not pair.has("prefill-1", "decode-1")
     assert not pair.has("decode-0", "decode-0")
     assert "/".join(CONDUCTORS) not in LINKS
+
+
+async def test_a_run_that_is_ended_early_begins_no_further_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HALFMOON_CLUSTER_KEY", "")  # the cluster sets it
+    cluster = ChaosCluster(tmp_path, tmp_path, "tcp", has_key=False, seed=7)
+    ledger = ChaosLedger()
+    driver = FaultDriver(cluster, ledger, print)
+    faults = plan_faults(7, 3600.0, FaultTargets(SERVICES), 6.0)
+    began_s = cluster.now_s() + 3600.0
+    run = asyncio.create_task(driver.run(faults, began_s))
+    await asyncio.sleep(0)
+    driver.end_early()
+    await asyncio.wait_for(run, 60)
+    assert not ledger.faults
