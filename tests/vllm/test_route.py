@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from halfmoon_metadata.tcp_ports import free_port
+from halfmoon_runtime.observability.operator_http import operator_token
 from tests.vllm.stock_server import StockServer, body, complete, tokens_of
 
 WITHIN_S = 120.0
@@ -30,11 +31,12 @@ class Route:
 
     def __init__(self, folder: Path, *flags: str) -> None:
         self.url = f"http://127.0.0.1:{(port := free_port())}"
+        self._state = folder / "route"
         self._output = folder / "route.output"
         command = [sys.executable, "-m", "halfmoon_cli", "route", "--port", str(port)]
         with self._output.open("wb") as output:
             self._process = subprocess.Popen(
-                [*command, "--state", str(folder / "route"), *flags],
+                [*command, "--state", str(self._state), *flags],
                 env={**os.environ, "COLUMNS": "300"},
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -48,12 +50,17 @@ class Route:
 
     def live(self) -> set[str]:
         """Workers that the conductor uses."""
-        workers = httpx.get(f"{self.url}/debug/cluster", timeout=10).json()["workers"]
+        workers = self._debug("cluster")["workers"]
         return {worker["worker_id"] for worker in workers if not worker["refused"]}
+
+    def _debug(self, name: str) -> Any:
+        token = operator_token((self._state / "cluster-key").read_text().strip())
+        shown = {"authorization": f"Bearer {token}"}
+        return httpx.get(f"{self.url}/debug/{name}", timeout=10, headers=shown).json()
 
     def last_server(self) -> int:
         """The server that the newest request was placed at."""
-        decisions = httpx.get(f"{self.url}/debug/decisions", timeout=10).json()["decisions"]
+        decisions = self._debug("decisions")["decisions"]
         return int(decisions[-1]["placement"]["decode"].split("-")[1])
 
     def cached(self, prompt: list[int], **fields: Any) -> int:
