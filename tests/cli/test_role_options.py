@@ -56,6 +56,8 @@ VALUES = {
     "transfer_backends": "tcp",
     "roles": "prefill,decode",
 }
+#: Settings that are refused without each other.
+PARTNERS = {"tls_cert": "tls_key", "tls_key": "tls_cert"}
 EVERY = [(role, name) for role in START_ORDER for name in SETTINGS[role].model_fields]
 
 
@@ -106,7 +108,8 @@ def test_every_setting_of_every_role_is_set_or_refused_with_the_way_out(
     value = other_value(name, settings.model_fields[name])
     for written in {flag, name}:
         text = json.dumps(value) if isinstance(value, dict) else value
-        extra = role_options([f"{role}.{written}={text}"])
+        partner = [f"{role}.{PARTNERS[name]}=x"] if name in PARTNERS else []
+        extra = role_options([f"{role}.{written}={text}", *partner])
         plan = ClusterPlan(model="m", http_port=1, extra=extra)
         for spec in plan_processes(plan):
             got = getattr(SETTINGS[spec.role].from_args(spec.arguments), name, None)

@@ -128,7 +128,11 @@ def cluster(start_cluster: StartCluster, collector: Collector) -> Iterator[Any]:
         environment.setenv("HALFMOON_TRACES", "true")
         environment.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
         environment.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
-        extra = {"prefill": ["--max-chunk-tokens", "512"]}
+        # Where workers can share memory they do, from the first landing on.
+        extra = {
+            "prefill": ["--max-chunk-tokens", "512"],
+            "decode": ["--transfer-grants", "off"],
+        }
         with start_cluster(SLOW, n_decode=2, extra=extra) as cluster:
             yield cluster
 
