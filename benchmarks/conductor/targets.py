@@ -190,7 +190,7 @@ def run_load(plan: bytes) -> bytes:
 def run_round_trips(
     metadata_port: int, rate: float, seconds: float, n_tokens: int, seed: int
 ) -> list[float]:
-    """Seconds that the workers in this metadata server take when nobody is in between."""
+    """Seconds that the workers in this metadata server take without a conductor in between."""
     here = ["taskset", "-c", ANY_CORE, sys.executable, "-m", "benchmarks.conductor.round_trips"]
     words = [f"http://127.0.0.1:{metadata_port}/metadata", rate, seconds, n_tokens, seed]
     done = subprocess.run([*here, *map(str, words)], stdout=subprocess.PIPE, check=True)

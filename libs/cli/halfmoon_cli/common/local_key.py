@@ -14,7 +14,10 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Annotated
 from urllib.parse import urlsplit
+
+import typer
 
 from halfmoon_cli.common.cluster_key import read_cluster_key
 from halfmoon_metadata.cluster_key_source import CLUSTER_KEY_FILE_VARIABLE, read_cluster_key_file
@@ -26,6 +29,16 @@ FILE_NAME = "cluster-key"
 STATE_VARIABLE = "HALFMOON_STATE"
 #: State folders of the commands that run clusters.
 STATE_FOLDERS = (Path(".halfmoon/up"), Path(".halfmoon/route"))
+
+#: Option of the commands that start a cluster.
+WithClusterKey = Annotated[
+    bool,
+    typer.Option(
+        "--cluster-key/--no-cluster-key",
+        help="Give the cluster a key: HALFMOON_CLUSTER_KEY, or one that is made at the first"
+        " start and kept in the state folder",
+    ),
+]
 
 
 @contextmanager

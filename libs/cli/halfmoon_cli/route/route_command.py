@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from halfmoon_cli.common.local_key import WithClusterKey
 from halfmoon_cli.route.server_survey import UnfitServers, common_block_size, survey_servers
 from halfmoon_cli.route.server_tokenizer import NoTokenizer, find_tokenizer
 from halfmoon_cli.up.default_limits import SUMMARY, default_limits
@@ -102,13 +103,7 @@ def route(
             help=f"Limit what waits: {SUMMARY}. Other limits: -o conductor.max-queue-s=300"
         ),
     ] = True,
-    cluster_key: Annotated[
-        bool,
-        typer.Option(
-            help="Give the cluster a key: HALFMOON_CLUSTER_KEY, or one that is made at the first"
-            " start and kept in the state folder"
-        ),
-    ] = True,
+    cluster_key: WithClusterKey = True,
     option: Annotated[
         list[str] | None,
         typer.Option(

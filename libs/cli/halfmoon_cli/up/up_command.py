@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from halfmoon_cli.common.demo_model import DEMO_MODEL_NAME, DemoModelMissing, demo_model_folder
+from halfmoon_cli.common.local_key import WithClusterKey
 from halfmoon_cli.up.default_limits import SUMMARY, default_limits
 from halfmoon_cli.up.embedded_cluster import ClusterPlan, metadata_port_beside
 from halfmoon_cli.up.foreground import run_up
@@ -118,13 +119,7 @@ def up(
             help=f"Limit what waits: {SUMMARY}. Other limits: -o conductor.max-queue-s=300"
         ),
     ] = True,
-    cluster_key: Annotated[
-        bool,
-        typer.Option(
-            help="Give the cluster a key: HALFMOON_CLUSTER_KEY, or one that is made at the first"
-            " start and kept in the state folder"
-        ),
-    ] = True,
+    cluster_key: WithClusterKey = True,
     option: Annotated[
         list[str] | None,
         typer.Option(
