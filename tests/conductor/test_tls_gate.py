@@ -146,12 +146,14 @@ def test_handshakes_that_do_not_end_are_bounded_and_others_are_served_after_them
     run(test())
 
 
-def test_a_server_that_stops_waits_for_no_handshake(run: Run, context: ssl.SSLContext) -> None:
+def test_a_server_that_stops_waits_for_no_handshake(
+    run: Run, authority: TlsAuthority, context: ssl.SSLContext
+) -> None:
     async def test() -> None:
         async with serve(context, head_timeout_s=3600) as (host, port):
             reader, writer = await asyncio.open_connection(host, port)
             writer.write(b"\x16")
-            await asyncio.sleep(0.1)
+            await is_served(port, authority)  # accepted later: the half one is in its handshake
         await is_closed(reader)
         writer.close()
 
