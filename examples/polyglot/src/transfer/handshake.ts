@@ -1,0 +1,112 @@
+/** Answers the hello of an initiator: who this is, proofs of the cluster key, and encryption. */
+
+import { generateKeyPairSync, randomBytes, timingSafeEqual } from "node:crypto";
+import { type ClusterKey, rawPublicKey } from "../wire/cluster_key.js";
+import type { ByteStream } from "./byte_stream.js";
+import { greetingFrame, packGreeting, readGreeting } from "./frames.js";
+import { RecordLayer, recordKeys } from "./records.js";
+
+const DOMAIN = Buffer.from("halfmoon transfer 1");
+const NONE = new Uint8Array();
+
+export interface Identity {
+  segment: string;
+  generation: number;
+  clusterKey?: ClusterKey;
+  encrypts: boolean;
+}
+
+/** What an initiator says of its connection. */
+export interface Caller {
+  session: string;
+  number: number;
+  over: number[];
+}
+
+/** This side or the other does not want the connection. */
+export class Refused extends Error {}
+
+/**
+ * Returns once requests may be read; throws `Refused` when the caller was told why not.
+ *
+ * `admit` is called before the answer that confirms the caller: the hello, or with a key the proof.
+ */
+export async function welcomeInitiator(
+  stream: ByteStream,
+  own: Identity,
+  admit: (caller: Caller) => void,
+): Promise<void> {
+  const asked = await readGreeting(stream.read, "HMTH");
+  const nonce = bytesOf(asked.fields.nonce);
+  const peerShare = bytesOf(asked.fields.share);
+  const refused = reasonToRefuse(asked.fields, nonce, peerShare, own);
+  const pair = own.clusterKey && own.encrypts ? generateKeyPairSync("x25519") : undefined;
+  const answer = packGreeting({
+    segment: own.segment,
+    generation: own.generation,
+    refused,
+    nonce: own.clusterKey ? randomBytes(32) : NONE,
+    share: pair ? rawPublicKey(pair.privateKey) : NONE,
+  });
+  const caller = {
+    session: Buffer.from(bytesOf(asked.fields.session)).toString("hex"),
+    number: Number(asked.fields.number ?? 0),
+    over: Array.isArray(asked.fields.over) ? asked.fields.over.map(Number) : [],
+  };
+  if (!refused && !own.clusterKey) admit(caller);
+  await stream.write(greetingFrame("HMTH", answer));
+  if (refused) throw new Refused(refused);
+  if (own.clusterKey) {
+    const proofs = (role: string) =>
+      proofOf(own.clusterKey as ClusterKey, role, asked.bytes, answer);
+    const { fields } = await readGreeting(stream.read, "HMTP");
+    const isProven = areEqual(bytesOf(fields.proof), proofs("initiator"));
+    const denied = isProven ? "" : "the proof is not one of this cluster's key";
+    const proof = isProven ? proofs("owner") : NONE;
+    if (isProven) admit(caller);
+    await stream.write(greetingFrame("HMTP", packGreeting({ proof, refused: denied })));
+    if (denied) throw new Refused(denied);
+    if (pair) {
+      const keys = recordKeys(pair.privateKey, peerShare, proofs("records"));
+      stream.encrypt(new RecordLayer(keys.initiator), new RecordLayer(keys.owner));
+    }
+  }
+}
+
+/** Returns HMAC-SHA-256 over the parts, each but the first after its length. */
+export function proofOf(
+  key: ClusterKey,
+  role: string,
+  initiator: Uint8Array,
+  owner: Uint8Array,
+): Buffer {
+  const parts = [Buffer.from(role), initiator, owner].flatMap((part) => {
+    const length = Buffer.alloc(4);
+    length.writeUInt32LE(part.length);
+    return [length, part];
+  });
+  return key.hmac(DOMAIN, ...parts);
+}
+
+function reasonToRefuse(
+  fields: Record<string, unknown>,
+  nonce: Uint8Array,
+  share: Uint8Array,
+  own: Identity,
+): string {
+  if (fields.segment !== own.segment) return `this is segment ${own.segment}`;
+  if (Number(fields.generation) !== own.generation) return `this is generation ${own.generation}`;
+  if (own.clusterKey && nonce.length !== 32) return "a cluster key is needed here";
+  if (!own.clusterKey && nonce.length > 0) return "there is no cluster key here";
+  const encrypts = own.clusterKey !== undefined && own.encrypts;
+  if (encrypts !== (share.length === 32)) return `encryption is ${encrypts ? "on" : "off"} here`;
+  return "";
+}
+
+function bytesOf(value: unknown): Uint8Array {
+  return value instanceof Uint8Array ? value : NONE;
+}
+
+function areEqual(one: Uint8Array, other: Uint8Array): boolean {
+  return one.length === other.length && timingSafeEqual(one, other);
+}

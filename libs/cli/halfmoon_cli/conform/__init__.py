@@ -1,0 +1,1 @@
+"""Test a service against the protocol: `halfmoon conform`."""

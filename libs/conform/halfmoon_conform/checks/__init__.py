@@ -1,0 +1,1 @@
+"""Hold the checks that are code; `cases` has those that are data."""

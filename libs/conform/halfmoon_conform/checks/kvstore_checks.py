@@ -1,0 +1,364 @@
+"""Check a kvstore's memory as a whole: events, eviction, leases, loads and its first layout."""
+
+import asyncio
+from typing import Any
+
+import msgspec
+
+from halfmoon_conform.blocks import SMALL_LAYOUT, BlockChain, block_bytes, make_chain
+from halfmoon_conform.check import check
+from halfmoon_conform.check_context import CheckContext
+from halfmoon_conform.peers.caller import Caller
+from halfmoon_conform.peers.event_listener import EventListener
+from halfmoon_conform.verdict import CheckFailed, CheckSkipped, require
+
+#: Memory that the kit fills, at the most.
+_MAX_FILLED_BYTES = 64 * 1024 * 1024
+#: Operations of the random run.
+_N_OPERATIONS = 1000
+#: Blocks of about so many bytes, so that a small memory holds few of them.
+_LARGE_LAYOUT = {**SMALL_LAYOUT, "n_layers": 4, "n_kv_heads": 8, "head_dim": 64}
+
+
+class Puts:
+    """Put, lease and drop blocks through one connection."""
+
+    def __init__(self, context: CheckContext, caller: Caller) -> None:
+        self._context, self._caller = context, caller
+
+    async def reserve(self, chain: BlockChain) -> tuple[str, dict[str, Any]]:
+        """Reserve room, and return the ticket and the answer, a refusal too."""
+        ticket = self._context.name("put")
+        await self._caller.send(
+            {
+                "type": "reserve_blocks",
+                "ticket": ticket,
+                "layout": chain.layout,
+                "hashes": chain.hashes,
+                "parent": chain.parent,
+                "token_ids": chain.token_ids,
+            }
+        )
+        answer = await self._caller.take(lambda m: m.get("ticket") == ticket, "reserve_blocks")
+        return ticket, answer
+
+    async def put(self, chain: BlockChain) -> bool:
+        """Put blocks, their bytes too; return whether all are stored."""
+        ticket, answer = await self.reserve(chain)
+        if answer["type"] != "blocks_reserved":
+            return False
+        bodies = dict(
+            zip(chain.hashes, zip(chain.bodies, chain.checksums, strict=True), strict=True)
+        )
+        places = answer["places"]
+        connection = await self._context.dial(answer["region"]) if places else None
+        if connection is not None:
+            parts = [(place[1], bodies[place[0]][0]) for place in places]
+            statuses = await connection.write_bytes(answer["region"], parts)
+            require(not any(statuses), f"writes into reserved places have the statuses {statuses}")
+            await connection.close()
+        sums = [bodies[place[0]][1] for place in places]
+        await self._caller.send({"type": "commit_blocks", "ticket": ticket, "checksums": sums})
+        await self._caller.expect({"type": "blocks_committed", "ticket": ticket})
+        return not answer.get("not_stored")
+
+    async def lease(self, chain: BlockChain) -> tuple[str, int]:
+        """Lease blocks, and return the ticket and how many are there."""
+        ticket = self._context.name("lease")
+        await self._caller.send(
+            {
+                "type": "lease_blocks",
+                "ticket": ticket,
+                "layout": chain.layout,
+                "hashes": chain.hashes,
+            }
+        )
+        leased = await self._caller.expect({"type": "blocks_leased", "ticket": ticket})
+        return ticket, len(leased["places"])
+
+    async def count(self, chain: BlockChain) -> int:
+        """Return how many blocks of a chain's beginning are stored."""
+        ticket, found = await self.lease(chain)
+        await self.release(ticket)
+        return found
+
+    async def release(self, ticket: str) -> None:
+        """Release a lease."""
+        await self._caller.send({"type": "release_lease", "ticket": ticket})
+
+    async def snapshot(self) -> dict[str, Any]:
+        """Ask for all that is stored."""
+        ticket = self._context.name("snapshot")
+        await self._caller.send({"type": "snapshot_blocks", "ticket": ticket})
+        return await self._caller.expect({"type": "blocks_snapshot", "ticket": ticket})
+
+
+def apply_events(stored: set[bytes], events: list[dict[str, Any]]) -> None:
+    """Change a set of stored hashes as KV events say."""
+    for event in events:
+        match event["type"]:
+            case "BlockStored":
+                stored |= set(event["block_hashes"])
+            case "BlockRemoved":
+                stored -= set(event["block_hashes"])
+            case "AllBlocksCleared":
+                stored.clear()
+
+
+async def _listener_in_step(context: CheckContext, puts: Puts) -> tuple[EventListener, set[bytes]]:
+    """Subscribe, take a snapshot, and return what is stored after the events seen until then."""
+    first = context.blocks(1)
+    require(await puts.put(first), "no room for one block in an empty memory")
+    listener = await context.listen()
+    await listener.wait_for(lambda: bool(listener.loads), "load")
+    snapshot = await puts.snapshot()
+    stored = set(snapshot["hashes"])
+    listener.publications[:] = [p for p in listener.publications if p[0] > snapshot["sequence"]]
+    return listener, stored
+
+
+async def _caught_up(listener: EventListener, snapshot: dict[str, Any], seen: int) -> None:
+    last = snapshot["sequence"]
+    await listener.wait_for(
+        lambda: last <= seen or any(number >= last for number, _ in listener.publications),
+        f"event {last}, which the snapshot names",
+    )
+
+
+@check(
+    "kvstore.events.truth",
+    roles=("kvstore",),
+    needs="fresh",
+    says="A subscriber that sees a gap asks for a snapshot. Then it applies the events after the"
+    " snapshot's number.",
+)
+async def _truth(context: CheckContext) -> None:
+    """Compare events, snapshot and leases after a thousand random operations."""
+    caller = await context.connect()
+    puts = Puts(context, caller)
+    listener, stored = await _listener_in_step(context, puts)
+    started = (await puts.snapshot())["sequence"]
+    chance = context.chance
+    chains: list[BlockChain] = []
+    drops = context.subject.record.get("replicates", False)
+    for _ in range(_N_OPERATIONS):
+        roll = chance.random()
+        if roll < 0.35 or not chains:
+            after = chance.choice(chains).hashes[-1] if chains and chance.random() < 0.4 else None
+            chain = context.blocks(chance.randint(1, 3), after)
+            ticket, answer = await puts.reserve(chain)
+            if answer["type"] != "blocks_reserved":
+                continue
+            if chance.random() < 0.2:
+                await caller.send({"type": "revoke_blocks", "ticket": ticket})
+                continue
+            sums = dict(zip(chain.hashes, chain.checksums, strict=True))
+            sums_of_places = [sums[place[0]] for place in answer["places"]]
+            await caller.send(
+                {"type": "commit_blocks", "ticket": ticket, "checksums": sums_of_places}
+            )
+            await caller.expect({"type": "blocks_committed", "ticket": ticket})
+            chains.append(chain)
+        elif roll < 0.7:
+            await puts.count(chance.choice(chains))
+        elif roll < 0.8 and drops:
+            await caller.send({"type": "drop_blocks", "hashes": chance.choice(chains).hashes[::-1]})
+        else:
+            again = chance.choice(chains)
+            ticket, answer = await puts.reserve(again)
+            if answer["type"] == "blocks_reserved":
+                await caller.send({"type": "revoke_blocks", "ticket": ticket})
+    await caller.settle()
+    snapshot = await puts.snapshot()
+    await _caught_up(listener, snapshot, started)
+    numbers = [number for number, _ in listener.publications if number <= snapshot["sequence"]]
+    wanted = list(range(started + 1, snapshot["sequence"] + 1))
+    require(numbers == wanted, f"numbers of events: {numbers[:20]}…, not {wanted[:20]}…")
+    for number, events in listener.publications:
+        if number <= snapshot["sequence"]:
+            apply_events(stored, events)
+    told, listed = len(stored), len(snapshot["hashes"])
+    require(
+        stored == set(snapshot["hashes"]),
+        f"events tell of {told} blocks, the snapshot of {listed}, and they differ",
+    )
+    for chain in chance.sample(chains, min(40, len(chains))):
+        known = 0
+        while known < len(chain.hashes) and chain.hashes[known] in stored:
+            known += 1
+        found = await puts.count(chain)
+        require(found == known, f"leased {found} blocks of a chain of which events tell {known}")
+
+
+async def _small_memory(context: CheckContext) -> tuple[Puts, Caller, int]:
+    """Give the subject a layout of large blocks, and return how many blocks fit."""
+    if context.subject.record.get("layout"):
+        raise CheckSkipped("it has a layout already, and the kit would fill it")
+    caller = await context.connect()
+    puts = Puts(context, caller)
+    context.subject.record["layout"] = _LARGE_LAYOUT
+    require(await puts.put(context.blocks(1)), "no room for one block in an empty memory")
+    welcome = await caller.expect({"type": "welcome"})
+    n_blocks = welcome["worker"].get("n_blocks", 0)
+    size = block_bytes(_LARGE_LAYOUT)
+    if not 4 <= n_blocks <= _MAX_FILLED_BYTES // size:
+        raise CheckSkipped(
+            f"its memory holds {n_blocks} blocks of {size} bytes: start it with 2 to"
+            f" {_MAX_FILLED_BYTES // 2**20} MiB for this check"
+        )
+    return puts, caller, n_blocks
+
+
+@check(
+    "kvstore.eviction.children-first",
+    roles=("kvstore",),
+    needs="fresh",
+    says="A block is evicted only after all blocks that continue it, reserved ones included.",
+)
+async def _children_first(context: CheckContext) -> None:
+    puts, caller, n_blocks = await _small_memory(context)
+    listener = await context.listen()
+    await listener.wait_for(lambda: bool(listener.loads), "load")
+    parents: dict[bytes, bytes | None] = {}
+    chains = []
+    for _ in range(2 * n_blocks // 3 + 2):
+        chain = context.blocks(3)
+        chains.append(chain)
+        parents.update(zip(chain.hashes, [None, *chain.hashes], strict=False))
+        require(await puts.put(chain), "full, though nothing is leased: it evicts nothing")
+    await caller.settle()
+    await _caught_up(listener, await puts.snapshot(), -1)
+    stored: set[bytes] = set()
+    n_removed = 0
+    for event in listener.events():
+        if event["type"] == "BlockRemoved":
+            gone = set(event["block_hashes"])
+            n_removed += len(gone)
+            for each in stored - gone:
+                require(
+                    parents.get(each) not in gone, "removed a block before one that continues it"
+                )
+        apply_events(stored, [event])
+    require(n_removed > 0, "stored more than fits and told of no removed block")
+    for chain in chains:
+        there = [each in stored for each in chain.hashes]
+        require(there == sorted(there, reverse=True), "kept a block without the one before it")
+
+
+@check(
+    "kvstore.eviction.leased-stay",
+    roles=("kvstore",),
+    needs="fresh",
+    says="A get takes a lease, reads, and releases. Leased blocks are not evicted.",
+)
+async def _leased_stay(context: CheckContext) -> None:
+    puts, caller, n_blocks = await _small_memory(context)
+    held = context.blocks(1)
+    require(await puts.put(held), "no room for a second block")
+    ticket, found = await puts.lease(held)
+    require(found == 1, "a block that was just put is not there")
+    for _ in range(n_blocks + 2):
+        await puts.put(context.blocks(1))
+        await caller.send({"type": "renew_lease", "ticket": ticket})
+    require(await puts.count(held) == 1, "evicted a leased block")
+
+
+@check(
+    "kvstore.put.no-room",
+    roles=("kvstore",),
+    needs="fresh",
+    says="No, why, and when to ask again.",
+)
+async def _no_room(context: CheckContext) -> None:
+    puts, _, n_blocks = await _small_memory(context)
+    promised = 0
+    for _ in range(n_blocks + 2):
+        _, answer = await puts.reserve(context.blocks(1))
+        if answer["type"] == "kvstore_refused":
+            require(answer["reason"], "refused without a reason")
+            require(answer.get("retry_after_s", 0) > 0, "refused without a time to ask again")
+            return
+        promised += len(answer["places"])
+        if answer.get("not_stored"):
+            return
+    raise CheckFailed(f"promised {promised} places, and {n_blocks} blocks fit")
+
+
+@check(
+    "kvstore.load.counts",
+    roles=("kvstore",),
+    needs="fresh",
+    says="How full memory and disk are, counts of requests, and the number of the last KV event,"
+    " which shows gaps.",
+)
+async def _load_counts(context: CheckContext) -> None:
+    caller = await context.connect()
+    puts = Puts(context, caller)
+    chain = context.blocks(3)
+    require(await puts.put(chain), "no room for three blocks in an empty memory")
+    await puts.reserve(context.blocks(2))
+    await puts.lease(chain.first(2))
+    sequence = (await puts.snapshot())["sequence"]
+    listener = await context.listen()
+
+    def right() -> bool:
+        load = listener.loads[-1] if listener.loads else {}
+        counts = [load.get(f"n_{name}") for name in ("stored", "reserved", "leased")]
+        return counts == [3, 2, 2] and load.get("sequence") == sequence
+
+    await listener.wait_for(right, "load of 3 stored, 2 reserved and 2 leased blocks")
+
+
+@check(
+    "kvstore.layout.of-registered-workers",
+    roles=("kvstore",),
+    needs="fresh",
+    says="While a prefill or decode worker is registered, it takes the first put of that worker's"
+    " layout alone.",
+)
+async def _registered_layout(context: CheckContext) -> None:
+    if context.subject.record.get("layout"):
+        raise CheckSkipped("it has a layout already")
+    registered = {
+        "worker_id": "conform-decode",
+        "role": "decode",
+        "generation": 1,
+        "host": "elsewhere",
+        "commands": "tcp://127.0.0.1:1",
+        "events": "tcp://127.0.0.1:1",
+        "layout": SMALL_LAYOUT,
+    }
+    key = "halfmoon/members/conform-decode"
+    await asyncio.to_thread(
+        context.subject.store.put, key, msgspec.json.encode(registered), ttl_s=60.0
+    )
+    puts = Puts(context, await context.connect())
+    other = make_chain(context.chance, {**SMALL_LAYOUT, "model": "another"}, 1)
+    _, answer = await puts.reserve(other)
+    require(answer["type"] == "kvstore_refused", "took a first put of another layout")
+    require(await puts.put(context.blocks(1)), "did not take the first put of the worker's layout")
+
+
+@check(
+    "kvstore.restart.tells-the-truth",
+    roles=("kvstore",),
+    needs="killable",
+    says="All hashes, the event number that this state is after, and how much room there is.",
+)
+async def _restart_truth(context: CheckContext) -> None:
+    """Kill it among puts: what the new process lists is what it serves, whole and unchanged."""
+    puts = Puts(context, await context.connect())
+    chains = [context.blocks(2) for _ in range(8)]
+    for chain in chains:
+        await puts.put(chain)
+    await puts.reserve(context.blocks(2))
+    await context.subject.kill()
+    await context.subject.restart()
+    puts = Puts(context, await context.connect())
+    listed = set((await puts.snapshot())["hashes"])
+    for chain in chains:
+        known = 0
+        while known < 2 and chain.hashes[known] in listed:
+            known += 1
+        found = await puts.count(chain)
+        require(found == known, f"lists {known} blocks of a chain and serves {found}")

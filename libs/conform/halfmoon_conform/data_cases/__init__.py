@@ -1,0 +1,1 @@
+"""Read and run the cases of `cases/*.yaml`."""

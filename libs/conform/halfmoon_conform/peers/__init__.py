@@ -1,0 +1,1 @@
+"""Play the other ends of the wire: callers, listeners and transfer connections."""

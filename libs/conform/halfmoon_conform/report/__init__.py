@@ -1,0 +1,1 @@
+"""Write what checks found: lines, JSON and JUnit."""

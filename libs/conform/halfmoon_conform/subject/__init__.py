@@ -1,0 +1,1 @@
+"""Start, kill and find the tested process, with the metadata server that it joins."""

@@ -1,0 +1,48 @@
+"""Each check fails where it should: at a service of ours with a planted fault."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from halfmoon_conform.catalogue import all_checks
+from halfmoon_conform.check import Check, ServiceRole
+from tests.conform.planted_runs import FAULTS, planted_checks, run_planted
+
+ROOT = Path(__file__).resolve().parents[2]
+#: Checks whose fault is not planted by this table; each with what makes it fail, or why none does.
+WITHOUT_A_FAULT: dict[str, str] = {}
+#: All faults take minutes: by default some of each role are planted.
+EVERY = bool(os.environ.get("HALFMOON_CONFORM_FAULTS"))
+_STEP = 24
+
+
+def test_each_check_has_a_fault_or_says_why_not() -> None:
+    ids = {check.id for check in all_checks()}
+    assert set(FAULTS) <= ids
+    assert ids - set(FAULTS) == set(WITHOUT_A_FAULT)
+
+
+def fault_table() -> str:
+    """Return the table of docs/conformance.md."""
+    rows = [f"| `{check}` | {fault['words']} |" for check, fault in sorted(FAULTS.items())]
+    return "\n".join(["| check | fault that it notices |", "|---|---|", *rows])
+
+
+def test_the_document_has_the_table_of_faults() -> None:
+    assert fault_table() in (ROOT / "docs" / "conformance.md").read_text()
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("keyed", [False, True])
+@pytest.mark.parametrize("role", ["kvstore", "decode", "prefill", "conductor"])
+def test_a_check_notices_its_fault(role: ServiceRole, keyed: bool) -> None:
+    checks: list[Check] = planted_checks(role, keyed=keyed)
+    chosen = checks if EVERY else checks[::_STEP]
+    if not chosen:
+        pytest.skip("no fault is planted here")
+    found = asyncio.run(run_planted(role, chosen, keyed=keyed))
+    missed = [f"{name}: {v.status} {v.reason}" for name, v in found.items() if v.status != "failed"]
+    assert not missed, "\n".join(missed)

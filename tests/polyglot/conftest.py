@@ -1,0 +1,202 @@
+"""Clusters of real processes in which workers in TypeScript take the place of ours."""
+
+import fcntl
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from halfmoon_cli.up.embedded_cluster import ClusterPlan, EmbeddedCluster
+from halfmoon_metadata.cluster_key_source import cluster_key_from_environment
+from halfmoon_metadata.tcp_ports import free_port
+from halfmoon_runtime.observability.operator_http import operator_token
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "examples" / "polyglot"
+#: A busy machine loads torch slowly.
+READY_WITHIN_S = 240.0
+LEAST_NODE = 20
+
+
+def npm(*arguments: str) -> str:
+    """Run npm in the example's folder; return what it prints."""
+    ran = subprocess.run(
+        ["npm", *arguments], cwd=FOLDER, capture_output=True, text=True, timeout=240
+    )
+    assert ran.returncode == 0, f"npm {' '.join(arguments)}\n{ran.stdout}\n{ran.stderr}"
+    return ran.stdout
+
+
+def node_version() -> int:
+    """Return the major version of Node; 0 without one."""
+    if shutil.which("node") is None:
+        return 0
+    said = subprocess.run(["node", "--version"], capture_output=True, text=True, check=True).stdout
+    return int(said.removeprefix("v").partition(".")[0])
+
+
+@pytest.fixture(scope="session")
+def program() -> Path:
+    """The folder of the compiled example, installed anew when its lock file has changed."""
+    if shutil.which("npm") is None or node_version() < LEAST_NODE:
+        pytest.skip(f"npm and Node {LEAST_NODE} are not installed")
+    lock = FOLDER / "package-lock.json"
+    installed = FOLDER / "node_modules" / ".package-lock.json"
+    # Several test processes share the folder.
+    with (FOLDER / ".gitignore").open() as only_one:
+        fcntl.flock(only_one, fcntl.LOCK_EX)
+        if not installed.exists() or installed.stat().st_mtime < lock.stat().st_mtime:
+            npm("ci", "--no-audit", "--no-fund")
+        npm("run", "build")
+    return FOLDER / "dist"
+
+
+class NodeProcess:
+    """A worker in TypeScript."""
+
+    def __init__(
+        self, script: Path, log: Path, arguments: Sequence[str], environment: dict[str, str]
+    ) -> None:
+        self.log_path = log
+        with log.open("ab") as output:
+            self.process = subprocess.Popen(
+                ["node", "--enable-source-maps", script, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **environment},
+            )
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """End the process, and return its exit status."""
+        self.process.send_signal(number)
+        try:
+            return self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            return self.process.wait()
+
+
+class MixedCluster:
+    """A cluster of both kinds of workers, and what tests ask of it."""
+
+    def __init__(self, cluster: EmbeddedCluster, folder: Path, program: Path) -> None:
+        self.cluster = cluster
+        self.folder = folder
+        self.nodes: dict[str, NodeProcess] = {}
+        self._program = program
+        key = cluster.plan.environment.get("HALFMOON_CLUSTER_KEY") or cluster_key_from_environment()
+        self._headers = {"authorization": f"Bearer {operator_token(key)}"} if key else {}
+
+    def start_node(self, role: str, name: str, *arguments: str) -> NodeProcess:
+        """Start a worker in TypeScript."""
+        common = ["--worker-id", name, "--metadata", self.cluster.plan.metadata_url]
+        environment = dict(self.cluster.plan.environment)
+        script = self._program / role / "main.js"
+        log = self.folder / f"{name}.log"
+        node = NodeProcess(script, log, [*common, *arguments], environment)
+        self.nodes[name] = node
+        return node
+
+    def dead(self) -> list[str]:
+        """Return the workers in TypeScript that have ended."""
+        return [name for name, node in self.nodes.items() if node.process.poll() is not None]
+
+    def get(self, path: str) -> Any:
+        answer = httpx.get(f"{self.cluster.plan.url}{path}", timeout=10, headers=self._headers)
+        answer.raise_for_status()
+        return answer.json()
+
+    def complete(self, **body: Any) -> dict[str, Any]:
+        url = f"{self.cluster.plan.url}/v1/completions"
+        model = self.get("/v1/models")["data"][0]["id"]
+        answer = httpx.post(url, json={"model": model, **body}, timeout=60, headers=self._headers)
+        assert answer.status_code == 200, f"{answer.text}\n{self.logs()}"
+        said = answer.json()
+        assert isinstance(said, dict)
+        return said
+
+    def stream(self, **body: Any) -> Iterator[str]:
+        """Yield the data of an answer's events."""
+        url = f"{self.cluster.plan.url}/v1/completions"
+        model = self.get("/v1/models")["data"][0]["id"]
+        with httpx.stream(
+            "POST",
+            url,
+            json={"model": model, "stream": True, **body},
+            timeout=60,
+            headers=self._headers,
+        ) as answer:
+            for line in answer.iter_lines():
+                if line.startswith("data: ") and line != "data: [DONE]":
+                    yield line.removeprefix("data: ")
+
+    def workers(self) -> dict[str, Any]:
+        """Return what the conductor knows of each worker that it uses."""
+        found = self.get("/debug/cluster")["workers"]
+        return {w["worker_id"]: w for w in found if not w["refused"] and not w["draining"]}
+
+    def n_indexed(self) -> int:
+        """Return how many blocks the conductor knows of."""
+        return sum(
+            int(w["load"]["n_indexed"]) for w in self.workers().values() if w["role"] == "kvstore"
+        )
+
+    def until(self, condition: Callable[[], bool], within_s: float = READY_WITHIN_S) -> None:
+        deadline = time.monotonic() + within_s
+        while not condition():
+            assert time.monotonic() < deadline, f"not within {within_s} s\n{self.logs()}"
+            time.sleep(0.02)
+
+    def logs(self) -> str:
+        paths = sorted(self.folder.glob("*.log"))
+        return "\n".join(f"--- {p.name}\n{p.read_text()[-3000:]}" for p in paths)
+
+
+StartMixed = Callable[..., Any]
+
+
+@contextmanager
+def mixed_cluster(
+    folder: Path, program: Path, nodes: dict[str, list[str]], plan: ClusterPlan
+) -> Iterator[MixedCluster]:
+    with ExitStack() as stack:
+        cluster = stack.enter_context(EmbeddedCluster(plan, folder))
+        mixed = MixedCluster(cluster, folder, program)
+        stack.callback(lambda: [node.stop(signal.SIGKILL) for node in mixed.nodes.values()])
+        for name, arguments in nodes.items():
+            mixed.start_node(name.partition("-")[0], name, *arguments)
+        expected = plan.n_prefill + plan.n_decode + plan.n_kvstore + len(nodes)
+
+        def is_complete() -> bool:
+            assert not cluster.dead() and not mixed.dead(), mixed.logs()
+            try:
+                ready = httpx.get(f"{plan.url}/ready", timeout=5)
+                return ready.status_code == 200 and len(mixed.workers()) == expected
+            except httpx.HTTPError:
+                return False
+
+        mixed.until(is_complete)
+        yield mixed
+
+
+@pytest.fixture
+def start_mixed(program: Path, tmp_path: Path) -> StartMixed:
+    """``with start_mixed(model, nodes={"kvstore-0": []}, n_kvstore=0) as cluster``."""
+    numbers = itertools.count()
+
+    def start(model: str, nodes: dict[str, list[str]], **more: Any) -> Any:
+        folder = tmp_path / f"cluster-{next(numbers)}"
+        plan = ClusterPlan(model=model, http_port=free_port(), **more)
+        return mixed_cluster(folder, program, nodes, plan)
+
+    return start
