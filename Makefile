@@ -9,12 +9,15 @@ EDITABLE := $(patsubst %/pyproject.toml,-e %,$(PACKAGES))
 # vLLM pins other versions than ours: it lives in an environment of its own.
 VENV_VLLM ?= .venv-vllm
 VENV_AUDIT ?= .venv-audit
+VENV_DOCS ?= .venv-docs
+
+DOCS_PORT ?= 8008
 
 # What `make up` takes from the command line or the environment.
 export MODEL PREFILL DECODE KVSTORE PORT
 
 .DEFAULT_GOAL := help
-.PHONY: $(VENV_VLLM) .python-is-new-enough help up test test-fast fuzz fuzz-messages fuzz-all test-soak sim-cluster chaos test-shaken native native-if-possible test-native-sanitized test-rdma test-vllm test-clients screenshots e2e-compose check schema format bench bench-overload bench-conductor bench-transfer bench-kvpool bench-rdma bench-engine bench-goodput dist lock audit clean
+.PHONY: $(VENV_VLLM) .python-is-new-enough help up test test-again test-fast fuzz fuzz-messages fuzz-all test-soak sim-cluster chaos test-shaken native native-if-possible test-native-sanitized test-rdma test-vllm test-clients screenshots e2e-compose check docs docs-serve schema format bench bench-overload bench-conductor bench-transfer bench-kvpool bench-rdma bench-engine bench-goodput dist lock audit clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,8 +30,19 @@ up: $(VENV)/.installed ## an embedded cluster on this machine, until Ctrl-C
 # One more than cores: many tests wait for a process or a peer.
 WORKERS ?= $(shell echo $$(($$(nproc) + 1)))
 
+# No test of `make test` takes so long: one that stands where its time limit can't end it (in a
+# destructor, in a callback of the loop) writes all stacks and ends its worker, and the rest goes on.
+STANDS_STILL_S ?= 420
+# What random parameters of tests are drawn from.
+RUN ?= $(shell date +%s)
+
 test: $(VENV)/.dev ## all tests, several at once: WORKERS=3
-	$(BIN)/pytest -n $(WORKERS) --dist worksteal
+	@echo "RUN=$(RUN)"
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal --testrunuid $(RUN) \
+		-o faulthandler_timeout=$(STANDS_STILL_S) -o faulthandler_exit_on_timeout=true
+
+test-again: $(VENV)/.dev ## those that failed in the last run, one after the other (is it the test or the load?): RUN=<that run's>
+	PYTEST_XDIST_TESTRUNUID=$(RUN) $(BIN)/pytest --last-failed --last-failed-no-failures none
 
 test-fast: $(VENV)/.dev ## what needs no other process and no torch: run it while you work
 	$(BIN)/python -m pytest -p tests.one_process -q -r fE
@@ -155,9 +169,18 @@ check: $(VENV)/.dev ## format, lint, types, import layers, names, circles, prose
 	$(BIN)/lint-imports
 	$(BIN)/python -m tools.checks
 	$(BIN)/python -m halfmoon_protocol.schema --check
+	$(BIN)/python -m tools.openapi --check
 
-schema: $(VENV)/.installed ## write libs/protocol/{schema,golden} anew
+docs: $(VENV_DOCS)/.installed ## all pages as a site in site/, with a search and an API reference
+	@$(VENV_DOCS)/bin/python -m tools.docs_site site
+
+docs-serve: docs ## show that site on this machine, until Ctrl-C: DOCS_PORT=8008
+	@echo "http://127.0.0.1:$(DOCS_PORT)"
+	@$(VENV_DOCS)/bin/python -m http.server --bind 127.0.0.1 --directory site $(DOCS_PORT) >/dev/null 2>&1
+
+schema: $(VENV)/.dev ## write libs/protocol/{schema,golden} anew
 	$(BIN)/python -m halfmoon_protocol.schema
+	$(BIN)/python -m tools.openapi
 
 format: $(VENV)/.dev ## let ruff have its way
 	$(BIN)/ruff format .
@@ -203,7 +226,7 @@ audit: $(VENV_AUDIT)/.installed ## dist/halfmoon.cdx.json, the list of all parts
 	@$(VENV_AUDIT)/bin/python tools/audit.py locks/*.txt
 
 clean: ## remove the environments and what runs leave behind
-	rm -rf $(VENV) $(VENV_VLLM) $(VENV_AUDIT) dist .halfmoon .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VENV_VLLM) $(VENV_AUDIT) $(VENV_DOCS) dist site .halfmoon .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 .python-is-new-enough:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Halfmoon needs Python 3.11 or newer, this is " + sys.version.split()[0])'
@@ -223,6 +246,11 @@ $(VENV)/.installed: constraints.txt locks/cluster.txt $(PACKAGES) | .python-is-n
 
 $(VENV)/.dev: $(VENV)/.installed locks/dev.txt
 	@$(PIP_INSTALL) $(LOCKED) locks/dev.txt
+	@touch $@
+
+$(VENV_DOCS)/.installed: locks/docs.txt | .python-is-new-enough
+	@test -x $(VENV_DOCS)/bin/python || $(PYTHON) -m venv $(VENV_DOCS)
+	@$(VENV_DOCS)/bin/python -m pip install --quiet --disable-pip-version-check $(LOCKED) locks/docs.txt
 	@touch $@
 
 $(VENV_AUDIT)/.installed: locks/audit.txt | .python-is-new-enough

@@ -39,7 +39,9 @@ if worker := os.environ.get("PYTEST_XDIST_WORKER"):
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     # A port is chosen seconds before a process listens there: each worker has ports of its own.
     n_workers = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
-    others = (port for port in range(1 << 16) if port % n_workers != int(worker.removeprefix("gw")))
+    # One that replaces a worker that ended has the next number.
+    number = int(worker.removeprefix("gw")) % n_workers
+    others = (port for port in range(1 << 16) if port % n_workers != number)
     tcp_ports._given.update(others)
 
 
@@ -88,6 +90,16 @@ def pytest_make_collect_report(
         report.outcome = "failed"
         report.longrepr = _why_failed(report.longrepr)
     return report
+
+
+def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:
+    """Name a failed test at once in CI: a run that is ended by force prints no summary."""
+    if not report.failed or not os.environ.get("CI"):
+        return None
+    crash = getattr(report.longrepr, "reprcrash", None)
+    why = (crash.message if crash else str(report.longrepr)).partition("\n")[0]
+    kind, letter = ("failed", "F") if report.when in ("call", "???") else ("error", "E")
+    return kind, f"\n{letter} {report.nodeid}: {why[:300]}\n", kind.upper()
 
 
 def _is_required(path: Path) -> bool:

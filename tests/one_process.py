@@ -58,6 +58,7 @@ LEFT_OUT = frozenset(
         "metadata/test_conformance.py",
         "metadata/test_tcp_ports.py",
         "metadata/test_unreachable.py",
+        "polyglot",
         "runtime/test_network.py",
         "runtime/test_operator_http.py",
         "runtime/test_server_tls.py",

@@ -32,7 +32,13 @@ GROUPS = {
 #: What our packages are built with, in an environment of developers.
 BUILD = ["hatchling", "editables", "setuptools"]
 #: Requirements that are no package's.
-FILES = {"dev": "requirements-dev.txt", "audit": "requirements-audit.txt"}
+FILES = {
+    "dev": "requirements-dev.txt",
+    "audit": "requirements-audit.txt",
+    "docs": "requirements-docs.txt",
+}
+#: Least versions of Python other than 3.11: what the site is built with asks for a later patch.
+_PYTHON = {"docs": "3.11.5"}
 _LEFT_OUT = re.compile(r"(torch|triton|nvidia|cuda)\b")
 #: Files that Linux and macOS can use, of Python 3.11 or later.
 _WANTED = re.compile(
@@ -51,7 +57,10 @@ def main() -> int:
         lines = (ROOT / file).read_text().splitlines()
         wanted[name] = {line.partition("#")[0].strip() for line in lines} - {""}
     try:
-        pins = {name: list(_resolve(requirements)) for name, requirements in wanted.items()}
+        pins = {
+            name: list(_resolve(requirements, _PYTHON.get(name, "3.11")))
+            for name, requirements in wanted.items()
+        }
     except subprocess.CalledProcessError as error:
         print(f"uv found no versions that fit: {error.stderr}", file=sys.stderr)
         return 1
@@ -101,12 +110,12 @@ def _project(path: Path) -> dict[str, Any]:
     return tomllib.loads(path.read_text())["project"]  # type: ignore[no-any-return]
 
 
-def _resolve(requirements: Iterable[str]) -> Iterator[str]:
+def _resolve(requirements: Iterable[str], python: str) -> Iterator[str]:
     """Return pins, perhaps with a marker of the environment, that hold all requirements."""
     with tempfile.NamedTemporaryFile("w", suffix=".in") as source:
         source.write("\n".join(sorted(requirements)))
         source.flush()
-        command = ["uv", "pip", "compile", "--quiet", "--universal", "--python-version", "3.11"]
+        command = ["uv", "pip", "compile", "--quiet", "--universal", "--python-version", python]
         command += ["--no-annotate", "--no-header", "--index-url", INDEX, "-c", "constraints.txt"]
         done = subprocess.run(
             [*command, source.name], cwd=ROOT, capture_output=True, text=True, check=True

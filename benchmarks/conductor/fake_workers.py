@@ -65,6 +65,8 @@ class FakeWorker:
         self._first_token = tokens[0]
         self._region = Region(info.worker_id, info.generation, bytes(16), 1 << 30)
         self._running: dict[RequestId, _Running] = {}
+        #: Tokens that each reservation may get.
+        self._reserved: dict[RequestId, int] = {}
         self._steps = itertools.count()
 
     async def serve(self) -> None:
@@ -94,7 +96,8 @@ class FakeWorker:
             case Hello():
                 self._running.clear()
                 await self._port.send(peer, Welcome(worker=self._info))
-            case ReserveDecode(request_id=request_id, n_tokens=n_tokens):
+            case ReserveDecode(request_id=request_id, n_tokens=n_tokens, stopping=stopping):
+                self._reserved[request_id] = stopping.max_new_tokens
                 pages = tuple(range(LAYOUT.blocks_for(n_tokens)))
                 landing = Landing(self._region, pages, LAYOUT)
                 await self._port.send(
@@ -111,9 +114,11 @@ class FakeWorker:
                     drain_s=0.0,
                 )
                 await self._port.send(peer, done)
-            case StartDecode(request_id=request_id, stopping=stopping):
-                self._running[request_id] = _Running(peer, stopping.max_new_tokens - 1)
+            case StartDecode(request_id=request_id):
+                n_left = self._reserved.pop(request_id) - 1
+                self._running[request_id] = _Running(peer, n_left)
             case Cancel(request_id=request_id):
+                self._reserved.pop(request_id, None)
                 self._running.pop(request_id, None)
                 if self._info.role == "prefill":
                     await self._port.send(peer, PrefillStopped(request_id=request_id))

@@ -227,11 +227,12 @@ ROWS: dict[str, list[Panel]] = {
             about="Counted by whoever moves them.",
         ),
         Panel(
-            "Transfers that failed, slices tried again",
+            "Transfers that failed, slices tried again, bytes that came damaged",
             "short",
             {
                 "failed": f'sum(rate(halfmoon_transfers_total{{result="failed"}}[{_WINDOW}]))',
                 "tried again": f"sum(rate(halfmoon_transfer_retries_total[{_WINDOW}]))",
+                "damaged": f"sum(rate(halfmoon_transfer_corrupted_total[{_WINDOW}]))",
             },
         ),
         Panel(

@@ -15,7 +15,7 @@ from halfmoon_conductor.observability.history.latency_history import KEPT_SECOND
 from halfmoon_kvstore.drain import drain_controller, drain_migration
 from halfmoon_kvstore.settings import KvstoreSettings
 from halfmoon_metadata import store_interface
-from halfmoon_protocol import cluster_keys
+from halfmoon_protocol import cluster_keys, error_codes, features
 from halfmoon_runtime import membership
 from halfmoon_runtime.channels.zmq_sockets import SocketSettings
 from halfmoon_runtime.observability import operator_http
@@ -128,6 +128,12 @@ FACTS = [
         "docs/failures.md",
         f"during a pause of {dial_gate._FIRST_PAUSE_S:g} to {dial_gate._LONGEST_PAUSE_S:g} s",
     ),
+    # What refusals say, and what workers may lack.
+    *(
+        ("docs/protocol.md", rf"\| `{code}` \| {re.escape(meaning)} \|")
+        for code, meaning in error_codes.MEANINGS.items()
+    ),
+    *(("docs/protocol.md", rf"\| `{feature}` \| ") for feature in features.ALL),
 ]
 
 

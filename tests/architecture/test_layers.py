@@ -37,6 +37,7 @@ UNDECLARED = {"transfer": {"pyverbs"}, "engine-vllm": {"vllm"}, "vllm": {"vllm"}
 LOADED_BY_NAME = {
     "conductor": {"httptools"},
     "engine": {"jinja2", "safetensors"},
+    "protocol": {"griffe-sphinx"},
     "transfer": {"cuda-bindings"},
 }
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from halfmoon_protocol import error_codes
 from halfmoon_protocol.blocks import block_hashes
 from halfmoon_protocol.ids import ConductorId, RequestId
 from halfmoon_protocol.messages import (
@@ -108,9 +109,13 @@ async def test_each_command_is_answered_and_a_second_one_changes_nothing(
     assert len(set(landing.pages)) == 25
     again = ReserveDecode(request_id=R, n_tokens=5, stopping=STOPPING)
     decode.send(again)
-    assert (await decode.hear(DecodeRefused)).retryable
+    others = await caller(fleet, "decode"), await caller(fleet, "prefill")
+    others[0].send(again)
+    assert (await others[0].hear(DecodeRefused)).code == error_codes.ID_IN_USE
     for _ in range(2):
         prefill.send(start(prompt, landing))
+    others[1].send(start(prompt, landing))
+    assert (await others[1].hear(PrefillFailed)).code == error_codes.ID_IN_USE
     done = await prefill.hear(PrefillDone, PrefillFailed)
     expected = answer_of(prompt, 3)
     assert isinstance(done, PrefillDone) and done.first_token == expected[0]

@@ -220,7 +220,7 @@ def test_an_unknown_flag_is_named_and_nothing_stays_behind(tmp_path: Path) -> No
     children = psutil.Process(process.pid).children
     assert process.wait(60) == 1
     text = (tmp_path / "output").read_text()
-    assert "unrecognized arguments: --max-runing=3" in text
+    assert "--max-runing is no flag: did you mean --max-running?" in text
     assert "decode-0 ended with status 2" in text
     with pytest.raises(psutil.NoSuchProcess):
         children()

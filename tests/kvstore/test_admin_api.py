@@ -140,7 +140,7 @@ def routes() -> list[tuple[str, str]]:
     http = OperatorHttp(unused, unused)
     AdminApi(unused, unused).register(http)
     DrainController(unused, unused, unused, unused).register(http)
-    return http.routes
+    return [(route.method, route.path) for route in http.routes]
 
 
 async def test_every_route_of_a_node_needs_the_token_of_its_cluster(

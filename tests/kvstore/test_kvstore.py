@@ -21,6 +21,7 @@ from halfmoon_kvstore.replication.replica_reader import ReplicaReader
 from halfmoon_kvstore.settings import KvstoreSettings
 from halfmoon_kvstore.worker import KvstoreWorker
 from halfmoon_metadata import MemoryStore
+from halfmoon_protocol import error_codes
 from halfmoon_protocol.blocks import block_hashes
 from halfmoon_protocol.ids import BlockHash, ConductorId, Ticket, WorkerId
 from halfmoon_protocol.kv_events import (
@@ -43,9 +44,11 @@ from halfmoon_protocol.messages import (
     KvstoreLoad,
     KvstoreRefused,
     LeaseBlocks,
+    LeaseRenewed,
     Message,
     PrefillLoad,
     ReleaseLease,
+    RenewLease,
     ReplicateBlocks,
     ReserveBlocks,
     RevokeBlocks,
@@ -483,6 +486,21 @@ async def test_a_snapshot_tells_all_that_is_stored_and_the_sequence_it_is_after(
         snapshot = await client.ask(SnapshotBlocks())
         assert snapshot.sequence == 1
         assert set(snapshot.hashes) == set(hashes)
+
+
+async def test_a_renewal_is_answered_and_one_of_nothing_is_refused() -> None:
+    hashes, tokens = chain(1)
+    async with open_node() as node:
+        client = await node.client()
+        await client.put(hashes, tokens)
+        lease = LeaseBlocks(ticket=Ticket("r"), layout=LAYOUT, hashes=hashes)
+        leased = await client.ask(lease)
+        renewed = await client.ask(RenewLease(ticket=Ticket("r")))
+        assert renewed == LeaseRenewed(ticket=Ticket("r"), expires_s=leased.expires_s)
+        await client.link.send(ReleaseLease(ticket=Ticket("r")))
+        refused = await client.ask(RenewLease(ticket=Ticket("r")))
+        assert isinstance(refused, KvstoreRefused)
+        assert refused.code == error_codes.NOT_HELD
 
 
 async def test_the_first_put_fixes_the_layout_and_the_conductor_hears_of_it() -> None:

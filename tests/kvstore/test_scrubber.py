@@ -59,7 +59,7 @@ async def test_a_report_of_blocks_that_are_good_takes_nothing_away(nodes: Any) -
     async with nodes.client("a") as client:
         await client.put(BLOCKS)
         await client.damage(BLOCKS[-1:])
-        unknown = BlockHash(b"unknown")
+        unknown = BlockHash(b"unknown".ljust(16))
         await client.report_damaged([unknown, *BLOCKS])
         await given_up(client, BLOCKS[-1])  # the last one that was looked at
         assert await client.get(BLOCKS) == BLOCKS[:-1]

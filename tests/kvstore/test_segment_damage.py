@@ -143,7 +143,7 @@ def places(dice: random.Random) -> list[int]:
         for header in SHAPE.header_offsets(slot):
             found += range(header, header + 128)
         found += [SHAPE.offset(slot), SHAPE.offset(slot) + PAGE - 1]
-    return [*found, *(dice.randrange(SHAPE.n_bytes) for _ in range(1500))]
+    return [*found, *(dice.randrange(SHAPE.n_bytes) for _ in range(400))]
 
 
 @pytest.mark.random_seeds(1)

@@ -118,8 +118,8 @@ def test_what_is_wrong_is_refused_with_the_reason(
 
 @pytest.mark.parametrize(
     "conditions",
-    [{"if_match": "x", "if_none_match": "*"}, {"if_none_match": '"etag"'}],
-    ids=["both", "not any"],
+    [{"if_match": "x"}, {"if_match": ""}, {"if_none_match": '"etag"'}],
+    ids=["no etag", "empty", "not any"],
 )
 def test_a_condition_that_makes_no_sense_is_refused(conditions: dict[str, str]) -> None:
     store = MemoryStore()
@@ -133,6 +133,25 @@ def test_a_counter_that_is_none_is_refused() -> None:
     response = ask(store, "POST", {"key": "k"}, path="/increment")
     assert response.status == 400
     assert b"not a counter" in response.body
+
+
+@pytest.mark.parametrize(("path", "allowed"), [("", "GET, PUT, DELETE"), ("/increment", "POST")])
+def test_a_wrong_method_is_told_the_right_ones(path: str, allowed: str) -> None:
+    response = ask(MemoryStore(), "TRACE", {"key": "k"}, path=path)
+    assert (response.status, response.headers["allow"]) == (405, allowed)
+
+
+def test_no_record_has_a_value_and_is_not_there() -> None:
+    store = MemoryStore()
+    for value in (None, b"1"):
+        if value is not None:
+            store.put("k", value)
+        etag = value_etag(b"1")
+        put = ask(store, "PUT", {"key": "k"}, body=b"2", if_match=etag, if_none_match="*")
+        assert put.status == 412
+        assert store.get("k") == value
+        removed = ask(store, "DELETE", {"key": ""}, if_match=etag, if_none_match="*")
+        assert removed.status == 400, "the key is looked at first"
 
 
 words = st.sampled_from(["", "/", "/increment", "/x"])

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import struct
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -15,7 +14,7 @@ from halfmoon_protocol.errors import LayoutMismatch, ProtocolError
 from halfmoon_protocol.examples import LAYOUT
 from halfmoon_protocol.ids import RequestId, original_request_id, retry_id
 
-GOLDEN = Path(schema.__file__).parent.parent / "golden" / "block_hashes.json"
+GOLDEN = schema.HOME / "golden" / "block_hashes.json"
 tokens = st.lists(st.integers(0, 2**32 - 1), max_size=80)
 
 

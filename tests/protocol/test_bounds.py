@@ -8,10 +8,11 @@ import msgspec
 import pytest
 
 from halfmoon_protocol import codec
+from halfmoon_protocol.blocks import HASH_BYTES
 from halfmoon_protocol.bounds import MAX_KV_TRANSFER_PARAMS, MAX_NAME, MAX_STAGES
 from halfmoon_protocol.errors import MalformedMessage
 from halfmoon_protocol.examples import EXAMPLES
-from halfmoon_protocol.messages import DecodeFailed, Message, PrefillFailed
+from halfmoon_protocol.messages import Message, VerifyBlocks
 
 Path = tuple[str | int, ...]
 
@@ -76,7 +77,6 @@ def test_no_count_and_no_token_is_far_below_nothing(message: Message, path: Path
         case
         for case in numbers(lambda value: isinstance(value, str))
         if case.values[1][-1] not in ("reason", "tracestate")
-        and not isinstance(case.values[0], DecodeFailed | PrefillFailed)
     ],
 )
 def test_no_name_and_no_address_is_endless(message: Message, path: Path) -> None:
@@ -92,3 +92,11 @@ def test_a_record_of_a_thousand_million_stages_is_not_read() -> None:
         codec.decode(frame_with(welcome, ("worker", "stage", "n_stages"), 10**9))
     codec.decode(frame_with(welcome, ("worker", "stage", "n_stages"), MAX_STAGES))
     codec.decode(frame_with(welcome, ("worker", "host"), "h" * MAX_NAME))
+
+
+@pytest.mark.parametrize("n_bytes", [0, 15, 17, 1 << 20])
+def test_a_block_hash_of_another_length_is_none(n_bytes: int) -> None:
+    asked = next(message for message in EXAMPLES if isinstance(message, VerifyBlocks))
+    codec.decode(frame_with(asked, ("hashes", 0), bytes(HASH_BYTES)))
+    with pytest.raises(MalformedMessage, match="hashes"):
+        codec.decode(frame_with(asked, ("hashes", 0), bytes(n_bytes)))

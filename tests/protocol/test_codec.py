@@ -1,6 +1,7 @@
 """Frames: what is sent is what is read, and what is not ours is refused."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from halfmoon_protocol.examples import EXAMPLES
 from halfmoon_protocol.ids import ConductorId, RequestId
 from halfmoon_protocol.messages import ALL_MESSAGES, Cancel, Hello, Message
 
-GOLDEN = Path(schema.__file__).parent.parent / "golden"
+GOLDEN = schema.HOME / "golden"
 
 
 def test_every_message_has_an_example() -> None:
@@ -39,6 +40,32 @@ def test_golden_frames_are_what_we_write_and_read(golden: dict[str, Any]) -> Non
     message = codec.decode(frame)
     assert codec.encode(message) == frame
     assert json.loads(msgspec.json.encode(message)) == golden["json"]
+
+
+def integers(value: Any) -> Iterator[int]:
+    if isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from integers(item)
+    elif isinstance(value, int):
+        yield value
+
+
+@pytest.mark.parametrize("file", sorted(GOLDEN.glob("*.json")), ids=lambda file: file.name)
+def test_golden_json_has_no_integer_that_javascript_would_round(file: Path) -> None:
+    assert max(integers(json.loads(file.read_text())), default=0) < 2**53
+
+
+@pytest.mark.parametrize("golden", json.loads((GOLDEN / "largest_integers.json").read_text()))
+def test_the_largest_integers_are_golden_in_hexadecimal(golden: dict[str, Any]) -> None:
+    frame = bytes.fromhex(golden["frame_hex"])
+    message = codec.decode(frame)
+    assert codec.encode(message) == frame
+    assert golden["integers_hex"]
+    for pointer, value in golden["integers_hex"].items():
+        found = msgspec.to_builtins(message)
+        for step in pointer.strip("/").split("/"):
+            found = found[int(step) if isinstance(found, list | tuple) else step]
+        assert found == int(value, 16) >= 2**53
 
 
 def test_the_generated_schema_accepts_every_example() -> None:

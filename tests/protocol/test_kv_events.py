@@ -1,7 +1,6 @@
 """KV events: vLLM's frames, in both of its encodings."""
 
 import json
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -43,7 +42,7 @@ def test_a_batch_survives_the_wire_but_for_its_tokens() -> None:
 
 
 def test_golden_batches_are_read_and_written_the_same() -> None:
-    golden = Path(schema.__file__).parent.parent / "golden" / "kv_events.json"
+    golden = schema.HOME / "golden" / "kv_events.json"
     for case in json.loads(golden.read_text()):
         payload = bytes.fromhex(case["payload_hex"])
         batch = decode_payload(payload, decode_sequence(bytes.fromhex(case["sequence_hex"])))

@@ -6,13 +6,25 @@ from dataclasses import dataclass, field
 import pytest
 
 from halfmoon_protocol.ids import ConductorId, RequestId, WorkerId
-from halfmoon_protocol.messages import Cancel, Message, PrefillStopped, Welcome, WorkerInfo
+from halfmoon_protocol.messages import (
+    Cancel,
+    Hello,
+    Message,
+    PrefillStopped,
+    Welcome,
+    WorkerInfo,
+    WrongVersion,
+)
 from halfmoon_runtime.channels.memory_network import MemoryNetwork
 from halfmoon_runtime.channels.network import PeerId, Port, WorkerLink
 from halfmoon_runtime.worker.conductor_connections import ConductorConnections, RejectedByConductors
 
 ONE, TWO, THREE = RequestId("1"), RequestId("2"), RequestId("3")
 EAST, WEST = ConductorId("east"), ConductorId("west")
+
+
+def hello_of(conductor: ConductorId) -> Hello:
+    return Hello(conductor_id=conductor, session=1)
 
 
 @dataclass
@@ -57,12 +69,20 @@ def answer(request_id: RequestId) -> Message:
     return PrefillStopped(request_id=request_id)
 
 
+async def test_a_conductor_of_other_versions_is_told_so_and_not_served(worker: Worker) -> None:
+    link, peer = await worker.dialled()
+    hello = Hello(conductor_id=EAST, session=1, min_version=7, max_version=9)
+    await worker.conductors.on_hello(hello, peer, worker.info)
+    assert await heard(link, 1) == [WrongVersion(got=9, min_version=1, max_version=1)]
+    assert peer not in worker.conductors.owners.conductors
+
+
 async def test_everybody_who_said_hello_hears_what_the_worker_is_and_has_become(
     worker: Worker,
 ) -> None:
     (east, east_peer), (west, west_peer) = await worker.dialled(), await worker.dialled()
-    await worker.conductors.on_hello(EAST, east_peer, worker.info)
-    await worker.conductors.on_hello(WEST, west_peer, worker.info)
+    await worker.conductors.on_hello(hello_of(EAST), east_peer, worker.info)
+    await worker.conductors.on_hello(hello_of(WEST), west_peer, worker.info)
     await worker.conductors.broadcast_info(worker.info)
     for link in (east, west):
         assert await heard(link, 2) == [Welcome(worker=worker.info)] * 2
@@ -72,8 +92,8 @@ async def test_an_answer_that_finds_nobody_lets_go_of_all_that_the_connection_as
     worker: Worker,
 ) -> None:
     (east, east_peer), (west, west_peer) = await worker.dialled(), await worker.dialled()
-    await worker.conductors.on_hello(EAST, east_peer, worker.info)
-    await worker.conductors.on_hello(WEST, west_peer, worker.info)
+    await worker.conductors.on_hello(hello_of(EAST), east_peer, worker.info)
+    await worker.conductors.on_hello(hello_of(WEST), west_peer, worker.info)
     for request_id, peer in ((ONE, east_peer), (TWO, west_peer), (THREE, east_peer)):
         worker.conductors.owners.add(request_id, peer)
     await east.close()
@@ -90,10 +110,10 @@ async def test_a_conductor_that_connects_anew_has_given_up_what_it_asked_for(
     worker: Worker,
 ) -> None:
     (gone, before), (link, now) = await worker.dialled(), await worker.dialled()
-    await worker.conductors.on_hello(EAST, before, worker.info)
+    await worker.conductors.on_hello(hello_of(EAST), before, worker.info)
     worker.conductors.owners.add(ONE, before)
     await gone.close()
-    await worker.conductors.on_hello(EAST, now, worker.info)
+    await worker.conductors.on_hello(hello_of(EAST), now, worker.info)
     assert worker.let_go == [ONE]
     assert worker.conductors.owners.owner_of(ONE) is None
     assert await heard(link, 1) == [Welcome(worker=worker.info)]
@@ -101,9 +121,9 @@ async def test_a_conductor_that_connects_anew_has_given_up_what_it_asked_for(
 
 async def test_two_conductors_of_one_name_keep_what_each_has_asked_for(worker: Worker) -> None:
     (first, first_peer), (second, second_peer) = await worker.dialled(), await worker.dialled()
-    await worker.conductors.on_hello(EAST, first_peer, worker.info)
+    await worker.conductors.on_hello(hello_of(EAST), first_peer, worker.info)
     worker.conductors.owners.add(ONE, first_peer)
-    await worker.conductors.on_hello(EAST, second_peer, worker.info)
+    await worker.conductors.on_hello(hello_of(EAST), second_peer, worker.info)
     worker.conductors.owners.add(TWO, second_peer)
     await worker.conductors.answer(first_peer, answer(ONE))
     await worker.conductors.answer(second_peer, answer(TWO))
@@ -114,22 +134,22 @@ async def test_two_conductors_of_one_name_keep_what_each_has_asked_for(worker: W
 
 async def test_the_earlier_of_two_of_one_name_is_tried_until_it_is_gone(worker: Worker) -> None:
     (first, first_peer), (_, second_peer) = await worker.dialled(), await worker.dialled()
-    await worker.conductors.on_hello(EAST, first_peer, worker.info)
+    await worker.conductors.on_hello(hello_of(EAST), first_peer, worker.info)
     worker.conductors.owners.add(ONE, first_peer)
-    await worker.conductors.on_hello(EAST, second_peer, worker.info)
-    await worker.conductors.probe_superseded(worker.info, 0.0)
+    await worker.conductors.on_hello(hello_of(EAST), second_peer, worker.info)
+    await worker.conductors.probe(worker.info, 0.0)
     await first.close()
-    await worker.conductors.probe_superseded(worker.info, 0.5)
+    await worker.conductors.probe(worker.info, 0.5)
     assert worker.let_go == [], "not tried again so soon"
-    await worker.conductors.probe_superseded(worker.info, 1.5)
+    await worker.conductors.probe(worker.info, 1.5)
     assert worker.let_go == [ONE]
 
 
 async def test_hello_said_twice_on_a_connection_ends_nothing(worker: Worker) -> None:
     link, peer = await worker.dialled()
-    await worker.conductors.on_hello(EAST, peer, worker.info)
+    await worker.conductors.on_hello(hello_of(EAST), peer, worker.info)
     worker.conductors.owners.add(ONE, peer)
-    await worker.conductors.on_hello(EAST, peer, worker.info)
+    await worker.conductors.on_hello(hello_of(EAST), peer, worker.info)
     assert worker.let_go == [] and worker.conductors.owners.owner_of(ONE) == peer
     assert await heard(link, 2) == [Welcome(worker=worker.info)] * 2
 
@@ -137,8 +157,8 @@ async def test_hello_said_twice_on_a_connection_ends_nothing(worker: Worker) -> 
 async def test_a_worker_goes_only_when_no_conductor_wants_it(worker: Worker) -> None:
     (_, east_peer), (_, west_peer) = await worker.dialled(), await worker.dialled()
     _, stranger = await worker.dialled()
-    await worker.conductors.on_hello(EAST, east_peer, worker.info)
-    await worker.conductors.on_hello(WEST, west_peer, worker.info)
+    await worker.conductors.on_hello(hello_of(EAST), east_peer, worker.info)
+    await worker.conductors.on_hello(hello_of(WEST), west_peer, worker.info)
     worker.conductors.owners.add(ONE, west_peer)
     worker.conductors.on_unwelcome(stranger, "who am I to say")
     worker.conductors.on_unwelcome(west_peer, "another layout")

@@ -11,8 +11,10 @@ import pytest
 
 from halfmoon_engine.fake_engine import FakeEngine, FakeModelSpec
 from halfmoon_metadata import MetadataStore, open_store
+from halfmoon_metadata.store_interface import MetadataUnreachable
 from halfmoon_protocol.ids import ConductorId
 from halfmoon_protocol.messages import DecodeCost, Hello
+from halfmoon_runtime import membership
 from halfmoon_runtime.channels.network import PeerUnreachable
 from halfmoon_runtime.channels.zmq_network import ZmqNetwork
 from halfmoon_runtime.engine_settings import EngineSettings
@@ -122,6 +124,28 @@ async def test_a_worker_drains_while_it_is_known_and_closes_in_reverse(
         await serve_until_ready(opened, steps)
         assert steps.store.get(steps.key) is None
     assert steps.seen == ["transfer opened", "drained", "worker ended", "transfer closed"]
+
+
+async def test_a_metadata_server_that_goes_away_in_mid_start_is_waited_for(
+    settings: ServiceSettings, steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has counted the start; it does not take the segment's record at first."""
+    monkeypatch.setattr(membership, "_RETRY_S", 0.01)
+    n_failures = 3
+
+    def open_transfer(name: str, **arguments: Any) -> AbstractContextManager[Steps]:
+        nonlocal n_failures
+        if n_failures:
+            n_failures -= 1
+            raise MetadataUnreachable("the metadata server does not answer")
+        return steps.open_transfer(name, **arguments)
+
+    async with (
+        some_service() as service,
+        open_worker(settings, service, "decode", open_transfer) as opened,
+    ):
+        await serve_until_ready(opened, steps)
+    assert (n_failures, steps.seen.count("transfer opened")) == (0, 1)
 
 
 async def test_its_port_answers_until_the_end_and_its_record_says_where(

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
@@ -14,9 +15,11 @@ from halfmoon_runtime.observability.operator_http import (
     OperatorHttp,
     OperatorHttpError,
     OperatorRequest,
+    decode_body,
     operator_token,
     operator_tokens,
 )
+from halfmoon_runtime.observability.route_doc import RouteDoc
 
 KEY = "a key of many characters"
 JSON = {"content-type": "application/json"}
@@ -113,6 +116,73 @@ async def test_a_body_that_a_web_page_could_send_or_that_is_too_long_is_refused(
         assert answer.status_code == status and answer.json()["error"]["message"]
 
 
+async def test_a_wrong_method_is_told_the_right_ones() -> None:
+    async with opened(add=bakery) as client:
+        for path, allowed in (
+            ("/health", "GET, HEAD"), ("/ready", "GET, HEAD"), ("/metrics", "GET, HEAD"),
+            ("/loaves/rye", "GET, HEAD"), ("/loaves", "POST"),
+        ):  # fmt: skip
+            for method in ("TRACE", "DELETE", "PUT"):
+                answer = await client.request(method, path)
+                assert (answer.status_code, answer.headers["allow"]) == (405, allowed), path
+
+
+async def test_head_is_answered_as_get_without_a_body() -> None:
+    async with opened(add=bakery) as client:
+        for path in ("/health", "/metrics", "/loaves/rye", "/loaves/stone"):
+            whole = await client.get(path)
+            reader, writer = await asyncio.open_connection("127.0.0.1", client.base_url.port)
+            writer.write(f"HEAD {path} HTTP/1.0\r\n\r\n".encode())
+            # httpx would skip a body: these are all bytes up to the end of the connection.
+            head = (await reader.read()).decode()
+            writer.close()
+            assert f" {whole.status_code} " in head.partition("\r\n")[0]
+            assert whole.headers["content-type"] in head
+            assert whole.content and head.endswith("\r\n\r\n")
+
+
+async def test_a_body_in_chunks_is_refused_rather_than_taken_for_none() -> None:
+    async with opened(add=bakery) as client:
+        # By hand: a client that still sends when it is answered may see a reset connection.
+        url = client.base_url
+        reader, writer = await asyncio.open_connection(url.host, url.port)
+        head = "POST /loaves HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        writer.write(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
+        assert b" 411 " in await asyncio.wait_for(reader.readline(), 60)
+        writer.close()
+
+
+async def test_what_is_wrong_with_a_documented_request_is_named() -> None:
+    class Loaf(msgspec.Struct, forbid_unknown_fields=True):
+        grams: int
+
+    async def bake(question: OperatorRequest) -> object:
+        return decode_body(question.body, Loaf)
+
+    def add(http: OperatorHttp) -> None:
+        http.add("POST", "/loaves", bake, RouteDoc(query={"size": int}, body=Loaf))
+
+    async with opened(add=add) as client:
+        for path, body, param in (
+            ("/loaves?colour=red", b'{"grams": 1}', "colour"),
+            ("/loaves", b'{"grams": "many"}', "grams"),
+            ("/loaves", b"{}", "grams"),
+            ("/loaves", b'{"grams": 1, "salt": 2}', "salt"),
+            ("/loaves", b"[", None),
+            ("/loaves?size=%ff", b'{"grams": 1}', None),
+        ):
+            answer = await client.post(path, content=body, headers=JSON)
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), body
+        right = await client.post("/loaves?size=2", content=b'{"grams": 1}', headers=JSON)
+        assert right.json() == {"grams": 1}
+
+
+async def test_a_name_in_a_path_is_utf_8() -> None:
+    async with opened(add=bakery) as client:
+        assert (await client.get("/loaves/r%C3%B6ggeli")).json() == {"name": "röggeli"}
+        assert (await client.get("/loaves/a%2541")).json() == {"name": "a%41"}
+
+
 async def test_with_a_cluster_key_what_a_service_adds_needs_its_token() -> None:
     token = operator_token(KEY)
     assert KEY not in token and token != operator_token(KEY + "!")
@@ -121,6 +191,7 @@ async def test_with_a_cluster_key_what_a_service_adds_needs_its_token() -> None:
             answer = await client.get("/loaves/rye", headers={b"authorization": shown})
             assert answer.status_code == 401
             assert answer.json()["error"]["code"] == "invalid_api_key"
+            assert answer.headers["www-authenticate"] == "Bearer"
         answer = await client.get("/loaves/rye", headers={"authorization": f"Bearer {token}"})
         assert answer.status_code == 200
 

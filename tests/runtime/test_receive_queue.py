@@ -10,18 +10,26 @@ from halfmoon_runtime.channels.network import PeerUnreachable
 from halfmoon_runtime.channels.receive_queue import ReceiveQueue
 
 
-async def test_a_full_queue_takes_nothing_until_it_has_room_again() -> None:
-    room: list[int] = []
-    inbox: ReceiveQueue[int] = ReceiveQueue(2, on_room=lambda: room.append(len(inbox)))
+async def test_a_full_queue_takes_nothing_until_an_item_is_read() -> None:
+    inbox: ReceiveQueue[int] = ReceiveQueue(2)
     assert inbox.try_put(1)
     assert inbox.try_put(2)
-    assert not inbox.has_room()
     assert not inbox.try_put(3)
     assert await inbox.get() == 1
-    assert room == [1], "only a queue that was full tells of room"
     assert inbox.try_put(4)
     assert [await inbox.get() for _ in range(2)] == [2, 4]
-    assert room == [1, 1]
+
+
+async def test_frames_count_by_their_bytes_until_they_are_read() -> None:
+    inbox: ReceiveQueue[int] = ReceiveQueue(10, most_bytes=100)
+    assert inbox.try_put(1, 60)
+    assert not inbox.try_put(2, 41)
+    assert inbox.try_put(3, 40)
+    assert await inbox.get() == 1
+    assert inbox.try_put(4, 60)
+    inbox.close("gone", discard=True)
+    with pytest.raises(PeerUnreachable):
+        await inbox.get()
 
 
 async def test_the_end_comes_after_what_was_queued_and_for_good() -> None:
@@ -29,7 +37,6 @@ async def test_the_end_comes_after_what_was_queued_and_for_good() -> None:
     inbox.try_put(1)
     inbox.close("gone")
     inbox.close("and again")
-    assert not inbox.has_room()
     assert not inbox.try_put(2)
     assert await inbox.get() == 1
     for _ in range(2):

@@ -1,6 +1,7 @@
 """The order in which a worker goes into service and out of it."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -82,3 +83,37 @@ async def test_a_superseded_start_is_not_ready_and_leaves_nothing_running() -> N
         assert not service.is_ready
         assert (worker.serving, reading()) == (False, None)
     assert store.get(KEY) is not None, "the later start's record stays"
+
+
+class SlowStore(MemoryStore):
+    """Holds each write back until it is told to go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writing, self.go_on = threading.Event(), threading.Event()
+
+    def compare_and_swap(
+        self, key: str, expected: bytes | None, value: bytes | None, *, ttl_s: float | None = None
+    ) -> bool:
+        self.writing.set()
+        assert self.go_on.wait(60)
+        return super().compare_and_swap(key, expected, value, ttl_s=ttl_s)
+
+
+async def test_a_stop_in_the_middle_of_joining_leaves_no_record() -> None:
+    store = SlowStore()
+
+    async def run() -> None:
+        async with (
+            some_service() as service,
+            registered_worker(Worker(store), Membership(store, INFO), service),
+        ):
+            raise AssertionError("it joined")
+
+    joining = asyncio.create_task(run())
+    await asyncio.to_thread(store.writing.wait, 60)
+    joining.cancel()
+    store.go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await joining
+    assert store.get(KEY) is None

@@ -119,31 +119,6 @@ def test_large_messages_end_a_turn_early(run: Run, sockets: Sockets) -> None:
     run(main())
 
 
-def test_without_room_messages_stay_in_the_socket_until_there_is_room(
-    run: Run, sockets: Sockets
-) -> None:
-    router, peer = joined(sockets)
-
-    async def main() -> None:
-        taken: list[Frames] = []
-        limit = 3
-        pump = SocketPump(router)
-        pump.start(taken.append, has_room=lambda: len(taken) < limit)
-        for number in range(10):
-            peer.send(b"%d" % number)
-        await until_full(taken, 3)
-        for _ in range(100):  # more turns than it would take
-            await asyncio.sleep(0)
-        assert len(taken) == 3
-        limit = 10
-        pump.resume()
-        await until_full(taken, 10)
-        pump.stop()
-        assert [frames[1] for frames in taken] == [b"%d" % number for number in range(10)]
-
-    run(main())
-
-
 def test_a_message_whose_signal_a_send_consumed_is_handed_over(run: Run, sockets: Sockets) -> None:
     router, peer = joined(sockets)
 

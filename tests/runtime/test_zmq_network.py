@@ -7,6 +7,7 @@ import random
 import signal
 import socket
 import struct
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -17,10 +18,10 @@ import zmq
 import zmq.asyncio
 from prometheus_client import REGISTRY
 
-from halfmoon_protocol.codec import VERSION, encode
+from halfmoon_protocol.codec import VERSION, decode, encode
 from halfmoon_protocol.ids import RequestId
 from halfmoon_protocol.kv_events import AllBlocksCleared, KvEventBatch, encode_payload
-from halfmoon_protocol.messages import Cancel
+from halfmoon_protocol.messages import Cancel, WrongVersion
 from halfmoon_runtime.channels.network import PeerUnreachable, WorkerLink
 from halfmoon_runtime.channels.socket_pump import SocketPump
 from halfmoon_runtime.channels.zmq_network import ZmqNetwork
@@ -39,6 +40,28 @@ async def main():
     while True:
         peer, message = await port.receive()
         await port.send(peer, message)
+
+asyncio.run(main())
+"""
+
+
+#: Stands still until it is told to go on and ten heartbeats are due; then answers all callers but
+#: its first.
+SLOW_WORKER = """
+import asyncio, sys, time
+from halfmoon_runtime.channels.zmq_network import ZmqNetwork
+from halfmoon_runtime.channels.zmq_sockets import SocketSettings
+
+async def main():
+    port = await ZmqNetwork(SocketSettings(heartbeat_interval_s=0.05)).bind("worker")
+    print(port.commands, port.events, flush=True)
+    sys.stdin.readline()
+    time.sleep(0.5)
+    first, _ = await port.receive()
+    while True:
+        peer, message = await port.receive()
+        if peer != first:
+            await port.send(peer, message)
 
 asyncio.run(main())
 """
@@ -134,6 +157,29 @@ async def test_garbage_on_the_command_socket_is_counted_and_dropped(
     await until(lambda: dropped(reason) == before + 1)
     dealer.send(encode(MESSAGE))
     assert (await port.receive())[1] == MESSAGE
+
+
+async def test_frames_of_another_version_are_answered_with_the_versions_spoken_once_a_second(
+    network: ZmqNetwork, raw: "Callable[[int], zmq.Socket[bytes]]"
+) -> None:
+    port = await network.bind("worker")
+    dealer = raw(zmq.DEALER)
+    dealer.connect(port.commands)
+    before = dropped("unknown_version")
+    for _ in range(100):
+        dealer.send(b"\x09 of a later build")
+    await until(lambda: dropped("unknown_version") == before + 100)
+    assert await asyncio.to_thread(dealer.poll, 20_000), "no answer"
+    assert decode(dealer.recv()) == WrongVersion(got=9, min_version=1, max_version=1)
+    dealer.send(encode(MESSAGE))
+    peer, message = await port.receive()
+    assert message == MESSAGE
+    await port.send(peer, MESSAGE)
+    answers: list[object] = []
+    while not answers or answers[-1] != MESSAGE:
+        assert await asyncio.to_thread(dealer.poll, 20_000)
+        answers.append(decode(dealer.recv()))
+    assert len(answers) < 10, "an answer for each frame"
 
 
 async def test_a_giant_frame_costs_its_sender_the_connection_and_us_nothing(
@@ -253,6 +299,76 @@ async def test_a_link_to_a_process_that_dies_or_freezes_goes_down(
         await worker.wait()
 
 
+async def test_a_caller_that_floods_a_worker_and_leaves_does_not_end_it(
+    network: ZmqNetwork, raw: "Callable[[int], zmq.Socket[bytes]]"
+) -> None:
+    worker = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", SLOW_WORKER, stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    assert worker.stdout is not None
+    assert worker.stdin is not None
+    try:
+        commands, events = (await worker.stdout.readline()).decode().split()
+        dealer = raw(zmq.DEALER)
+        dealer.setsockopt(zmq.SNDHWM, 5000)
+        dealer.connect(commands)
+        for _ in range(20_000):
+            await asyncio.to_thread(dealer.send, encode(MESSAGE))
+        dealer.close(linger=0)
+        worker.stdin.write(b"read\n")
+        async with asyncio.timeout(60):
+            link = await network.dial(commands, events)
+            await link.send(MESSAGE)
+            assert await link.receive() == MESSAGE
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            worker.kill()
+        await worker.wait()
+
+
+async def test_a_caller_that_floods_a_port_loses_its_own_messages_and_others_are_served(
+    raw: "Callable[[int], zmq.Socket[bytes]]",
+) -> None:
+    network = ZmqNetwork(SocketSettings(unread_messages=100))
+    port = await network.bind("worker")
+    dealer = raw(zmq.DEALER)
+    dealer.connect(port.commands)
+    before = dropped("flooded")
+    for _ in range(1000):
+        dealer.send(encode(MESSAGE))
+    await until(lambda: dropped("flooded") == before + 900)
+    link = await network.dial(port.commands, port.events)
+    await link.send(MESSAGE)
+    async with asyncio.timeout(60):
+        callers = [(await port.receive())[0] for _ in range(101)]
+    assert len(set(callers[:100])) == 1
+    assert callers[100] != callers[0]
+    dealer.send(encode(MESSAGE))
+    async with asyncio.timeout(60):
+        assert (await port.receive())[0] == callers[0]
+    await network.close()
+
+
+async def test_a_worker_that_sends_more_than_is_read_is_hung_up_on(
+    raw: "Callable[[int], zmq.Socket[bytes]]",
+) -> None:
+    network = ZmqNetwork(SocketSettings(unread_messages=100))
+    router = raw(zmq.ROUTER)
+    link = await network.dial(f"tcp://127.0.0.1:{router.bind_to_random_port('tcp://127.0.0.1')}")
+    await link.send(MESSAGE)
+    peer, _ = await asyncio.to_thread(router.recv_multipart)
+    for _ in range(200):
+        router.send_multipart([peer, encode(MESSAGE)])
+    await until(lambda: link.is_down)
+    async with asyncio.timeout(60):
+        for _ in range(100):
+            assert await link.receive() == MESSAGE
+        with pytest.raises(PeerUnreachable, match="more than is read, 100 messages wait"):
+            await link.receive()
+    await network.close()
+
+
 @pytest.mark.timeout(60)
 def test_a_send_that_finds_the_queue_full_notices_that_the_caller_left_meanwhile(
     raw: "Callable[[int], zmq.Socket[bytes]]",
@@ -318,6 +434,26 @@ async def test_callers_are_given_the_advertised_host() -> None:
     assert port.commands.startswith("tcp://decode-0.example:")
     assert port.events.startswith("tcp://decode-0.example:")
     await network.close()
+
+
+FORGETFUL = """
+import asyncio, gc
+from halfmoon_runtime.channels.zmq_network import ZmqNetwork
+
+async def main():
+    port = await ZmqNetwork().bind("worker")
+    await ZmqNetwork().dial(port.commands, port.events)
+
+asyncio.run(main())
+gc.collect()
+print("collected")
+"""
+
+
+def test_a_network_that_is_forgotten_instead_of_closed_stops_nobody() -> None:
+    command = [sys.executable, "-c", FORGETFUL]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ran.stdout == "collected\n", ran.stderr
 
 
 async def test_a_link_that_is_dialled_while_the_network_closes_is_closed_too() -> None:

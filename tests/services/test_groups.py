@@ -20,10 +20,11 @@ from halfmoon_protocol.messages import (
     StartPrefill,
     StartShare,
 )
-from halfmoon_protocol.regions import Landing
+from halfmoon_protocol.regions import Landing, Region
 from halfmoon_protocol.sampling import Sampling, Stopping
 from halfmoon_scheduling.config import SchedulingConfig
 from halfmoon_testing.worker_caller import WorkerCaller
+from halfmoon_transfer import Lost
 from halfmoon_transfer.engine import TransferEngine
 
 LocalCluster = Callable[..., Any]
@@ -333,3 +334,30 @@ async def test_a_worker_of_no_group_refuses_shares_and_groups(local_cluster: Loc
             assert "prefill-1 is in no group" in ended.reason
             failed = await at.ask("prefill-0", at.start(at.address("prefill-1")), PrefillFailed)
             assert "prefill-0 is in no group" in failed.reason
+
+
+async def test_a_stage_whose_writes_may_still_land_puts_the_landing_in_doubt(
+    local_cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says so to stage 0, which says so to the conductor."""
+
+    def settle(region: Region, timeout_s: float) -> None:
+        raise Lost(f"segment {region.segment}: no answer in {timeout_s} s")
+
+    async with local_cluster(fake(SLOW), n_prefill=2, group_size=2, config=EAGER) as cluster:
+        with TransferEngine.open(
+            "stranger", metadata=cluster.store, backends=("memory",)
+        ) as transfer:
+            at = Stranger(cluster, transfer)
+            further = cluster.members["prefill-1"].transfer
+            monkeypatch.setattr(further, "is_unsettled", lambda region: True)
+            monkeypatch.setattr(further, "settle", settle)
+            start = at.start(at.address("prefill-1"))
+            commands = cluster.worker("prefill-0").info.commands
+            caller = await WorkerCaller.dial(cluster.network, commands)
+            await caller.send(msgspec.structs.replace(start, landing_expires_s=3.0))
+            await cluster.until(lambda: bool(cluster.worker("prefill-1").jobs))
+            await caller.send(Cancel(request_id=RequestId("mine")))
+            (stopped,) = await caller.wait_for(PrefillStopped)
+            assert stopped.landing_in_doubt
+            await caller.close()

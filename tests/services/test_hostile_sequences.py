@@ -20,6 +20,7 @@ import pytest
 
 from halfmoon_conductor.workers.worker_links import _Member
 from halfmoon_engine.fake_engine import FakeEngine
+from halfmoon_protocol import error_codes
 from halfmoon_protocol.blocks import block_hashes
 from halfmoon_protocol.examples import EXAMPLES
 from halfmoon_protocol.ids import BlockHash, ConductorId, RequestId, Ticket, WorkerId
@@ -28,12 +29,16 @@ from halfmoon_protocol.messages import (
     CachedPrefix,
     Cancel,
     CommitBlocks,
+    DecodeFailed,
+    DecodeRefused,
     DecodeReserved,
     DropBlocks,
     Hello,
     KvstoreAddress,
+    KvstoreRefused,
     LeaseBlocks,
     Message,
+    PrefillFailed,
     Produced,
     ReleaseLease,
     RenewLease,
@@ -41,6 +46,7 @@ from halfmoon_protocol.messages import (
     ReserveBlocks,
     ReserveDecode,
     RevokeBlocks,
+    ShareEnded,
     SnapshotBlocks,
     StartDecode,
     StartPrefill,
@@ -80,6 +86,9 @@ def n_failed() -> float:
     return sum(
         s.value for m in FAILED_MESSAGES.collect() for s in m.samples if s.name.endswith("_total")
     )
+
+
+REFUSALS = (DecodeRefused, DecodeFailed, PrefillFailed, ShareEnded, KvstoreRefused)
 
 
 class Crowd:
@@ -154,6 +163,9 @@ async def haunt(
         assert n_failed() == before, "only the last line of defence held"
         for caller in crowd.callers:
             await caller.send(*hush())
+            for refusal in (m for m in caller.received if isinstance(m, REFUSALS)):
+                was_asked_for = not refusal.reason  # the end of a stopped share
+                assert was_asked_for or refusal.code in error_codes.ALL, refusal
             caller.received.clear()
     print(f"{N_SEQUENCES} sequences, {crowd.n_said} messages")
 

@@ -162,7 +162,7 @@ async def test_a_draining_worker_takes_no_start_and_finishes_what_it_has(scene: 
 @pytest.mark.parametrize(
     "places",
     [
-        (Place(BlockHash(b"other" * 3), 0, 1),),
+        (Place(BlockHash(b"other".ljust(16)), 0, 1),),
         (Place(BlockHash(b"h" * 16), 2**40, 1),),
         (Place(BlockHash(b"h" * 16), 0, 1),) * 3,
     ],

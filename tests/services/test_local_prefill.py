@@ -46,13 +46,15 @@ def prompt_of(n: int, salt: int = 0) -> list[int]:
 
 
 class RecordingEngine(FakeEngine):
-    """Keeps the lengths of each pass's runs, and holds prompts up while its gate is shut."""
+    """Keeps the lengths of each pass's runs; holds prompts, or steps, up while a gate is shut."""
 
     def __init__(self, model: FakeModelSpec | None = None) -> None:
         super().__init__(model)
         self.passes: list[list[int]] = []
         self.gate = threading.Event()
         self.gate.set()
+        self.step_gate = threading.Event()
+        self.step_gate.set()
         self.inside = threading.Event()
         #: Passes of prompts that raise an error.
         self.n_failing = 0
@@ -65,6 +67,8 @@ class RecordingEngine(FakeEngine):
             if self.n_failing:
                 self.n_failing -= 1
                 raise RuntimeError("out of memory")
+        else:
+            assert self.step_gate.wait(30)
         return super().forward(runs, **hooks)
 
 
@@ -162,9 +166,14 @@ async def test_no_part_is_computed_before_steps_made_up_for_the_one_before(
         engine = cluster.members["decode-0"].engine
         stream = cluster.events(prompt_of(20), 500)
         first = [await anext(stream) for _ in range(3)]
-        engine.passes.clear()
+        # The batch runs on when the prompt is there, however late that is.
+        engine.step_gate.clear()
         prompt = prompt_of(200, salt=3)
-        assert await cluster.generate(prompt, 10) == ORACLE.expected(prompt, 10)
+        answer = asyncio.create_task(cluster.generate(prompt, 10))
+        await cluster.until(lambda: cluster.worker("decode-0").local_prefills.held_pages)
+        engine.passes.clear()
+        engine.step_gate.set()
+        assert await answer == ORACLE.expected(prompt, 10)
         rest = [event.token async for event in stream]
         assert [event.token for event in first] + rest == ORACLE.expected(prompt_of(20), 500)
         parts = [lengths for lengths in engine.passes if max(lengths) > 1]

@@ -5,23 +5,28 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
+
 from halfmoon_engine.fake_engine import FakeEngine
 from halfmoon_engine.interface import LayerHook, Run, StageActivations, TokenResult
 from halfmoon_protocol.blocks import block_hashes
-from halfmoon_protocol.ids import RequestId
+from halfmoon_protocol.ids import RequestId, WorkerId
 from halfmoon_protocol.messages import (
     CachedPrefix,
     Cancel,
     DecodeReserved,
     KvstoreAddress,
     PrefillDone,
+    PrefillFailed,
     PrefillStopped,
     ReserveDecode,
     StartDecode,
     StartPrefill,
 )
+from halfmoon_protocol.regions import Region
 from halfmoon_protocol.sampling import Sampling, Stopping
 from halfmoon_runtime.channels.network import WorkerLink
+from halfmoon_transfer import Lost
 from halfmoon_transfer.backends.fault_injection import FaultInjection, FaultPlan
 
 LocalCluster = Callable[..., Any]
@@ -86,6 +91,20 @@ def start_of(prompt: list[int], landed: DecodeReserved, **more: Any) -> StartPre
     )
 
 
+def unsettled(monkeypatch: pytest.MonkeyPatch, transfer: Any, *, owner_answers: bool) -> list[str]:
+    """Give up all writes of a transfer engine; the segments that were asked to confirm it."""
+    settled: list[str] = []
+
+    def settle(region: Region, timeout_s: float) -> None:
+        settled.append(region.segment)
+        if not owner_answers:
+            raise Lost(f"segment {region.segment}: no answer in {timeout_s} s")
+
+    monkeypatch.setattr(transfer, "is_unsettled", lambda region: True)
+    monkeypatch.setattr(transfer, "settle", settle)
+    return settled
+
+
 async def test_a_cancelled_prefill_keeps_its_pages_until_its_forward_pass_is_over(
     local_cluster: LocalCluster,
 ) -> None:
@@ -120,6 +139,99 @@ async def test_a_cancelled_prefill_says_so_only_when_its_transfers_are_over(
         await link.send(Cancel(request_id=R))
         await said(link, PrefillStopped)
         assert transfer.stats().n_live == 0
+
+
+@pytest.mark.parametrize("owner_answers", [True, False])
+async def test_a_prefill_says_that_it_has_stopped_once_no_write_can_land_or_that_one_may(
+    local_cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, owner_answers: bool
+) -> None:
+    """Over TCP bytes of a cancelled write are on their way still: the owner must cut them off."""
+    slow = FaultInjection("tcp", FaultPlan(delay_s=0.3))
+    async with local_cluster(backends=(slow,)) as cluster:
+        transfer = cluster.members["prefill-0"].transfer
+        settled = unsettled(monkeypatch, transfer, owner_answers=owner_answers)
+        _, landed = await reserved(cluster, 100)
+        link = await cluster.network.dial(cluster.worker("prefill-0").port.commands)
+        await link.send(start_of(prompt_of(100), landed))
+        await cluster.until(lambda: transfer.stats().n_live > 0)
+        await link.send(Cancel(request_id=R))
+        stopped = await said(link, PrefillStopped)
+        assert settled == ["decode-0"]
+        assert stopped.landing_in_doubt is not owner_answers
+
+
+@pytest.mark.parametrize("owner_answers", [True, False])
+async def test_kv_that_was_written_again_is_done_once_the_first_writes_can_land_no_more(
+    local_cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, owner_answers: bool
+) -> None:
+    lossy = FaultInjection("tcp", FaultPlan(seed=3, drop_rate=0.5))
+    async with local_cluster(backends=(lossy,)) as cluster:
+        transfer = cluster.members["prefill-0"].transfer
+        settled = unsettled(monkeypatch, transfer, owner_answers=owner_answers)
+        _, landed = await reserved(cluster, 100)
+        link = await cluster.network.dial(cluster.worker("prefill-0").port.commands)
+        await link.send(start_of(prompt_of(100), landed))
+        if owner_answers:
+            await said(link, PrefillDone)
+        else:
+            failed = await said(link, PrefillFailed)
+            assert (failed.culprit, failed.landing_in_doubt) == ("decode-0", True)
+        assert transfer.stats().n_retries > 0 and settled
+
+
+async def test_no_layer_is_written_after_a_prefill_was_given_up(
+    local_cluster: LocalCluster,
+) -> None:
+    """Its forward pass goes on, perhaps for longer than decode keeps the pages aside."""
+    async with local_cluster(GatedEngine) as cluster:
+        prefill, transfer = cluster.worker("prefill-0"), cluster.members["prefill-0"].transfer
+        engine = cluster.members["prefill-0"].engine
+        _, landed = await reserved(cluster, 100)
+        link = await cluster.network.dial(prefill.port.commands)
+        engine.gate.clear()
+        await link.send(start_of(prompt_of(100), landed))
+        await cluster.until(engine.inside.is_set)
+        await link.send(Cancel(request_id=R))
+        await link.send(Cancel(request_id=RequestId("another")))
+        assert (await said(link, PrefillStopped)).request_id == "another"
+        engine.gate.set()
+        assert (await said(link, PrefillStopped)).request_id == R
+        stats = transfer.stats()
+        assert (stats.bytes_written, stats.n_failures) == (0, 0)
+
+
+@pytest.mark.parametrize("owner_answers", [True, False])
+async def test_room_at_a_kvstore_is_returned_once_no_byte_can_land_there_or_runs_out(
+    local_cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, owner_answers: bool
+) -> None:
+    """Otherwise bytes of a put that was given up could land in the block of another one."""
+    prompt = prompt_of(100)
+    async with local_cluster(GatedEngine, n_kvstore=1) as cluster:
+        prefill, kvstore = cluster.worker("prefill-0"), cluster.worker("kvstore-0")
+        engine, transfer = (
+            cluster.members["prefill-0"].engine,
+            cluster.members["prefill-0"].transfer,
+        )
+        settled = unsettled(monkeypatch, transfer, owner_answers=owner_answers)
+
+        def n_reserved() -> int:
+            tiers = kvstore.block_store.tiers
+            return 0 if tiers is None else tiers.memory.n_reserved
+
+        _, landed = await reserved(cluster, 100)
+        link = await cluster.network.dial(prefill.port.commands)
+        engine.gate.clear()
+        home = KvstoreAddress(WorkerId("kvstore-0"), kvstore.info.generation, kvstore.info.commands)
+        hashes = block_hashes(
+            prompt, model=engine.layout.model, block_size=engine.layout.block_size
+        )
+        await link.send(start_of(prompt, landed, block_hashes=tuple(hashes), store_in=home))
+        await cluster.until(lambda: engine.inside.is_set() and n_reserved() > 0)
+        await link.send(Cancel(request_id=R))
+        engine.gate.set()
+        await said(link, PrefillStopped)
+        assert settled == ["decode-0", "kvstore-0"]
+        assert (n_reserved() == 0) is owner_answers
 
 
 async def test_a_cancelled_decode_keeps_its_pages_until_its_step_is_over(

@@ -20,6 +20,7 @@ from halfmoon_scheduling.conductor.decode_handover import DecodeHandover
 from halfmoon_scheduling.decode.page_allocator import PageAllocator
 from halfmoon_scheduling.directory.kv_event_follower import KvEventFollower
 from halfmoon_scheduling.tiers.tiered_cache import TieredCache
+from halfmoon_workers.prefill import prefill_shell
 from halfmoon_workers.prefill.prefix_cache_client import PrefixCacheClient
 
 
@@ -140,7 +141,24 @@ def _never_cancelled(right: object) -> Callable[..., Any]:
     return renew
 
 
+def _at_once(right: object) -> Callable[..., Any]:
+    """Say that nothing lands any more without asking the landing's owner."""
+
+    async def settle(*args: object) -> bool:
+        return True
+
+    return settle
+
+
 BUGS = (
+    PlantedBug(
+        "a prefill has stopped while its writes are on their way",
+        ("no wrong token",),
+        prefill_shell,
+        "settle_writes",
+        _at_once,
+        seed=776,
+    ),
     PlantedBug(
         "fetched blocks are not verified",
         ("no wrong token",),

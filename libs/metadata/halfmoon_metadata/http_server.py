@@ -6,14 +6,16 @@
 
 Added: every 200 to a GET of a key carries an ETag. A PUT or DELETE with ``If-Match: <etag>``
 (the record has this value) or ``If-None-Match: *`` (there is no record) is a compare-and-swap.
-It answers 200, or 412 if nothing was changed. A DELETE with ``If-None-Match: *`` only checks.
+It answers 200, or 412 if nothing was changed; with both it is always 412. A DELETE with
+``If-None-Match: *`` only checks.
 
     GET    /metadata?prefix=P           200 and a JSON map of key to value in base64
     POST   /metadata/increment?key=K    200 and the counter as JSON
 
 With tokens, a request without ``Authorization: Bearer <token>`` is answered with 401.
 
-A bad request is answered with 400, or 413 if it is too large, and a text that names the limit.
+A bad request is answered with 400, or 413 if it is too large, and a text that names the limit. A
+wrong method is answered with 405 and ``Allow``.
 `handle_request` is a plain function without a framework. `metadata_app` wraps it as an ASGI
 application, which can be mounted in any other.
 """
@@ -22,9 +24,10 @@ import asyncio
 import base64
 import hashlib
 import hmac
+import re
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -49,6 +52,10 @@ _BYTES = {"content-type": "application/octet-stream"}
 #: Other parameters are refused, so that a misspelt ttl_s is noticed.
 _PARAMETERS = {"key", "prefix", "ttl_s"}
 _SWAP_TRIES = 10
+#: The methods of each path, for ``Allow``.
+_METHODS = {"": ("GET", "PUT", "DELETE"), "/increment": ("POST",)}
+#: An ETag as HTTP writes it; ours have 64 hexadecimal digits.
+_ETAG = re.compile(r'"[\x21\x23-\x7e]*"')
 _NO_TOKEN = (
     f"this cluster has a key: set {CLUSTER_KEY_VARIABLE} (or {CLUSTER_KEY_FILE_VARIABLE}) to it, "
     "or show metadata_token(key) as Authorization: Bearer"
@@ -107,13 +114,18 @@ def _route(
     unknown = sorted(query.keys() - _PARAMETERS)
     if unknown:
         return _refusal(400, f"unknown parameter {unknown[0]!r}; known are key, prefix, ttl_s")
-    if path not in ("", "/increment"):
+    if path not in _METHODS:
         return _refusal(404, f"no such path {path!r}; there are /metadata and /metadata/increment")
+    if method not in _METHODS[path]:
+        allowed = ", ".join(_METHODS[path])
+        refused = _refusal(405, f"{method} is not known here: {allowed}")
+        return replace(refused, headers={**refused.headers, "allow": allowed})
     if path == "" and method == "GET" and "prefix" in query and "key" not in query:
         return _list(store, query["prefix"])
     if "key" not in query:
         return _refusal(400, "the parameter key is missing")
     key = query["key"]
+    check_key(key)  # before conditions, which need not ask the store
     match (path, method):
         case ("", "GET"):
             value = store.get(key)
@@ -126,7 +138,7 @@ def _route(
             return _delete(store, key, headers)
         case ("/increment", "POST"):
             return MetadataResponse(200, _JSON, msgspec.json.encode(store.increment(key)))
-    return _refusal(405, f"{method} is not known here")
+    raise AssertionError(f"{method} is listed, and nothing answers it")
 
 
 def _list(store: MetadataStore, prefix: str) -> MetadataResponse:
@@ -161,8 +173,12 @@ def _swap(
 ) -> MetadataResponse:
     """Compare and swap by the hash of the value: find the value with this hash, then swap it."""
     wanted, absent = headers.get("if-match"), headers.get("if-none-match")
-    if (wanted is None) == (absent is None) or absent not in (None, "*"):
-        return _refusal(400, "a condition is either If-Match: <etag> or If-None-Match: *")
+    if wanted is not None and not _ETAG.fullmatch(wanted):
+        return _refusal(400, 'If-Match is no ETag: one in quotes, such as "9f86…"')
+    if absent not in (None, "*"):
+        return _refusal(400, "If-None-Match is not *: no other condition is known")
+    if wanted is not None and absent is not None:
+        return _refusal(412, "no record has a value and is not there: If-Match or If-None-Match")
     for _ in range(_SWAP_TRIES):
         current = store.get(key) if wanted is not None else None
         if wanted is not None and (current is None or value_etag(current) != wanted):
@@ -179,7 +195,6 @@ def _swap(
 def _ttl(key: str, query: Mapping[str, str]) -> float | None:
     if "ttl_s" not in query:
         return None
-    check_key(key)
     try:
         ttl_s = float(query["ttl_s"])
     except ValueError:

@@ -8,6 +8,7 @@ import xxhash
 
 from halfmoon_prefix_cache.prefix_fetch import cancel_and_wait
 from halfmoon_prefix_cache.replica_selector import ReplicaSelector
+from halfmoon_prefix_cache.write_settling import settle_writes
 from halfmoon_protocol.ids import BlockHash, Ticket
 from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_protocol.messages import KvstoreAddress
@@ -106,6 +107,15 @@ class BlockPutter:
         await put.kvstore.commit(put.ticket, await asyncio.to_thread(self._checksums, pages))
         self._replicas.answered(put.address)
 
+    async def give_up(self, put: KvstoreReservation) -> None:
+        """Return room at a kvstore; no write of ours is under way.
+
+        Bytes of a write that was cancelled may be on their way. If the kvstore does not confirm
+        that they are not, the reservation is left to run out.
+        """
+        if await settle_writes(self._transfer, put.region):
+            await put.kvstore.revoke(put.ticket)
+
     async def put(
         self,
         address: KvstoreAddress,
@@ -153,7 +163,7 @@ class BlockPutter:
         finally:
             await cancel_and_wait(writes)
             if put is not None:
-                await put.kvstore.revoke(put.ticket)
+                await self.give_up(put)
 
     def _pieces(self, put: KvstoreReservation, run: BlockRun, pages: Sequence[int]) -> list[Piece]:
         pool, size = self._memory.region, self._layout.block_bytes

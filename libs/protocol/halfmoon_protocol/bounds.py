@@ -11,7 +11,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from halfmoon_protocol.ids import ConductorId, RequestId, Ticket, WorkerId
+from halfmoon_protocol.ids import BlockHash, ConductorId, RequestId, Ticket, WorkerId
 
 #: Characters of an id, a host name or a model's name.
 MAX_NAME = 512
@@ -23,6 +23,9 @@ MAX_TOKEN_ID = 2**32 - 1
 MAX_COUNT = 2**48
 #: The longest duration, positive or negative: 31 years.
 MAX_SECONDS = 1e9
+#: Features of a worker, and characters of a feature's name or an error's code.
+MAX_FEATURES = 256
+MAX_CODE = 64
 #: Stages of one group of prefill workers.
 MAX_STAGES = 256
 #: Stop tokens of one request: each is compared with each new token.
@@ -34,26 +37,109 @@ MAX_SALT = 2048
 #: Characters of the JSON object by which a server's KV is fetched; it names every block.
 MAX_KV_TRANSFER_PARAMS = 2**20
 
+#: Items of a list, and characters of a text, that nothing else bounds: no frame has room for more,
+#: so this refuses none. It is `codec.MAX_MESSAGE_BYTES`.
+MAX_ITEMS = 16 * 1024 * 1024
+
+
+def unit(name: str) -> Meta:
+    """Return what names the unit of a number in the JSON Schema; `schema.units` lists them."""
+    return Meta(extra_json_schema={"x-unit": name})
+
+
+_COUNT = Meta(ge=0, le=MAX_COUNT)
+_POSITIVE = Meta(ge=1, le=MAX_COUNT)
+_SECONDS = Meta(ge=0, le=MAX_SECONDS)
+_ITEMS = Meta(max_length=MAX_ITEMS)
+
+# texts
+
 Name = Annotated[str, Meta(max_length=MAX_NAME)]
 Address = Annotated[str, Meta(max_length=MAX_ADDRESS)]
 Salt = Annotated[str, Meta(max_length=MAX_SALT)]
+#: A text for people and logs. A receiver that shows it may cut it.
+Reason = Annotated[str, _ITEMS]
 #: A JSON object as text; empty: none. Halfmoon passes it on verbatim.
 KvTransferParams = Annotated[str, Meta(max_length=MAX_KV_TRANSFER_PARAMS)]
-#: Id of the cluster key that a port serves with (`halfmoon_protocol.cluster_keys`); empty: none.
-KeyId = Annotated[str, Meta(pattern="^([0-9a-f]{16})?$")]
-WorkerName = Annotated[WorkerId, Meta(min_length=1, max_length=MAX_NAME)]
-ConductorName = Annotated[ConductorId, Meta(max_length=MAX_NAME)]
-RequestName = Annotated[RequestId, Meta(min_length=1, max_length=MAX_NAME)]
-TicketName = Annotated[Ticket, Meta(max_length=MAX_NAME)]
-TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
-Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
-#: A count of at least one.
-Positive = Annotated[int, Meta(ge=1, le=MAX_COUNT)]
+KeyId = Annotated[
+    str,
+    Meta(
+        pattern="^([0-9a-f]{16})?$",
+        description="Id of the cluster key that a port serves with "
+        "(`halfmoon_protocol.cluster_keys`); empty: none.",
+    ),
+]
+FeatureNames = Annotated[
+    tuple[Annotated[str, Meta(max_length=MAX_CODE)], ...], Meta(max_length=MAX_FEATURES)
+]
+ErrorCode = Annotated[
+    str,
+    Meta(
+        max_length=MAX_CODE,
+        description="Why, for programs (`halfmoon_protocol.error_codes`); empty: not said.",
+    ),
+]
+WorkerName = Annotated[
+    WorkerId,
+    Meta(min_length=1, max_length=MAX_NAME, description="Name of a worker, such as `decode-0`."),
+]
+ConductorName = Annotated[
+    ConductorId, Meta(max_length=MAX_NAME, description="Name of a conductor.")
+]
+RequestName = Annotated[
+    RequestId,
+    Meta(
+        min_length=1,
+        max_length=MAX_NAME,
+        description="Names one try at one client's request: `cmpl-7f3a`, then `cmpl-7f3a~2`.",
+    ),
+]
+TicketName = Annotated[
+    Ticket,
+    Meta(
+        max_length=MAX_NAME,
+        description="Names one put or one lease; its client chooses it, unique on its connection.",
+    ),
+]
+
+# bytes
+
+#: `halfmoon_protocol.blocks.HASH_BYTES` long.
+HashBytes = Annotated[BlockHash, Meta(min_length=16, max_length=16)]
+Hashes = Annotated[tuple[HashBytes, ...], _ITEMS]
+
+# numbers
+
+#: A version of the protocol: the first byte of a frame.
+Version = Annotated[int, Meta(ge=1, le=255), unit("version")]
+TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID), unit("token id")]
+TokenIds = Annotated[tuple[TokenId, ...], _ITEMS]
+Count = Annotated[int, _COUNT, unit("count")]
+Index = Annotated[int, _COUNT, unit("index")]
+Bytes = Annotated[int, _COUNT, unit("bytes")]
+PositiveBytes = Annotated[int, _POSITIVE, unit("bytes")]
+Tokens = Annotated[int, _COUNT, unit("tokens")]
+PositiveTokens = Annotated[int, _POSITIVE, unit("tokens")]
+Blocks = Annotated[int, _COUNT, unit("blocks")]
+Pages = Annotated[int, _COUNT, unit("pages")]
+Layers = Annotated[int, _COUNT, unit("layers")]
+Requests = Annotated[int, _COUNT, unit("requests")]
+#: The larger one goes first.
+Priority = Annotated[int, Meta(ge=-(2**40), le=2**40), unit("priority")]
 #: The number of a KV event; -1: none.
-Sequence = Annotated[int, Meta(ge=-1, le=2**62)]
+Sequence = Annotated[
+    int, Meta(ge=-1, le=2**62, extra_json_schema={"format": "int64"}), unit("index")
+]
 #: Time left until a deadline.
-Seconds = Annotated[float, Meta(ge=0, le=MAX_SECONDS)]
+Seconds = Annotated[float, _SECONDS, unit("s")]
 #: Measured or fitted seconds, which may be a little below 0.
-Measured = Annotated[float, Meta(ge=-MAX_SECONDS, le=MAX_SECONDS)]
-#: 64 bits: MessagePack has no larger integers.
-Checksum = Annotated[int, Meta(ge=0)]
+Measured = Annotated[float, Meta(ge=-MAX_SECONDS, le=MAX_SECONDS), unit("s")]
+SecondsPerToken = Annotated[float, _SECONDS, unit("s/token")]
+SecondsPerTokenSquared = Annotated[float, _SECONDS, unit("s/token²")]
+SecondsPerRequest = Annotated[float, _SECONDS, unit("s/request")]
+#: xxh3-64. 64 bits: MessagePack has no larger integers.
+Checksum = Annotated[
+    int,
+    Meta(ge=0, extra_json_schema={"maximum": 2**64 - 1, "format": "uint64"}),
+    unit("checksum"),
+]

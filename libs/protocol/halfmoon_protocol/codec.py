@@ -47,7 +47,8 @@ def decode(frame: bytes | memoryview, *, max_bytes: int = MAX_MESSAGE_BYTES) -> 
     if len(frame) == 0:
         raise MalformedMessage("an empty frame")
     if frame[0] != VERSION:
-        raise UnknownVersion(f"a frame of version {frame[0]}, this build speaks {VERSION}")
+        text = f"a frame of version {frame[0]}, this build speaks {VERSION}"
+        raise UnknownVersion(frame[0], text)
     try:
         return _decoder.decode(memoryview(frame)[1:])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -15,6 +15,11 @@ class ProtocolError(ValueError):
 class UnknownVersion(ProtocolError):
     """A frame of a version that this build does not speak."""
 
+    def __init__(self, got: int, text: str) -> None:
+        super().__init__(text)
+        #: The version of the frame.
+        self.got = got
+
 
 class MessageTooLarge(ProtocolError):
     """A frame over `codec.MAX_MESSAGE_BYTES`."""

@@ -30,6 +30,7 @@ from halfmoon_protocol.messages import (
     KvstoreLoad,
     KvstoreRefused,
     LeaseBlocks,
+    LeaseRenewed,
     Message,
     Place,
     PrefillCost,
@@ -63,6 +64,7 @@ from halfmoon_protocol.messages import (
     VerifyBlocks,
     Welcome,
     WorkerInfo,
+    WrongVersion,
 )
 from halfmoon_protocol.regions import Landing, Region
 from halfmoon_protocol.sampling import Sampling, Stopping
@@ -103,13 +105,19 @@ WORKER = WorkerInfo(
     roles=("prefill", "decode"),
     stage=Stage("group-0", 0, 2, chunk_tokens=512, hop_s=0.002),
     key_id=KEY_ID,
+    max_version=2,
+    features=("sampling", "logprobs"),
 )
 SLOTS = ActivationSlots(Region("prefill-2", 1, bytes(range(16)), 1 << 20), (0, 65536), 65536, 128)
 
 EXAMPLES: tuple[Message, ...] = (
-    Hello(conductor_id=ConductorId("conductor-0"), session=1),
+    Hello(conductor_id=ConductorId("conductor-0"), session=1, max_version=2),
     Welcome(worker=WORKER),
-    Unwelcome(reason="KV layouts differ: block_size is 16 at the cluster, 32 at decode-1"),
+    Unwelcome(
+        reason="KV layouts differ: block_size is 16 at the cluster, 32 at decode-1",
+        code="layout_mismatch",
+    ),
+    WrongVersion(got=9, min_version=1, max_version=2),
     Cancel(request_id=REQUEST, landing_in_doubt=True),
     ChangeRole(role="decode", reason="decode has had a load of 1.30, the other side of 0.20"),
     ReserveDecode(
@@ -133,7 +141,9 @@ EXAMPLES: tuple[Message, ...] = (
     TokensProduced(
         step=9, produced=(Produced(REQUEST, 302), Produced(RequestId("cmpl-90b1~2"), 2, "stop"))
     ),
-    DecodeFailed(request_id=REQUEST, reason="preempted: no page is free", retryable=True),
+    DecodeFailed(
+        request_id=REQUEST, reason="preempted: no page is free", retryable=True, code="preempted"
+    ),
     DecodeLoad(
         n_running=3, n_reserved=1, context_tokens=1200, free_pages=40, n_pages=64, step_s=0.012
     ),
@@ -212,7 +222,7 @@ EXAMPLES: tuple[Message, ...] = (
         parent=BlockHash(b"\xff" * 16),
         token_ids=tuple(range(32)),
     ),
-    CommitBlocks(ticket=TICKET, checksums=(0x0123456789ABCDEF, 7)),
+    CommitBlocks(ticket=TICKET, checksums=(0x0123456789ABC, 7)),
     RevokeBlocks(ticket=TICKET),
     LeaseBlocks(ticket=TICKET, layout=LAYOUT, hashes=HASHES, trace=TRACE),
     RenewLease(ticket=TICKET),
@@ -242,8 +252,11 @@ EXAMPLES: tuple[Message, ...] = (
         expires_s=10.0,
         n_from_disk=1,
     ),
+    LeaseRenewed(ticket=TICKET, expires_s=10.0),
     BlocksReplicated(ticket=TICKET, n_blocks=1),
-    KvstoreRefused(ticket=TICKET, reason="all 64 blocks are leased", retry_after_s=10.0),
+    KvstoreRefused(
+        ticket=TICKET, reason="all 64 blocks are leased", retry_after_s=10.0, code="no_room"
+    ),
     BlocksSnapshot(sequence=41, hashes=HASHES),
     KvstoreLoad(
         n_stored=50,
@@ -305,5 +318,20 @@ EXAMPLES: tuple[Message, ...] = (
         reason="http://127.0.0.1:8001 ended the stream in silence",
         retryable=True,
         culprit=WorkerId("server-0-decode"),
+    ),
+)
+
+#: Integers that not every language reads from JSON: these are golden in hexadecimal alone.
+LARGEST_INTEGERS: tuple[Message, ...] = (
+    CommitBlocks(ticket=TICKET, checksums=(2**64 - 1, 2**63, 2**53)),
+    BlocksLeased(
+        ticket=TICKET, region=REGION, places=(Place(HASHES[0], 0, 2**64 - 1),), expires_s=10.0
+    ),
+    BlocksSnapshot(sequence=2**62, hashes=HASHES),
+    StartDecode(
+        request_id=REQUEST,
+        first_token=301,
+        sampling=Sampling(seed=2**63 - 1),
+        n_prompt=20,
     ),
 )

@@ -17,31 +17,44 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from halfmoon_protocol.bounds import MAX_ITEMS, unit
 from halfmoon_protocol.errors import MalformedMessage
 
 #: Events of one publication. Halfmoon's own have at most 512.
 MAX_EVENTS = 65_536
 
 
+_Hash = Annotated[int, unit("hash")] | Annotated[bytes, Meta(max_length=MAX_ITEMS)]
+_Hashes = Annotated[tuple[_Hash, ...], Meta(max_length=MAX_ITEMS)]
+_TokenIds = Annotated[tuple[Annotated[int, unit("token id")], ...], Meta(max_length=MAX_ITEMS)]
+_Medium = Annotated[str, Meta(max_length=MAX_ITEMS)]
+
+
 class BlockStored(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=True):
     """Blocks were added to a cache, each the child of the block before it."""
 
-    block_hashes: tuple[int | bytes, ...]
-    parent_block_hash: int | bytes | None
+    #: In prefix order. Halfmoon's are byte strings, other caches' may be integers.
+    block_hashes: _Hashes
+    #: Hash of the block before the first one; none for the start of a prompt.
+    parent_block_hash: _Hash | None
     #: Of all these blocks, one after another. Empty if the sender leaves them out, and in every
     #: decoded event.
-    token_ids: tuple[int, ...]
-    block_size: int
-    lora_id: int | None = None
+    token_ids: _TokenIds
+    #: Tokens of each block.
+    block_size: Annotated[int, unit("tokens")]
+    #: Adapter that the blocks were computed with; none: no adapter. Halfmoon has none.
+    lora_id: Annotated[int, unit("index")] | None = None
     #: "GPU", "CPU" or "STORAGE".
-    medium: str | None = None
+    medium: _Medium | None = None
 
 
 class BlockRemoved(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=True):
     """Blocks left a cache."""
 
-    block_hashes: tuple[int | bytes, ...]
-    medium: str | None = None
+    #: In any order.
+    block_hashes: _Hashes
+    #: As in `BlockStored`.
+    medium: _Medium | None = None
 
 
 class AllBlocksCleared(msgspec.Struct, frozen=True, tag=True):

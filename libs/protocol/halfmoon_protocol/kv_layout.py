@@ -13,11 +13,12 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from halfmoon_protocol.bounds import Name
+from halfmoon_protocol.bounds import Name, unit
 from halfmoon_protocol.errors import LayoutMismatch
 
 #: One dimension of a block: no size is 0, and the product of all is a number of bytes.
-_Size = Annotated[int, Meta(ge=1, le=2**24)]
+_SIZE = Meta(ge=1, le=2**24)
+_Size = Annotated[int, _SIZE, unit("count")]
 DType = Literal["float32", "bfloat16", "float16"]
 _ITEM_BYTES: dict[DType, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -27,12 +28,16 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
 
     #: Fingerprint of config and weights: KV of another model is noise.
     model: Name
-    n_layers: _Size
+    #: Layers whose keys and values a block has.
+    n_layers: Annotated[int, _SIZE, unit("layers")]
+    #: Heads of keys and values in each layer.
     n_kv_heads: _Size
+    #: Numbers in one head's key, and in its value.
     head_dim: _Size
+    #: Type of each of these numbers.
     dtype: DType
-    #: Tokens per block, 16 to 512.
-    block_size: _Size
+    #: Tokens per block. Prompts are cut into 16 to 512; a receiver refuses others by name.
+    block_size: Annotated[int, _SIZE, unit("tokens")]
 
     @property
     def token_bytes(self) -> int:

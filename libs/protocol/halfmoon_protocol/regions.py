@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from halfmoon_protocol.bounds import Count, Name
+from halfmoon_protocol.bounds import MAX_ITEMS, Bytes, Count, Index, Name
 from halfmoon_protocol.kv_layout import KvLayout
 
 KEY_BYTES = 16
@@ -24,16 +24,18 @@ class Region(msgspec.Struct, frozen=True):
     #: The segment's generation: a restarted process has a higher one, and an access with
     #: an old one is refused rather than applied to other memory.
     generation: Count
-    #: 16 random bytes, the right to read and write the region.
+    #: 16 random bytes (at most 64 are read), the right to read and write the region.
     key: Annotated[bytes, Meta(max_length=64)]
-    #: Length in bytes.
-    length: Count
+    #: Its length; accesses beyond it are refused.
+    length: Bytes
 
 
 class Landing(msgspec.Struct, frozen=True):
     """Where the KV of one request lands in a decode worker's pool."""
 
+    #: The pool, or a part of it that its key opens for this request alone.
     region: Region
     #: Page i of the request's blocks; its bytes start at ``pages[i] * layout.block_bytes``.
-    pages: tuple[Count, ...]
+    pages: Annotated[tuple[Index, ...], Meta(max_length=MAX_ITEMS)]
+    #: How the bytes of a page are laid out.
     layout: KvLayout

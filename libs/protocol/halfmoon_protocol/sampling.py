@@ -5,7 +5,14 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from halfmoon_protocol.bounds import MAX_COUNT, MAX_STOP_TOKENS, Count, Positive, TokenId
+from halfmoon_protocol.bounds import (
+    MAX_ITEMS,
+    MAX_STOP_TOKENS,
+    PositiveTokens,
+    TokenId,
+    Tokens,
+    unit,
+)
 
 #: Why a request ended: "stop" by a stop token, "length" by its bound; "" while it goes on.
 Finish = Literal["", "stop", "length"]
@@ -23,8 +30,9 @@ MAX_GRAMMAR_SYMBOLS = 50_000
 #: compiling it and computing masks. Each token of the answer adds to that.
 MAX_GRAMMAR_CPU_S = 2.0
 MAX_GRAMMAR_TOKEN_CPU_S = 0.005
-_Top = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
-_Bias = Annotated[float, Meta(ge=-MAX_LOGIT_BIAS, le=MAX_LOGIT_BIAS)]
+_Top = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS), unit("tokens")]
+_Bias = Annotated[float, Meta(ge=-MAX_LOGIT_BIAS, le=MAX_LOGIT_BIAS, title="bias"), unit("logit")]
+_Penalty = Annotated[float, Meta(ge=-2, le=2), unit("logit")]
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -34,18 +42,29 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     placed again on another worker goes on with the very same tokens.
     """
 
-    #: 0 is greedy.
-    temperature: Annotated[float, Meta(ge=0, le=MAX_TEMPERATURE)] = 1.0
-    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
-    #: 0 keeps all.
-    top_k: Annotated[int, Meta(ge=0, le=MAX_COUNT)] = 0
-    min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
-    repetition_penalty: Annotated[float, Meta(gt=0, le=MAX_REPETITION_PENALTY)] = 1.0
-    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
-    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
-    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
+    #: Logits are divided by it; 0 is greedy.
+    temperature: Annotated[float, Meta(ge=0, le=MAX_TEMPERATURE), unit("ratio")] = 1.0
+    #: The likeliest tokens whose probabilities add up to this are kept; 1 keeps all.
+    top_p: Annotated[float, Meta(gt=0, le=1), unit("ratio")] = 1.0
+    #: So many of the likeliest tokens are kept; 0 keeps all.
+    top_k: Tokens = 0
+    #: Tokens are kept that are at least this times as likely as the likeliest; 0 keeps all.
+    min_p: Annotated[float, Meta(ge=0, le=1), unit("ratio")] = 0.0
+    #: Divides positive logits of all tokens so far, and multiplies negative ones; 1: no penalty.
+    repetition_penalty: Annotated[float, Meta(gt=0, le=MAX_REPETITION_PENALTY), unit("ratio")] = 1.0
+    #: Subtracted from the logits of tokens that are in the answer.
+    presence_penalty: _Penalty = 0.0
+    #: Subtracted from a token's logit for each time that it is in the answer.
+    frequency_penalty: _Penalty = 0.0
+    #: Seed of the draws.
+    seed: Annotated[
+        int, Meta(ge=0, le=2**63 - 1, extra_json_schema={"format": "int64"}), unit("seed")
+    ] = 0
     #: Added to the logits of these tokens before all else.
-    logit_bias: tuple[tuple[TokenId, _Bias], ...] = ()
+    logit_bias: Annotated[
+        tuple[tuple[Annotated[TokenId, Meta(title="token")], _Bias], ...],
+        Meta(max_length=MAX_ITEMS),
+    ] = ()
     #: Report each new token's score with so many likeliest tokens; None: no scores.
     logprobs: _Top | None = None
     #: The same for the prompt's tokens. All of them are computed then, none come from a cache.
@@ -71,8 +90,8 @@ class Stopping(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     #: New tokens at the most, the first one included. In messages it counts those of this try, so
     #: a later try has what is left.
-    max_new_tokens: Positive
+    max_new_tokens: PositiveTokens
     #: Each of these ends the request; it is reported and counted, its text is not shown.
     stop_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_STOP_TOKENS)] = ()
     #: Tokens before which stop tokens don't end the request; counted as `max_new_tokens`.
-    min_new_tokens: Count = 0
+    min_new_tokens: Tokens = 0

@@ -12,6 +12,7 @@ from typing import Protocol, TypeVar, assert_never
 
 import structlog
 
+from halfmoon_protocol import error_codes
 from halfmoon_protocol.ids import BlockHash, Ticket, WorkerId
 from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_protocol.messages import (
@@ -24,6 +25,7 @@ from halfmoon_protocol.messages import (
     KvstoreAddress,
     KvstoreRefused,
     LeaseBlocks,
+    LeaseRenewed,
     ReleaseLease,
     RenewLease,
     ReplicateBlocks,
@@ -161,7 +163,11 @@ class KvstoreClient:
         await self._tell(RevokeBlocks(ticket=ticket))
 
     async def renew(self, ticket: Ticket) -> None:
-        """Renew a lease."""
+        """Renew a lease, or a reservation.
+
+        Nothing waits for the answer: kvstores of earlier builds send none. A lease that is over is
+        logged, and its reader finds out by the checksums.
+        """
         await self._tell(RenewLease(ticket=ticket))
 
     async def release(self, ticket: Ticket) -> None:
@@ -257,6 +263,8 @@ class KvstoreClient:
                 if not isinstance(answer, ToKvstoreClient):
                     record_drop("unexpected", self.name, type(answer).__name__)
                     continue
+                if isinstance(answer, LeaseRenewed):
+                    continue  # another question may wait under the same ticket
                 future = self._waiting.get(answer.ticket)
                 if future is not None and not future.done():
                     future.set_result(answer)
@@ -274,8 +282,16 @@ class KvstoreClient:
                 await self._tell(ReleaseLease(ticket=ticket))
             case BlocksReserved(ticket=ticket):
                 await self._tell(RevokeBlocks(ticket=ticket))
-            case BlocksCommitted() | BlocksReplicated() | BlocksSnapshot() | KvstoreRefused():
-                pass  # the kvstore holds nothing
+            case KvstoreRefused(code=error_codes.NOT_HELD, ticket=ticket, reason=reason):
+                log.warning("lease_is_over", kvstore=self.name, ticket=ticket, reason=reason)
+            case (
+                BlocksCommitted()
+                | BlocksReplicated()
+                | BlocksSnapshot()
+                | LeaseRenewed()
+                | KvstoreRefused()
+            ):
+                pass  # the kvstore holds nothing for the question
             case _:
                 assert_never(answer)
 

@@ -199,6 +199,8 @@ def run_service(
     os.umask(0o077)
     configure_logging(name, settings.worker_id, settings.log_level, settings.log_format)
     report_stage("starting", worker_id=settings.worker_id)
+    for variable, meant in settings.misspelt_variables().items():
+        _log.warning("no setting", variable=variable, advice=f"did you mean {meant}?")
     if addresses := settings.open_addresses:
         _log.warning(
             "open network",

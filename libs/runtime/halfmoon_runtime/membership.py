@@ -91,7 +91,7 @@ async def next_generation(store: MetadataStore, worker_id: WorkerId, *, above: i
             generation = store.increment(GENERATIONS + worker_id)
         return generation
 
-    return await _until_done(f"generation of {worker_id}", lambda: asyncio.to_thread(count))
+    return await until_done(f"generation of {worker_id}", lambda: asyncio.to_thread(count))
 
 
 class Membership:
@@ -141,7 +141,7 @@ class Membership:
         Raises:
             Superseded: a later start of this worker is registered.
         """
-        await _until_done(self._key, self._write)
+        await until_done(self._key, self._write)
 
     async def update(self, info: WorkerInfo) -> None:
         """Change the record; if the metadata server does not answer, `keep_alive` writes it later.
@@ -165,7 +165,7 @@ class Membership:
         """
         while not self._left:
             await asyncio.sleep(self._ttl_s / 3)
-            await _until_done(self._key, self._write)
+            await until_done(self._key, self._write)
 
     async def leave(self) -> None:
         """Remove the record if it is still that of this start, and stop renewing it.
@@ -239,7 +239,7 @@ def _text(error: Exception) -> str:
     return str(error) or f"no answer in {_PATIENCE_S:g} s"
 
 
-async def _until_done(
+async def until_done(
     what: str, attempt: Callable[[], Awaitable[T]], *, on_back: Callable[[], None] = lambda: None
 ) -> T:
     """Repeat a call until the metadata server answers, and return the result.
@@ -353,7 +353,7 @@ async def watch_members(
         rejoined_at_s = now_s() + rejoin_s
 
     while True:
-        records = await _until_done(
+        records = await until_done(
             MEMBERS, lambda: asyncio.to_thread(store.list, MEMBERS), on_back=on_back
         )
         now, ignored = _readable(records, ignored)

@@ -5,6 +5,7 @@ A secret has no flag, as any user of a machine can read its processes' command l
 """
 
 import ipaddress
+import os
 import socket
 import sys
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from halfmoon_metadata.cluster_key_source import (
 )
 from halfmoon_protocol.cluster_keys import split_cluster_keys
 from halfmoon_runtime.own_address import is_loopback, resolve_own_address
+from halfmoon_runtime.setting_names import misspelt_variables, unknown_flags
 
 ENVIRONMENT_PREFIX = "HALFMOON_"
 #: Settings that come from the environment only, and are never printed.
@@ -234,6 +236,25 @@ class ServiceSettings(BaseSettings):
         return self.transfer_bind if self.transfer_host else [self.advertised_host]
 
     @classmethod
+    def misspelt_variables(cls) -> dict[str, str]:
+        """Variables around us that are nearly a setting, each with the variable that is one."""
+        return misspelt_variables(os.environ, cls.model_fields, ENVIRONMENT_PREFIX)
+
+    @classmethod
+    def _refuse_unknown(cls, argv: Sequence[str]) -> None:
+        flags = {"--help"}
+        for name, field in cls.model_fields.items():
+            kebab = name.replace("_", "-")
+            flags |= {f"--{kebab}", f"--no-{kebab}"} if field.annotation is bool else {f"--{kebab}"}
+        unknown = unknown_flags(argv, flags)
+        if unknown:
+            told = (
+                f"{flag} is no flag" + (f": did you mean {near}?" if near else "")
+                for flag, near in unknown.items()
+            )
+            raise SettingsError("\n  ".join(told))
+
+    @classmethod
     def _plain(cls, argv: Sequence[str]) -> list[str]:
         """Rewrite flags such as ``--measure=false`` to ``--no-measure``, which the parser knows."""
         switches = {
@@ -258,6 +279,7 @@ class ServiceSettings(BaseSettings):
         program = program or f"python -m {cls.__module__.partition('.')[0]}"
         try:
             _refuse_secrets(argv)
+            cls._refuse_unknown(argv)
             return cls(_cli_parse_args=cls._plain(argv), _cli_prog_name=program)
         except ValidationError as error:
             lines = [_explain(one) for one in error.errors()]

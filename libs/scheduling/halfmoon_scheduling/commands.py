@@ -35,8 +35,8 @@ class Reject(Command, frozen=True, tag="reject"):
     """Refuse a request before its client got anything."""
 
     request_id: RequestId
-    #: overloaded → 429, unavailable → 503, too_long → 400.
-    kind: Literal["overloaded", "unavailable", "too_long"]
+    #: overloaded → 429, unavailable → 503, too_long and unsupported → 400.
+    kind: Literal["overloaded", "unavailable", "too_long", "unsupported"]
     reason: str
     #: Seconds after which another try may succeed; 0 when none will.
     retry_after_s: float = 0.0

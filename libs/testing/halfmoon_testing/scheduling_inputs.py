@@ -37,6 +37,7 @@ def a_worker(
     local_prefill_step_s: float = 0.0,
     local_prefill_tbt_s: float = 0.0,
     server: str = "",
+    features: tuple[str, ...] | None = None,
 ) -> WorkerInfo:
     """Return a worker whose role is the first part of its id, as in ``decode-0``."""
     role: Role
@@ -74,6 +75,7 @@ def a_worker(
         local_prefill_step_s=local_prefill_step_s,
         local_prefill_tbt_s=local_prefill_tbt_s,
         server=server,
+        features=features,
     )
 
 

@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from os import PathLike
 from typing import TYPE_CHECKING
 
+from halfmoon_metadata import MemoryStore
 from halfmoon_metadata.store_interface import MetadataStore
 from halfmoon_protocol.regions import Region
 from halfmoon_transfer.backends.backend_interface import Backend, EngineContext
@@ -97,7 +98,7 @@ class TransferEngine:
         cls,
         name: str,
         *,
-        metadata: MetadataStore,
+        metadata: MetadataStore | None = None,
         generation: int | None = None,
         backends: Sequence["str | FaultInjection"] = ("shm", "tcp"),
         bind: str | Sequence[str] = "127.0.0.1",
@@ -112,7 +113,8 @@ class TransferEngine:
 
         Args:
             name: the segment's name, unique in the metadata store.
-            metadata: the store of descriptors; the caller closes it.
+            metadata: the store of descriptors, which the caller closes; None: there is none, and
+                peers are made known by `add_peer`.
             generation: the number of this start of the segment, higher each time; None: counted
                 in the metadata store.
             backends: paths by name, best first; or `FaultInjection` around one. A name with a
@@ -136,7 +138,7 @@ class TransferEngine:
             MetadataError: the store failed.
         """
         check_segment_name(name)
-        directory = SegmentDirectory(metadata)
+        directory = SegmentDirectory(MemoryStore() if metadata is None else metadata)
         if generation is None:
             generation = directory.next_generation(name)
         context = make_context(
@@ -362,6 +364,15 @@ class TransferEngine:
             raise Rejected(f"not a grant of segment {self.name} (any more)")
         return self._router.revoke_region(entry, patience_s)
 
+    def cut_accesses(self, region: Region) -> None:
+        """Cut the connections that access a region of ours by its own key now.
+
+        Nothing that was half received lands any more, a moment later. The peers write again over
+        other connections, unless they gave up. Memory that peers have mapped can't be cut.
+        """
+        for backend in self._router.backends.values():
+            backend.evict(region.key)
+
     def can_grant(self, region: Region) -> bool:
         """Return whether a grant of this region holds on one of our paths: one that is checked."""
         checked = (each.capabilities.checks_accesses for each in self._router.backends.values())
@@ -518,6 +529,25 @@ class TransferEngine:
         """
         self._require_open()
         self._router.resolve_peer(segment, generation)
+
+    def is_unsettled(self, region: Region) -> bool:
+        """Return whether bytes of writes that were given up may still land in a peer's memory.
+
+        That is so after a write over TCP that was cancelled, overdue or broken off: its bytes may
+        be on their way still. Before its owner gives the memory to other data, `settle` it.
+        """
+        return self._router.is_unsettled(region.segment, region.generation)
+
+    def settle(self, region: Region, timeout_s: float) -> None:
+        """Return when no byte of a write that was given up before can land at a region's owner.
+
+        Blocks for a round trip to the owner, if there was such a write.
+
+        Raises:
+            Lost: the owner does not confirm it within `timeout_s` seconds.
+        """
+        self._require_open()
+        self._router.settle(region.segment, region.generation, timeout_s)
 
     def add_peer(self, peer: SegmentDescriptor) -> None:
         """Make a peer known that keeps no record in our metadata store, until it is released.

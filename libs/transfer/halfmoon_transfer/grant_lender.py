@@ -130,6 +130,10 @@ class GrantLender(Generic[HolderT]):
         except Rejected:
             return True  # the region was unregistered, and its grants with it
 
+    def cut(self) -> None:
+        """Cut the connections that access the region by its own key now."""
+        self._engine.cut_accesses(self._region)
+
 
 def unkeyed(region: Region) -> Region:
     """Return a region with a key that opens nothing."""

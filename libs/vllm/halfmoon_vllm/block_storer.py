@@ -12,6 +12,7 @@ from collections import defaultdict
 import xxhash
 
 from halfmoon_prefix_cache.prefix_fetch import cancel_and_wait
+from halfmoon_prefix_cache.write_settling import settle_writes
 from halfmoon_protocol.messages import BlocksReserved, KvstoreAddress
 from halfmoon_runtime.kvstore_clients import KvstoreClient, KvstoreUnavailable
 from halfmoon_transfer.interface import Piece, TransferError
@@ -70,7 +71,9 @@ class BlockStorer:
         try:
             await self._write(kvstore, reserved, blocks)
         except BaseException:
-            await kvstore.revoke(reserved.ticket)
+            # Otherwise it runs out: bytes may be on their way to places that are others' then.
+            if await settle_writes(self._pool.transfer, reserved.region):
+                await kvstore.revoke(reserved.ticket)
             raise
         self._pool.replicas.answered(blocks.home)
         return len(reserved.places)

@@ -43,7 +43,6 @@ from halfmoon_metadata.metadata_token import metadata_tokens
 from halfmoon_metadata.stalling_clock import StallingClock
 from halfmoon_protocol.ids import ConductorId
 from halfmoon_runtime.channels.zmq_network import ZmqNetwork
-from halfmoon_runtime.channels.zmq_sockets import SocketSettings
 from halfmoon_runtime.clock import SystemClock
 from halfmoon_runtime.lifecycle import CannotStart, Service
 from halfmoon_runtime.observability.operator_http import operator_tokens
@@ -51,9 +50,6 @@ from halfmoon_runtime.observability.tracer_setup import open_tracer
 from halfmoon_sandbox import Sandbox
 from halfmoon_scheduling.conductor.conductor_machine import Conductor
 
-#: libzmq reads heartbeats only while its receive queue has room. With this much room, a loop that
-#: stands still for half a minute loses no live worker.
-_SOCKETS = SocketSettings(receive_queue_messages=8192)
 #: Connections of the embedded metadata server: each worker keeps a few.
 _MAX_METADATA_CONNECTIONS = 1024
 #: Seconds between two renewals of the Date header.
@@ -117,7 +113,7 @@ async def run(settings: ConductorSettings, service: Service) -> None:
             else open_store(settings.metadata, cluster_key=cluster_key, tls_ca=settings.tls_ca)
         )
         stack.callback(store.close)
-        network = ZmqNetwork(_SOCKETS, cluster_key=cluster_key)
+        network = ZmqNetwork(cluster_key=cluster_key)
         stack.push_async_callback(network.close)
 
         if journal := _open_journal(settings):
@@ -158,6 +154,7 @@ async def run(settings: ConductorSettings, service: Service) -> None:
             tenants=tenants,
             extra_mounts=mounts,
             tool_call_parser=settings.tool_call_parser,
+            reasoning_parser=settings.reasoning_parser,
             preparer=preparer,
             grammars=grammars,
             streams=streams,

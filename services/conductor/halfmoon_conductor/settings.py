@@ -43,6 +43,11 @@ class ConductorSettings(TracedSettings):
         "auto",
         description="How the model writes calls of tools; auto: as its chat template shows",
     )
+    reasoning_parser: Literal["auto", "think", "none"] = Field(
+        "auto",
+        description="What is told apart from answers as reasoning: think, what is between <think>"
+        " and </think>; none; auto, as the model's chat template shows",
+    )
     max_body_bytes: Annotated[int, Field(ge=1024)] = Field(
         8 * 1024 * 1024, description="Bytes of a request's body at the most"
     )

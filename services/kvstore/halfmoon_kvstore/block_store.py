@@ -18,6 +18,7 @@ from halfmoon_kvstore.lease_spans import LeaseSpans
 from halfmoon_kvstore.lent_keys import Holder, LentKeys, NoKeyLeft
 from halfmoon_kvstore.outbox import Outbox
 from halfmoon_kvstore.settings import KvstoreSettings
+from halfmoon_protocol import error_codes
 from halfmoon_protocol.errors import LayoutMismatch
 from halfmoon_protocol.ids import Ticket
 from halfmoon_protocol.kv_layout import KvLayout
@@ -301,9 +302,13 @@ class BlockStore:
 
     def _refuse_lease(self, peer: PeerId, ticket: Ticket, reason: str) -> None:
         retry_after_s = self._settings.lease_ttl_s
-        self._outbox.answer(
-            peer, KvstoreRefused(ticket=ticket, reason=reason, retry_after_s=retry_after_s)
+        refused = KvstoreRefused(
+            ticket=ticket,
+            reason=reason,
+            retry_after_s=retry_after_s,
+            code=error_codes.NO_ROOM,
         )
+        self._outbox.answer(peer, refused)
         self._traces.on_refused(peer, ticket, reason, self._clock.now())
 
     async def write_back_all(self, limit_s: float) -> None:

@@ -19,10 +19,12 @@ from halfmoon_kvstore.lease_spans import LeaseSpans
 from halfmoon_kvstore.lent_keys import Holder, NoKeyLeft
 from halfmoon_kvstore.metrics import kvstore_metrics, load_message
 from halfmoon_kvstore.outbox import Outbox
+from halfmoon_kvstore.refusal_codes import code_of
 from halfmoon_kvstore.replication.replica_reader import ReplicaReader
 from halfmoon_kvstore.replication.replication_handler import ReplicationHandler
 from halfmoon_kvstore.scrubber import BlockScrubber
 from halfmoon_kvstore.settings import KvstoreSettings
+from halfmoon_protocol import error_codes
 from halfmoon_protocol.errors import LayoutMismatch
 from halfmoon_protocol.ids import ConductorId, Ticket
 from halfmoon_protocol.kv_layout import KvLayout
@@ -37,6 +39,7 @@ from halfmoon_protocol.messages import (
     Hello,
     KvstoreRefused,
     LeaseBlocks,
+    LeaseRenewed,
     Place,
     ReleaseLease,
     RenewLease,
@@ -50,6 +53,7 @@ from halfmoon_protocol.messages import (
     Welcome,
     WorkerInfo,
 )
+from halfmoon_protocol.versions import version_fault, wrong_version
 from halfmoon_runtime.channels.network import PeerId, Port
 from halfmoon_runtime.clock import Clock
 from halfmoon_runtime.observability.metrics import MetricSnapshot
@@ -234,9 +238,8 @@ class KvstoreWorker:
                     room_bytes=self.block_store.free_bytes,
                 )
                 self._outbox.answer(peer, snapshot)
-            case Hello(conductor_id=conductor):
-                self._conductors[peer] = conductor
-                self._outbox.answer(peer, Welcome(worker=self.info))
+            case Hello():
+                self._on_hello(peer, message)
             case Unwelcome(reason=reason):
                 # The node also holds objects and blocks of other conductors: it goes on.
                 reason = reason[:_MAX_LOGGED] + self.block_store.layout_hint()
@@ -248,17 +251,27 @@ class KvstoreWorker:
 
     # -- commands ----------------------------------------------------------------------------
 
+    def _on_hello(self, peer: PeerId, hello: Hello) -> None:
+        if fault := version_fault(hello.conductor_id, hello.min_version, hello.max_version):
+            log.error("conductor_refused", reason=fault)
+            self._outbox.answer(peer, wrong_version(hello.max_version))
+            return
+        self._conductors[peer] = hello.conductor_id
+        self._outbox.answer(peer, Welcome(worker=self.info))
+
     async def _on_reserve(self, peer: PeerId, put: ReserveBlocks) -> None:
         if self.info.draining:
-            self._refuse(peer, put.ticket, f"{self.info.worker_id} is stopping: use another one")
+            reason = f"{self.info.worker_id} is stopping: use another one"
+            self._refuse(peer, put.ticket, reason, code=error_codes.DRAINING)
             return
         try:
             tiers = await self.block_store.tiers_for(put)
         except (LayoutMismatch, ValueError) as error:
-            self._refuse(peer, put.ticket, str(error))
+            self._refuse(peer, put.ticket, str(error), code=code_of(error))
             return
         if tiers.would_make_cycle(put.hashes, put.parent):
-            self._refuse(peer, put.ticket, "a block of these is its own ancestor here")
+            reason = "a block of these is its own ancestor here"
+            self._refuse(peer, put.ticket, reason, code=error_codes.INVALID)
             return
         now = self._clock.now()
         try:
@@ -267,7 +280,7 @@ class KvstoreWorker:
             )
         except CacheError as error:
             retry_after_s = error.retry_after_s if isinstance(error, CacheFull) else 0.0
-            self._refuse(peer, put.ticket, str(error), retry_after_s)
+            self._refuse(peer, put.ticket, str(error), retry_after_s, code=error.code)
             self.block_store.run_commands()
             return
         try:
@@ -278,7 +291,8 @@ class KvstoreWorker:
             )
         except NoKeyLeft as error:
             tiers.revoke(owner_of(peer), put.ticket)
-            self._refuse(peer, put.ticket, str(error), self._settings.reservation_ttl_s)
+            retry_after_s = self._settings.reservation_ttl_s
+            self._refuse(peer, put.ticket, str(error), retry_after_s, code=error_codes.NO_ROOM)
         else:
             kept = kept_for_events(put, with_tokens=self._settings.event_tokens)
             self._puts[peer, put.ticket] = _Put(kept, now + self._settings.reservation_ttl_s)
@@ -301,14 +315,14 @@ class KvstoreWorker:
         put = self._puts.get((peer, commit.ticket))
         if put is None or self.tiers is None:
             reason = f"ticket {commit.ticket} has no reservation here, or it ran out"
-            self._refuse(peer, commit.ticket, reason)
+            self._refuse(peer, commit.ticket, reason, code=error_codes.NOT_HELD)
             return
         try:
             stored = self.tiers.commit(
                 owner_of(peer), commit.ticket, commit.checksums, self._clock.now()
             )
         except (CacheError, ValueError) as error:
-            self._refuse(peer, commit.ticket, str(error))
+            self._refuse(peer, commit.ticket, str(error), code=code_of(error))
             return
         del self._puts[peer, commit.ticket]
         self._outbox.publish(stored_events(put.reserved, stored))
@@ -324,13 +338,15 @@ class KvstoreWorker:
             self.info.layout.require_same(wanted.layout, self.info.worker_id, "the reader")
             self.tiers.lease(owner_of(peer), wanted.ticket, wanted.hashes, self._clock.now())
         except (LayoutMismatch, CacheError) as error:
-            self._refuse(peer, wanted.ticket, str(error))
+            self._refuse(peer, wanted.ticket, str(error), code=code_of(error))
             self._traces.on_refused(peer, wanted.ticket, str(error), self._clock.now())
         self.block_store.run_commands()
 
     def _on_renew(self, peer: PeerId, ticket: Ticket) -> None:
         now = self._clock.now()
         if self.tiers is None or not self.tiers.renew(owner_of(peer), ticket, now):
+            reason = f"ticket {ticket} has no lease or reservation here, or it ran out"
+            self._refuse(peer, ticket, reason, code=error_codes.NOT_HELD)
             return
         put = self._puts.get((peer, ticket))
         ttl_s = self._settings.lease_ttl_s if put is None else self._settings.reservation_ttl_s
@@ -338,21 +354,30 @@ class KvstoreWorker:
         if put is not None:
             until_s = now + ttl_s
             self._puts[peer, ticket] = _Put(put.reserved, until_s)
+        self._outbox.answer(peer, LeaseRenewed(ticket=ticket, expires_s=ttl_s))
 
     def _on_replicate(self, peer: PeerId, order: ReplicateBlocks) -> None:
         if self._replication is None or self._tasks is None or self.info.draining:
-            self._refuse(peer, order.ticket, f"{self.info.worker_id} copies no blocks")
+            code = error_codes.DRAINING if self.info.draining else error_codes.UNSUPPORTED
+            self._refuse(peer, order.ticket, f"{self.info.worker_id} copies no blocks", code=code)
         elif (refused := self._replication.refusal(order)) is not None:
             self._outbox.answer(peer, refused)
         else:
             self._tasks.create_task(self._replication.replicate(peer, order))
 
     def _refuse(
-        self, peer: PeerId, ticket: Ticket, reason: str, retry_after_s: float = 0.0
+        self,
+        peer: PeerId,
+        ticket: Ticket,
+        reason: str,
+        retry_after_s: float = 0.0,
+        *,
+        code: str,
     ) -> None:
-        self._outbox.answer(
-            peer, KvstoreRefused(ticket=ticket, reason=reason, retry_after_s=retry_after_s)
+        refused = KvstoreRefused(
+            ticket=ticket, reason=reason, retry_after_s=retry_after_s, code=code
         )
+        self._outbox.answer(peer, refused)
 
     def _on_lost(self, peer: PeerId) -> None:
         """Release the leases and reservations of a caller that is gone."""

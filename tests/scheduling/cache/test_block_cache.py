@@ -1,3 +1,4 @@
+import math
 from collections.abc import Sequence
 
 import pytest
@@ -164,6 +165,15 @@ def test_a_full_cache_changes_nothing_and_says_when_to_come_again() -> None:
     assert e.value.retry_after_s == 7
     cache.check()
     assert cache.reserve(ME, T1, chain("q"), None, now=12).evicted == [b"x"]
+
+
+def test_a_cache_that_only_io_holds_says_a_time_all_the_same() -> None:
+    cache = BlockCache(1)
+    put(cache, "x")
+    cache.add_to_lease(YOU, T1, BlockHash(b"x"), now=0, ttl_s=math.inf)
+    with pytest.raises(CacheFull, match=r"retry in 1\.0 s") as e:
+        cache.reserve(ME, T1, chain("q"), None, now=5)
+    assert e.value.retry_after_s == 1
 
 
 def test_a_reservation_keeps_the_prefix_that_it_goes_on_from() -> None:

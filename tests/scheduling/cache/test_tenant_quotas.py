@@ -99,7 +99,7 @@ def test_what_is_read_or_pinned_stays_and_then_a_put_is_refused_with_numbers_and
     store.now = 2
     with pytest.raises(OverQuota, match="tenant lab has 3 of the 3 blocks") as refused:
         store.put("lab", "x")
-    assert refused.value.retry_after_s == 3
+    assert (refused.value.code, refused.value.retry_after_s) == ("over_limit", 3)
     store.tiers.release("reader", Ticket("r"), store.now)
     store.tiers.pin(BlockHash(b"ab"), "hard", until_s=100)
     assert store.put("lab", "x") == [BlockHash(b"x")]
@@ -108,6 +108,15 @@ def test_what_is_read_or_pinned_stays_and_then_a_put_is_refused_with_numbers_and
     store.tiers.pin(BlockHash(b"x"), "soft", until_s=100)
     assert store.put("lab", "z") == [BlockHash(b"z")]  # nothing else can go
     assert store.has() == {"a", "ab", "z", "y", "yz"}
+
+
+def test_a_put_of_what_is_there_already_is_success_also_for_a_tenant_over_its_quota() -> None:
+    store = Store(16, 0, lab=3)
+    store.put("lab", "abc")
+    store.put("lab", "xyz", copy=True)
+    assert store.tiers.tenants.n_blocks("lab") > 3
+    assert store.put("lab", "abc") == [] and store.put("lab", "") == []
+    assert store.has() >= {"a", "ab", "abc"}
 
 
 def test_soft_pinned_blocks_are_the_last_of_a_tenants_own() -> None:

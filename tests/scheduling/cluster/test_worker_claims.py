@@ -138,11 +138,13 @@ def test_a_kvstore_of_another_layout_shuts_no_worker_out_and_is_not_used() -> No
     assert [info.worker_id for info in cluster.accepting("kvstore")] == ["kvstore-1"]
     (name, reason), *more = cluster.unused_kvstores.items()
     assert name == "kvstore-0" and not more
+    assert cluster.foreign_kvstores == {"kvstore-0"}
     assert "'halfmoon.bytes' at kvstore-0" in reason and "'tiny' at the cluster" in reason
     # Another model comes, whose blocks they are.
     for worker in ("prefill-0", "decode-0"):
         core.handle(WorkerLost(WorkerId(worker), "gone"))
     assert cluster.unused_kvstores == {}
+    assert cluster.foreign_kvstores == set()
     core.handle(WorkerJoined(a_worker("prefill-1", layout=OTHER)))
     assert cluster.home_of(WorkerId("prefill-1")) in ("kvstore-0", "kvstore-1")
     assert len(cluster.accepting("kvstore")) == 2

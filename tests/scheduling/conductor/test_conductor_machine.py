@@ -112,10 +112,17 @@ class Core:
         return self.hear(worker, message)
 
     def refused(
-        self, worker: str = "decode-0", rid: str = "cmpl-1", retryable: bool = True
+        self,
+        worker: str = "decode-0",
+        rid: str = "cmpl-1",
+        retryable: bool = True,
+        code: str = "",
     ) -> list[AnyCommand]:
         message = DecodeRefused(
-            request_id=RequestId(rid), reason="0 of 64 pages are free", retryable=retryable
+            request_id=RequestId(rid),
+            reason="0 of 64 pages are free",
+            retryable=retryable,
+            code=code,
         )
         return self.hear(worker, message)
 
@@ -426,6 +433,51 @@ def test_refusals_are_counted_by_what_was_lacking() -> None:
     assert core.conductor.refusals == {"unavailable": 1, "too_long": 2}
 
 
+def test_a_request_goes_to_workers_with_the_features_that_it_needs() -> None:
+    core = Core()
+    for name in ("prefill-0", "decode-0"):
+        core.join(name, features=())
+    for name in ("prefill-1", "decode-1"):
+        core.join(name, features=("logprobs", "a feature of a later version"))
+    for i in range(8):
+        scored = a_request(f"cmpl-{i}", sampling=Sampling(temperature=0.0, logprobs=1))
+        ((worker, _),) = sent(core.arrive(scored))
+        assert worker == "decode-1"
+        core.reserved("decode-1", f"cmpl-{i}")
+        assert core.conductor.prefill_of(RequestId(f"cmpl-{i}")) == "prefill-1"
+    # Plain requests go to workers of both kinds.
+    assert sent(core.arrive("plain", n_tokens=40)) == [(D0, ReserveDecode)]
+
+
+def test_a_request_that_needs_what_no_worker_has_is_refused_by_that_name() -> None:
+    core = Core()
+    core.join("prefill-0", features=("logprobs", "sampling"))
+    core.join("decode-0", features=("sampling",))
+    reject = only(core.arrive(a_request(sampling=Sampling(logprobs=1))), Reject)
+    assert reject.kind == "unsupported"
+    assert "no decode worker of this cluster has logprobs" in reject.reason
+    assert core.conductor.refusals == {"unsupported": 1}
+    core.join("decode-1", features=("logprobs", "sampling"))
+    assert sent(core.arrive(a_request("2", sampling=Sampling(logprobs=1)))) == [
+        (WorkerId("decode-1"), ReserveDecode)
+    ]
+
+
+@pytest.mark.parametrize("features", [None, ()])
+def test_the_end_of_a_try_is_said_once_but_to_workers_of_before(
+    features: tuple[str, ...] | None,
+) -> None:
+    core = Core("prefill-0")
+    core.join("decode-0", features=features)
+    (reserve,) = [c.message for c in core.arrive() if isinstance(c, Send)]
+    assert isinstance(reserve, ReserveDecode)
+    assert reserve.stopping.max_new_tokens == 8
+    core.reserved()
+    (start,) = [c.message for c in core.prefilled() if isinstance(c, Send)]
+    assert isinstance(start, StartDecode)
+    assert start.stopping == (reserve.stopping if features is None else None)
+
+
 def test_draining_workers_get_nothing_new() -> None:
     core = Core("prefill-0", "decode-0")
     core.join("prefill-0", draining=True)
@@ -605,6 +657,18 @@ def test_a_refusal_for_ever_is_too_long() -> None:
     assert only(core.refused(retryable=False), Reject).kind == "too_long"
     core.arrive("cmpl-2~2", attempt=2)
     assert isinstance(only(core.refused(rid="cmpl-2~2", retryable=False), Fail), Fail)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"), [("too_long", Reject), ("invalid", Fail), ("layout_mismatch", Fail)]
+)
+def test_a_refusal_for_ever_for_another_reason_is_not_called_too_long(
+    code: str, kind: type
+) -> None:
+    core = Core("prefill-0", "decode-0")
+    core.arrive()
+    ended: Any = only(core.refused(retryable=False, code=code), kind)
+    assert "0 of 64 pages" in ended.reason
 
 
 def test_a_decode_worker_that_does_not_answer_is_left_for_another() -> None:
@@ -1016,6 +1080,13 @@ def test_a_block_size_by_settings_is_required_of_the_first_worker_too() -> None:
     core = Core(block_size=32)
     refuse = only(core.join("prefill-0"), RefuseWorker)
     assert "block_size is 32 by the conductor's settings, 16 at prefill-0" in refuse.reason
+
+
+def test_a_worker_whose_blocks_no_prompt_is_cut_into_is_refused() -> None:
+    core = Core()
+    small = msgspec.structs.replace(LAYOUT, block_size=8)
+    refuse = only(core.join("prefill-0", layout=small), RefuseWorker)
+    assert "block_size is 8, allowed are 16 to 512 tokens, at prefill-0" in refuse.reason
 
 
 def test_with_the_last_worker_the_layout_is_forgotten() -> None:

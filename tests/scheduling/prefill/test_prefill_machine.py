@@ -409,7 +409,8 @@ def test_a_failed_pass_ends_all_that_it_computed_and_chose(driven: Driven) -> No
     commands = driven.post(PassFailed("out of memory"))
     assert commands == [ReleaseHoldings(B), ReleaseHoldings(C), ReleaseHoldings(A), WakeEngine()]
     (end,) = driven.post(HoldingsReleased(B))
-    assert end == EndRequest(B, PrefillFailure("out of memory", retryable=True))
+    failure = PrefillFailure("out of memory", retryable=True, code="internal_error")
+    assert end == EndRequest(B, failure)
     assert driven.post(HoldingsReleased(C)) == [EndRequest(C, PrefillStop())]
 
 

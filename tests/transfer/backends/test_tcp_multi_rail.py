@@ -14,7 +14,7 @@ import pytest
 
 from halfmoon_metadata.tcp_ports import free_port
 from halfmoon_testing.transfer_soak import TcpValve, TransferSoak
-from halfmoon_transfer import Lost, Piece, TransferEngine, TransferSettings
+from halfmoon_transfer import Cancelled, Lost, Piece, TransferEngine, TransferSettings
 from halfmoon_transfer.backends.addresses import split_address
 from halfmoon_transfer.backends.fault_injection import FaultInjection, FaultPlan
 from halfmoon_transfer.backends.socket_io import receive
@@ -217,6 +217,42 @@ def test_what_a_silent_rail_held_back_does_not_land_later(
     eventually(lambda: not any(pump.is_alive() for pump in held))
     eventually(lambda: pair.here.stats().n_live == 0)
     assert remote.view == local.view
+
+
+def test_a_write_that_was_cancelled_lands_no_more_once_its_peer_is_settled(
+    pair: Pair, eventually: Eventually
+) -> None:
+    """Its bytes are on their way when the caller is told that it has ended."""
+    local, remote, piece = block(pair, 2 * MIB)
+    assert not pair.here.is_unsettled(remote.region)
+    local.view[:] = b"old!" * (MIB // 2)
+    transfer = held_in_the_valve(pair, eventually, piece)
+    held = pair.valve.pumps()
+    transfer.cancel()
+    with pytest.raises(Cancelled):
+        transfer.result(PATIENCE_S)
+    assert pair.here.is_unsettled(remote.region)
+    pair.here.settle(remote.region, PATIENCE_S)
+    assert not pair.here.is_unsettled(remote.region)
+    remote.view[:] = b"mine" * (MIB // 2)  # its owner has given it to other data
+    pair.valve.open()
+    eventually(lambda: not any(pump.is_alive() for pump in held))
+    assert remote.view == b"mine" * (MIB // 2)
+
+
+def test_an_owner_that_does_not_answer_leaves_a_peer_unsettled(
+    pair: Pair, eventually: Eventually
+) -> None:
+    _, remote, piece = block(pair, 2 * MIB)
+    transfer = held_in_the_valve(pair, eventually, piece)
+    transfer.cancel()
+    with pytest.raises(Cancelled):
+        transfer.result(PATIENCE_S)
+    pair.there.close()
+    with pytest.raises(Lost):
+        pair.here.settle(remote.region, 0.5)
+    assert pair.here.is_unsettled(remote.region)
+    pair.valve.open()
 
 
 def test_an_owner_answers_only_when_the_given_up_connection_has_ended(make_world: Any) -> None:

@@ -360,7 +360,9 @@ class ObjectClient:
             try:
                 await self._transfer.submit("write", pieces, deadline_s=reserved.expires_s)
             except TransferError:
-                await client.revoke(reserved.ticket)
+                # Otherwise it runs out: bytes may be on their way to places of others then.
+                if not self._transfer.is_unsettled(reserved.region):
+                    await client.revoke(reserved.ticket)
                 raise
             await client.commit(reserved.ticket, tuple(checksums))
         raise KvstoreUnavailable(f"{client.name}: it had no room in {_MAX_TRIES} tries")

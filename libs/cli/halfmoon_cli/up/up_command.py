@@ -40,7 +40,7 @@ def up(
         typer.Option(
             envvar="MODEL",
             help="Folder or hub id of the model; fake://… for the engine without one. "
-            "Without it: a small random model, made here.",
+            "Without it: the small demo model that comes with Halfmoon.",
         ),
     ] = "",
     engine: Annotated[

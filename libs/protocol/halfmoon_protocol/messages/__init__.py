@@ -36,6 +36,7 @@ from halfmoon_protocol.messages.kvstore import (
     KvstoreLoad,
     KvstoreRefused,
     LeaseBlocks,
+    LeaseRenewed,
     Place,
     ReleaseLease,
     RenewLease,
@@ -56,6 +57,7 @@ from halfmoon_protocol.messages.membership import (
     Unwelcome,
     Welcome,
     WorkerInfo,
+    WrongVersion,
 )
 from halfmoon_protocol.messages.prefill import (
     CachedPrefix,
@@ -109,6 +111,7 @@ __all__ = [
     "KvstoreLoad",
     "KvstoreRefused",
     "LeaseBlocks",
+    "LeaseRenewed",
     "Message",
     "Place",
     "PrefillCost",
@@ -151,6 +154,7 @@ __all__ = [
     "VerifyBlocks",
     "Welcome",
     "WorkerInfo",
+    "WrongVersion",
 ]
 
 #: Every member is in one of the unions of `by_receiver`, or more.
@@ -158,6 +162,7 @@ AnyMessage = (
     Hello
     | Welcome
     | Unwelcome
+    | WrongVersion
     | Cancel
     | ChangeRole
     | ReserveDecode
@@ -194,6 +199,7 @@ AnyMessage = (
     | BlocksReserved
     | BlocksCommitted
     | BlocksLeased
+    | LeaseRenewed
     | BlocksReplicated
     | KvstoreRefused
     | BlocksSnapshot

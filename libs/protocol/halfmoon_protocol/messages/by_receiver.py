@@ -25,6 +25,7 @@ from halfmoon_protocol.messages.kvstore import (
     KvstoreLoad,
     KvstoreRefused,
     LeaseBlocks,
+    LeaseRenewed,
     ReleaseLease,
     RenewLease,
     ReplicateBlocks,
@@ -33,7 +34,14 @@ from halfmoon_protocol.messages.kvstore import (
     SnapshotBlocks,
     VerifyBlocks,
 )
-from halfmoon_protocol.messages.membership import Cancel, ChangeRole, Hello, Unwelcome, Welcome
+from halfmoon_protocol.messages.membership import (
+    Cancel,
+    ChangeRole,
+    Hello,
+    Unwelcome,
+    Welcome,
+    WrongVersion,
+)
 from halfmoon_protocol.messages.prefill import (
     PrefillDone,
     PrefillFailed,
@@ -56,6 +64,7 @@ from halfmoon_protocol.messages.stages import (
 #: Answers and load reports of all workers.
 ToConductor = (
     Welcome
+    | WrongVersion
     | DecodeReserved
     | DecodeRefused
     | TokensProduced
@@ -108,6 +117,7 @@ ToKvstoreClient = (
     BlocksReserved
     | BlocksCommitted
     | BlocksLeased
+    | LeaseRenewed
     | BlocksReplicated
     | KvstoreRefused
     | BlocksSnapshot

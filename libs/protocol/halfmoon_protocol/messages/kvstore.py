@@ -5,10 +5,27 @@ commit or revoke. A get takes a lease on the blocks, reads them by one-sided tra
 it. Blocks are immutable; a put of a block that is stored already succeeds.
 """
 
-import msgspec
+from typing import Annotated
 
-from halfmoon_protocol.bounds import Checksum, Count, Name, Seconds, Sequence, TicketName, TokenId
-from halfmoon_protocol.ids import BlockHash, Ticket
+import msgspec
+from msgspec import Meta
+
+from halfmoon_protocol.bounds import (
+    MAX_ITEMS,
+    Blocks,
+    Bytes,
+    Checksum,
+    ErrorCode,
+    HashBytes,
+    Hashes,
+    Name,
+    Reason,
+    Seconds,
+    Sequence,
+    TicketName,
+    TokenIds,
+)
+from halfmoon_protocol.ids import Ticket
 from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_protocol.messages.base import Message
 from halfmoon_protocol.messages.prefill import KvstoreAddress
@@ -22,13 +39,14 @@ class ReserveBlocks(Message, frozen=True, tag="reserve_blocks"):
     """Make room for blocks; answered by `BlocksReserved` or `KvstoreRefused`."""
 
     ticket: TicketName
+    #: How the bytes of the blocks are laid out.
     layout: KvLayout
     #: In prefix order: block i+1 is the child of block i.
-    hashes: tuple[BlockHash, ...]
+    hashes: Hashes
     #: Hash of the block before the first of `hashes`; none for the start of a prompt.
-    parent: BlockHash | None
+    parent: HashBytes | None
     #: The blocks' tokens, ``len(hashes) * block_size`` of them: part of the KV events.
-    token_ids: tuple[TokenId, ...]
+    token_ids: TokenIds
     #: The tenant whose quota they count against; empty: none.
     tenant: Name = ""
 
@@ -38,7 +56,7 @@ class CommitBlocks(Message, frozen=True, tag="commit_blocks"):
 
     ticket: TicketName
     #: xxh3-64 of each written block's bytes, in the order of `BlocksReserved.places`.
-    checksums: tuple[Checksum, ...]
+    checksums: Annotated[tuple[Checksum, ...], Meta(max_length=MAX_ITEMS)]
 
 
 class RevokeBlocks(Message, frozen=True, tag="revoke_blocks"):
@@ -51,14 +69,19 @@ class LeaseBlocks(Message, frozen=True, tag="lease_blocks"):
     """Hold the longest prefix of these blocks; answered by `BlocksLeased`."""
 
     ticket: TicketName
+    #: How the bytes of the blocks are laid out.
     layout: KvLayout
-    hashes: tuple[BlockHash, ...]
+    #: In prefix order: block i+1 is the child of block i.
+    hashes: Hashes
     #: Of the request that needs the blocks, if it is sampled.
     trace: TraceContext | None = None
 
 
 class RenewLease(Message, frozen=True, tag="renew_lease"):
-    """A long read, or a put that is not committed, is still running; nothing is answered."""
+    """A long read, or a put that is not committed, is still running.
+
+    Answered by `LeaseRenewed`, or by `KvstoreRefused` if there is no such ticket any more.
+    """
 
     ticket: TicketName
 
@@ -71,42 +94,45 @@ class ReleaseLease(Message, frozen=True, tag="release_lease"):
 
 class ReplicateBlocks(Message, frozen=True, tag="replicate_blocks"):
     """Please copy these blocks from another kvstore: they are asked for often. Answered by
-    `BlocksReplicated` or `KvstoreRefused`: whoever owns the memory decides.
+    `BlocksReplicated` or `KvstoreRefused`: the owner of the memory decides.
 
     Only for kvstores whose record says `replicates`.
     """
 
     ticket: TicketName
+    #: The kvstore to read them from.
     source: KvstoreAddress
+    #: How the bytes of the blocks are laid out.
     layout: KvLayout
     #: In prefix order: block i+1 is the child of block i.
-    hashes: tuple[BlockHash, ...]
+    hashes: Hashes
     #: Hash of the block before the first of `hashes`; none for the start of a prompt.
-    parent: BlockHash | None
+    parent: HashBytes | None
     #: The blocks' tokens, ``len(hashes) * block_size`` of them: part of the KV events. Empty
     #: when the sender does not know them: a kvstore that moves its blocks elsewhere.
-    token_ids: tuple[TokenId, ...]
+    token_ids: TokenIds
     #: The tenant of the blocks, if known. Copies count against its quota, and are never refused
     #: for it.
     tenant: Name = ""
 
 
 class DropBlocks(Message, frozen=True, tag="drop_blocks"):
-    """These copies have become cold and others hold them too: give up those that nobody
-    reads. Nothing is answered; KV events say what went.
+    """These copies have become cold and others hold them too: give up those that no
+    lease holds. Nothing is answered; KV events say what went.
 
     Only for kvstores whose record says `replicates`.
     """
 
     #: Children before parents.
-    hashes: tuple[BlockHash, ...]
+    hashes: Hashes
 
 
 class VerifyBlocks(Message, frozen=True, tag="verify_blocks"):
     """What was read of these is not what their checksums say: look at them. Nothing is
     answered; KV events say what went."""
 
-    hashes: tuple[BlockHash, ...]
+    #: In any order.
+    hashes: Hashes
 
 
 class SnapshotBlocks(Message, frozen=True, tag="snapshot_blocks"):
@@ -122,24 +148,30 @@ class SnapshotBlocks(Message, frozen=True, tag="snapshot_blocks"):
 class Place(msgspec.Struct, frozen=True, array_like=True):
     """Where one block is, or is to be written."""
 
-    hash: BlockHash
+    #: The block.
+    hash: HashBytes
     #: Bytes from the region's start.
-    offset: Count
+    offset: Bytes
     #: xxh3-64 of its bytes; 0 in a reservation.
     checksum: Checksum = 0
 
 
+_Places = Annotated[tuple[Place, ...], Meta(max_length=MAX_ITEMS)]
+
+
 class BlocksReserved(Message, frozen=True, tag="blocks_reserved"):
     """Write these. Of the hashes asked for and missing in `places`, those in `not_stored` are
-    not served: somebody else is writing them, or there is no room now. The rest is stored."""
+    not served: another client is writing them, or there is no room now. The rest is stored."""
 
     ticket: TicketName
+    #: The memory to write to.
     region: Region
-    places: tuple[Place, ...]
-    #: Seconds after which an uncommitted reservation is discarded.
+    #: One for each block to write.
+    places: _Places
+    #: Seconds, from this answer's sending, after which an uncommitted reservation is discarded.
     expires_s: Seconds
     #: A client that needs these stored asks again; one that fills a cache may ignore them.
-    not_stored: tuple[BlockHash, ...] = ()
+    not_stored: Hashes = ()
 
 
 class BlocksCommitted(Message, frozen=True, tag="blocks_committed"):
@@ -152,11 +184,22 @@ class BlocksLeased(Message, frozen=True, tag="blocks_leased"):
     """The longest prefix that is here, perhaps empty, held until the lease runs out."""
 
     ticket: TicketName
+    #: The memory to read from.
     region: Region
-    places: tuple[Place, ...]
+    #: One for each block of the prefix, in its order.
+    places: _Places
+    #: Seconds, from this answer's sending, after which the lease ends, unless it is renewed.
     expires_s: Seconds
     #: Blocks of `places` that were not in memory when they were requested.
-    n_from_disk: Count = 0
+    n_from_disk: Blocks = 0
+
+
+class LeaseRenewed(Message, frozen=True, tag="lease_renewed"):
+    """The lease, or the reservation, is held for as long again."""
+
+    ticket: TicketName
+    #: Seconds from this answer's sending.
+    expires_s: Seconds
 
 
 class BlocksReplicated(Message, frozen=True, tag="blocks_replicated"):
@@ -164,15 +207,19 @@ class BlocksReplicated(Message, frozen=True, tag="blocks_replicated"):
     were there before count."""
 
     ticket: TicketName
-    n_blocks: Count
+    #: How many of the blocks are served here.
+    n_blocks: Blocks
 
 
 class KvstoreRefused(Message, frozen=True, tag="kvstore_refused"):
     """No; the text says why and what would help."""
 
     ticket: TicketName
-    reason: str
+    #: Why, for people.
+    reason: Reason
+    #: Seconds after which a further try may help; 0: not said.
     retry_after_s: Seconds = 0.0
+    code: ErrorCode = ""
 
 
 class BlocksSnapshot(Message, frozen=True, tag="blocks_snapshot"):
@@ -181,29 +228,37 @@ class BlocksSnapshot(Message, frozen=True, tag="blocks_snapshot"):
     Events with a sequence number of at most `sequence` are contained in it.
     """
 
-    #: -1 before the first event.
+    #: Number of the last KV event that is contained; -1: there was none.
     sequence: Sequence
-    hashes: tuple[BlockHash, ...]
+    #: All blocks of memory and disk, in any order.
+    hashes: Hashes
     #: The ticket of `SnapshotBlocks`.
     ticket: TicketName = Ticket("")
     #: Bytes of blocks that fit without evicting others.
-    room_bytes: Count = 0
+    room_bytes: Bytes = 0
 
 
 class KvstoreLoad(Message, frozen=True, tag="kvstore_load"):
     """How full a kvstore is, and how far its KV events are; published."""
 
-    n_stored: Count
-    n_reserved: Count
-    n_leased: Count
-    n_blocks: Count
+    #: Blocks in memory that can be read.
+    n_stored: Blocks
+    #: Blocks of memory that are being written.
+    n_reserved: Blocks
+    #: Stored blocks that are being read.
+    n_leased: Blocks
+    #: Blocks that the memory holds.
+    n_blocks: Blocks
     #: Number of a KV event that was published before this report; -1: none, or not stated. Events
     #: and reports arrive in order, so a listener that has not received the event has missed it.
     sequence: Sequence = -1
-    #: The same counts for the disk tier; 0 without one.
-    n_disk_stored: Count = 0
-    n_disk_blocks: Count = 0
-    #: Blocks requested since the start, by where they were found.
-    n_found_in_memory: Count = 0
-    n_found_on_disk: Count = 0
-    n_missing: Count = 0
+    #: Blocks on disk; 0 without one.
+    n_disk_stored: Blocks = 0
+    #: Blocks that the disk holds; 0 without one.
+    n_disk_blocks: Blocks = 0
+    #: Requested blocks since the start that were in memory.
+    n_found_in_memory: Blocks = 0
+    #: Requested blocks since the start that only the disk had.
+    n_found_on_disk: Blocks = 0
+    #: Requested blocks since the start that were not here.
+    n_missing: Blocks = 0

@@ -8,14 +8,26 @@ from msgspec import Meta
 from halfmoon_protocol.bounds import (
     MAX_STAGES,
     Address,
+    Blocks,
     ConductorName,
     Count,
+    ErrorCode,
+    FeatureNames,
+    Index,
     KeyId,
+    Layers,
     Name,
-    Positive,
+    PositiveTokens,
+    Reason,
     RequestName,
     Seconds,
+    SecondsPerRequest,
+    SecondsPerToken,
+    SecondsPerTokenSquared,
+    Tokens,
+    Version,
     WorkerName,
+    unit,
 )
 from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_protocol.messages.base import Message
@@ -26,17 +38,23 @@ Role = Literal["prefill", "decode", "kvstore"]
 class PrefillCost(msgspec.Struct, frozen=True):
     """Seconds to prefill n tokens of which p are cached: c0 + c1·(n-p) + c2·(n²-p²)."""
 
+    #: Of each prefill.
     c0_s: Seconds = 0.01
-    c1_s: Seconds = 1e-4
-    c2_s: Seconds = 0.0
+    #: Of each token that is not cached.
+    c1_s: SecondsPerToken = 1e-4
+    #: Of each pair of tokens in n² - p²: attention to the tokens before.
+    c2_s: SecondsPerTokenSquared = 0.0
 
 
 class DecodeCost(msgspec.Struct, frozen=True):
     """Seconds of one step: d0 + d1·(requests in it) + d2·(context tokens in it)."""
 
+    #: Of each step.
     d0_s: Seconds = 0.01
-    d1_s: Seconds = 1e-3
-    d2_s: Seconds = 0.0
+    #: Of each request in it.
+    d1_s: SecondsPerRequest = 1e-3
+    #: Of each token that its requests attend to.
+    d2_s: SecondsPerToken = 0.0
 
 
 class Stage(msgspec.Struct, frozen=True):
@@ -50,22 +68,25 @@ class Stage(msgspec.Struct, frozen=True):
     #: Name of the group; it can work when all its stages are there.
     group: Name
     #: The stage of this worker, from 0. Stage 0 receives the prompt, and answers.
-    index: Annotated[int, Meta(ge=0, lt=MAX_STAGES)]
-    n_stages: Annotated[int, Meta(ge=1, le=MAX_STAGES)]
+    index: Annotated[int, Meta(ge=0, lt=MAX_STAGES), unit("index")]
+    #: Stages of the group.
+    n_stages: Annotated[int, Meta(ge=1, le=MAX_STAGES), unit("stages")]
     #: Tokens of a chunk at the most.
-    chunk_tokens: Positive = 2048
+    chunk_tokens: PositiveTokens = 2048
     #: Seconds in which a chunk's activations are sent from one stage to the next.
     hop_s: Seconds = 0.0
-    #: The layers of this stage: the first one, from 0, and how many. A group works if the runs of
-    #: all its stages join up. 0 layers: runs of equal length, if no member says its layers.
-    first_layer: Count = 0
-    n_layers: Count = 0
+    #: The first layer of this stage, from 0. A group works if the runs of all its stages join up.
+    first_layer: Index = 0
+    #: Layers of this stage; 0: runs of equal length, if no member says its layers.
+    n_layers: Layers = 0
 
 
 class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A worker, in its own words: its record in the metadata server, and its welcome."""
 
+    #: Its name: the key of its record.
     worker_id: WorkerName
+    #: What it does now.
     role: Role
     #: Counts the starts of this worker: a restart has a higher one.
     generation: Count
@@ -80,10 +101,12 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     #: Name of the model it serves, as clients request it.
     model: Name = ""
     #: Tokens of the longest context that the model allows.
-    max_context: Count = 0
+    max_context: Tokens = 0
     #: Blocks that its memory holds (pages of a pool, slots of a store).
-    n_blocks: Count = 0
+    n_blocks: Blocks = 0
+    #: Seconds that it takes for a prefill; none: the defaults of `PrefillCost`.
     prefill_cost: PrefillCost | None = None
+    #: Seconds that it takes for a step; none: the defaults of `DecodeCost`.
     decode_cost: DecodeCost | None = None
     #: The kvstore that this prefill worker prefers, by its settings.
     home_kvstore: WorkerName | None = None
@@ -107,7 +130,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     #: Longest uncached rest of a prompt, in tokens, that this decode worker computes beside
     #: its steps when it gets `StartPrefill` for a landing of its own; 0: it can't. If it can, its
     #: record states a `prefill_cost`.
-    local_prefill_tokens: Count = 0
+    local_prefill_tokens: Tokens = 0
     #: It computes such a rest in parts: the most seconds of a step and of the part computed with
     #: it; 0: the rest is computed in one step.
     local_prefill_step_s: Seconds = 0.0
@@ -123,20 +146,33 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     server: Name = ""
     #: Id of the cluster key that its sockets serve with, of those that it has; empty: not said.
     key_id: KeyId = ""
+    #: The lowest version of the protocol that it speaks.
+    min_version: Version = 1
+    #: The highest version of the protocol that it speaks.
+    max_version: Version = 1
+    #: What it can do of what requests may ask for (`halfmoon_protocol.features`). None: all that
+    #: workers of the first version could.
+    features: FeatureNames | None = None
 
 
 class Hello(Message, frozen=True, tag="hello"):
     """The first message on a connection, answered by `Welcome`. What was asked for on an earlier
     connection of this name ends when that connection is down; while it is up, both are served."""
 
+    #: Name of the sender. Connections with one name are one conductor's.
     conductor_id: ConductorName
     #: Counts this conductor's connections to this worker.
     session: Count
+    #: The lowest version of the protocol that the conductor speaks.
+    min_version: Version = 1
+    #: The highest version of the protocol that the conductor speaks.
+    max_version: Version = 1
 
 
 class Welcome(Message, frozen=True, tag="welcome"):
     """The answer to `Hello`; sent again whenever the worker's own record changes."""
 
+    #: The worker's record, as in the metadata server.
     worker: WorkerInfo
 
 
@@ -144,7 +180,24 @@ class Unwelcome(Message, frozen=True, tag="unwelcome"):
     """A conductor will not use this worker. The worker logs the reason; a prefill or decode worker
     stops when no connected conductor is left that uses it."""
 
-    reason: str
+    #: Why, for the worker's log.
+    reason: Reason
+    code: ErrorCode = ""
+
+
+class WrongVersion(Message, frozen=True, tag="wrong_version"):
+    """A frame, or a hello, of other protocol versions came; nothing was done about it.
+
+    Each such hello is answered; such frames at most once a second on a connection. Frames that were
+    not read are lost.
+    """
+
+    #: The first byte of that frame, or the highest version in that hello.
+    got: Annotated[int, Meta(ge=0, le=255), unit("version")]
+    #: The lowest version of the protocol that the worker speaks.
+    min_version: Version
+    #: The highest version of the protocol that the worker speaks.
+    max_version: Version
 
 
 class ChangeRole(Message, frozen=True, tag="change_role"):
@@ -153,8 +206,10 @@ class ChangeRole(Message, frozen=True, tag="change_role"):
     and is there again with a higher generation and the new role.
     """
 
+    #: The role to come back in.
     role: Role
-    reason: str
+    #: Why, for the worker's log.
+    reason: Reason
 
 
 class Cancel(Message, frozen=True, tag="cancel"):

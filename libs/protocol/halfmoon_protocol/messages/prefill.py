@@ -6,22 +6,32 @@ import msgspec
 from msgspec import Meta
 
 from halfmoon_protocol.bounds import (
+    MAX_ITEMS,
     MAX_REPLICAS,
     MAX_STAGES,
     Address,
+    Blocks,
+    Bytes,
     Count,
+    ErrorCode,
+    Hashes,
     KeyId,
     KvTransferParams,
     Measured,
     Name,
-    Positive,
+    Pages,
+    PositiveTokens,
+    Priority,
+    Reason,
     RequestName,
+    Requests,
     Salt,
     Seconds,
     TokenId,
+    TokenIds,
+    Tokens,
     WorkerName,
 )
-from halfmoon_protocol.ids import BlockHash, RequestId, WorkerId
 from halfmoon_protocol.logprobs import TokenScore
 from halfmoon_protocol.messages.base import Message
 from halfmoon_protocol.regions import Landing
@@ -35,7 +45,9 @@ class KvstoreAddress(msgspec.Struct, frozen=True, omit_defaults=True):
     """A kvstore as a prefill worker reaches it."""
 
     worker_id: WorkerName
+    #: Its record's: a restarted kvstore is another one.
     generation: Count
+    #: ZeroMQ endpoint of its ROUTER.
     commands: Address
     #: `WorkerInfo.key_id` of its record.
     key_id: KeyId = ""
@@ -45,7 +57,9 @@ class StageAddress(msgspec.Struct, frozen=True, omit_defaults=True):
     """A prefill worker of a group as the others of the group reach it."""
 
     worker_id: WorkerName
+    #: Its record's: a restarted worker is another one.
     generation: Count
+    #: ZeroMQ endpoint of its ROUTER.
     commands: Address
     #: `WorkerInfo.key_id` of its record.
     key_id: KeyId = ""
@@ -54,8 +68,10 @@ class StageAddress(msgspec.Struct, frozen=True, omit_defaults=True):
 class CachedPrefix(msgspec.Struct, frozen=True):
     """The first `n_blocks` blocks of a prompt are at this kvstore, as far as is known."""
 
+    #: The kvstore to read first.
     kvstore: KvstoreAddress
-    n_blocks: Count
+    #: Blocks of the prefix.
+    n_blocks: Blocks
     #: Further kvstores that hold as many, nearest first: read when `kvstore` fails.
     replicas: Annotated[tuple[KvstoreAddress, ...], Meta(max_length=MAX_REPLICAS)] = ()
 
@@ -65,19 +81,22 @@ class StartPrefill(Message, frozen=True, tag="start_prefill"):
 
     request_id: RequestName
     #: Everything before the token to choose; tokens delivered by an earlier try included.
-    token_ids: tuple[TokenId, ...]
+    token_ids: TokenIds
     #: Tokens of the client's prompt: the first so many of `token_ids`. The same in every try; no
     #: limit counts from here.
-    n_prompt: Positive
+    n_prompt: PositiveTokens
     #: Hashes of the full blocks of `token_ids`.
-    block_hashes: tuple[BlockHash, ...]
+    block_hashes: Hashes
+    #: Where the KV is written.
     landing: Landing
     #: Seconds from this message's arrival after which nothing may be written to the landing.
     landing_expires_s: Seconds
+    #: How the next token is chosen.
     sampling: Sampling
     #: The end of this try: its `max_new_tokens` count from behind `token_ids`, the first token
     #: included. Tokens that earlier tries delivered are subtracted already.
     stopping: Stopping
+    #: Blocks that may be read instead of computed; none: none are known.
     cached: CachedPrefix | None = None
     #: The kvstore that keeps the blocks for reuse; none when no kvstore is live.
     store_in: KvstoreAddress | None = None
@@ -88,7 +107,7 @@ class StartPrefill(Message, frozen=True, tag="start_prefill"):
     stages: Annotated[tuple[StageAddress, ...], Meta(max_length=MAX_STAGES)] = ()
     #: The largest priority in the queue goes first. The worker decides how others are kept from
     #: starving.
-    priority: Annotated[int, Meta(ge=-(2**40), le=2**40)] = 0
+    priority: Priority = 0
     #: Seconds from this message's arrival until the first token is due: what is left of the limit
     #: of its time to first token; none: there is no limit. A worker may order its queue by it.
     deadline_s: Seconds | None = None
@@ -98,7 +117,7 @@ class StartPrefill(Message, frozen=True, tag="start_prefill"):
     cache_salt: Salt = ""
     #: So many blocks at the landing's beginning have their KV already: nothing is written to their
     #: pages. Only for a worker whose record says `skips_held_blocks`.
-    n_held_blocks: Count = 0
+    n_held_blocks: Blocks = 0
 
 
 # prefill -> conductor
@@ -123,26 +142,28 @@ class PrefillDone(Message, frozen=True, tag="prefill_done"):
     """All KV is in the landing, acknowledged, and the first token is chosen."""
 
     request_id: RequestName
+    #: The token that follows `token_ids`.
     first_token: TokenId
     #: "" when the request continues, else "stop" or "length": then no decode is needed.
     finish: Finish
-    #: Tokens whose KV was fetched rather than computed.
-    n_cached: Count
+    #: Tokens whose KV was fetched, or held, rather than computed; fewer than there are `token_ids`.
+    n_cached: Tokens
     #: Seconds from the command's arrival to the first forward.
     queue_s: Measured
     #: Seconds of forward passes, waits for fetched layers included.
     compute_s: Measured
     #: Seconds from the last forward's end until all bytes were acknowledged.
     drain_s: Measured
-    #: Bytes fetched from a kvstore, and the seconds until the last one had arrived.
-    fetched_bytes: Count = 0
+    #: Bytes that were fetched from a kvstore.
+    fetched_bytes: Bytes = 0
+    #: Seconds until the last of them had arrived.
     fetch_s: Measured = 0.0
     #: The kvstore that they came from; none: the first one named, or nothing was fetched.
     fetched_from: WorkerName | None = None
     #: Score of the first token, if the request asks for `logprobs`.
     score: TokenScore | None = None
     #: Scores of the client's prompt from its second token on, if it asks for `prompt_logprobs`.
-    prompt_scores: tuple[TokenScore, ...] = ()
+    prompt_scores: Annotated[tuple[TokenScore, ...], Meta(max_length=MAX_ITEMS)] = ()
     #: Times of all parts, for metrics alone; no decision depends on them.
     times: PrefillTimes | None = None
     #: How a decode server fetches the KV from this prefill server, which has no landing to write
@@ -151,36 +172,47 @@ class PrefillDone(Message, frozen=True, tag="prefill_done"):
 
 
 class PrefillFailed(Message, frozen=True, tag="prefill_failed"):
-    """This request is gone from the worker, all it held is free, and nothing more will be
-    written to its landing."""
+    """This request is gone from the worker, and all it held is free.
 
-    request_id: RequestId
-    reason: str
+    Nothing more will be written to its landing, unless `landing_in_doubt` is true.
+    """
+
+    request_id: RequestName
+    #: Why, for people.
+    reason: Reason
     #: True when another try can succeed.
     retryable: bool
     #: The worker that could not be reached, if that was the cause.
-    culprit: WorkerId | None = None
+    culprit: WorkerName | None = None
     #: True when the request itself is at fault, such as by a grammar that takes too long. Then no
     #: worker should try it again, the client gets this as its error, and `retryable` is false.
     invalid: bool = False
-    #: True when a further stage of the group could not be asked to stop: it may still write.
+    #: True when bytes may still land: the landing's owner did not confirm the end of writes that
+    #: were given up, or a further stage of the group could not be asked to stop.
     landing_in_doubt: bool = False
+    code: ErrorCode = ""
 
 
 class PrefillStopped(Message, frozen=True, tag="prefill_stopped"):
-    """The answer to `Cancel`: nothing more will be written to this request's landing, so
-    its pages may be given to others."""
+    """The answer to `Cancel`: nothing more will be written to this request's landing.
+
+    So its pages may be given to others, unless `landing_in_doubt` is true.
+    """
 
     request_id: RequestName
-    #: True when a further stage of the group could not be asked to stop: it may still write.
+    #: True when bytes may still land: the landing's owner did not confirm the end of writes that
+    #: were given up, or a further stage of the group could not be asked to stop.
     landing_in_doubt: bool = False
 
 
 class PrefillLoad(Message, frozen=True, tag="prefill_load"):
     """How busy a prefill worker is; published."""
 
-    n_queued: Count
+    #: Requests that wait for their first forward.
+    n_queued: Requests
     #: Tokens still to compute, of running and queued requests.
-    queued_tokens: Count
-    free_pages: Count
-    n_pages: Count
+    queued_tokens: Tokens
+    #: Pages without a holder.
+    free_pages: Pages
+    #: Pages of the pool.
+    n_pages: Pages

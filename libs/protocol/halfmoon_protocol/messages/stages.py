@@ -10,14 +10,24 @@ import msgspec
 from msgspec import Meta
 
 from halfmoon_protocol.bounds import (
+    MAX_ITEMS,
     MAX_STAGES,
-    Count,
+    Blocks,
+    Bytes,
+    ErrorCode,
+    Index,
     Measured,
-    Positive,
+    PositiveBytes,
+    PositiveTokens,
+    Priority,
+    Reason,
     RequestName,
     Seconds,
     TokenId,
+    TokenIds,
+    Tokens,
     WorkerName,
+    unit,
 )
 from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_protocol.logprobs import TokenScore
@@ -29,30 +39,32 @@ from halfmoon_protocol.trace_context import TraceContext
 
 #: Slots for activations that one share of a prompt has at the most.
 MAX_SLOTS = 64
-_StageIndex = Annotated[int, Meta(ge=0, lt=MAX_STAGES)]
-_SlotIndex = Annotated[int, Meta(ge=0, lt=MAX_SLOTS)]
+_StageIndex = Annotated[int, Meta(ge=0, lt=MAX_STAGES), unit("index")]
+_SlotIndex = Annotated[int, Meta(ge=0, lt=MAX_SLOTS), unit("index")]
 
 
 class ActivationSlots(msgspec.Struct, frozen=True):
     """Memory of a stage into which the stage before it writes the activations of chunks."""
 
+    #: The registered memory that the slots are in.
     region: Region
-    #: Where each slot begins, in bytes.
-    offsets: Annotated[tuple[Count, ...], Meta(min_length=1, max_length=MAX_SLOTS)]
+    #: Where each slot begins, from the region's start.
+    offsets: Annotated[tuple[Bytes, ...], Meta(min_length=1, max_length=MAX_SLOTS)]
     #: Bytes of a slot: one chunk's activations fit.
-    slot_bytes: Positive
+    slot_bytes: PositiveBytes
     #: Bytes of one token's activations.
-    token_bytes: Positive
+    token_bytes: PositiveBytes
 
 
 class BlockPlaces(msgspec.Struct, frozen=True):
     """Where blocks of a prompt are, or are to be written, in the memory of a kvstore."""
 
+    #: The kvstore's memory, as its answer to stage 0 names it.
     region: Region
     #: By their number in the prompt.
-    blocks: tuple[Count, ...]
-    #: Where each of them begins, in bytes.
-    offsets: tuple[Count, ...]
+    blocks: Annotated[tuple[Index, ...], Meta(max_length=MAX_ITEMS)]
+    #: Where each of them begins, from the region's start.
+    offsets: Annotated[tuple[Bytes, ...], Meta(max_length=MAX_ITEMS)]
 
 
 # stage 0 -> further stage
@@ -69,8 +81,11 @@ class StartShare(Message, frozen=True, tag="start_share"):
     stage: Stage
     #: Of the group's model.
     layout: KvLayout
-    token_ids: tuple[TokenId, ...]
-    n_prompt: Positive
+    #: As in `StartPrefill`.
+    token_ids: TokenIds
+    #: As in `StartPrefill`.
+    n_prompt: PositiveTokens
+    #: As in `StartPrefill`; this stage writes its own layers of each page.
     landing: Landing
     #: Seconds from this message's arrival after which nothing may be written to the landing.
     landing_expires_s: Seconds
@@ -82,13 +97,14 @@ class StartShare(Message, frozen=True, tag="start_share"):
     room: BlockPlaces | None = None
     #: Where this stage writes its activations; None at the last stage.
     next_slots: ActivationSlots | None = None
-    priority: Annotated[int, Meta(ge=-(2**40), le=2**40)] = 0
+    #: As in `StartPrefill`.
+    priority: Priority = 0
     #: Seconds from this message's arrival until the first token is due; None: at no time.
     deadline_s: Seconds | None = None
     #: Parent of the worker's span; none: not traced.
     trace: TraceContext | None = None
     #: As in `StartPrefill`.
-    n_held_blocks: Count = 0
+    n_held_blocks: Blocks = 0
 
 
 class StopShare(Message, frozen=True, tag="stop_share"):
@@ -106,9 +122,11 @@ class ChunkSent(Message, frozen=True, tag="chunk_sent"):
     request_id: RequestName
     #: The stage whose slot it is.
     stage: _StageIndex
-    #: The chunk's first token, and the one after its last.
-    start: Count
-    stop: Count
+    #: Position of the chunk's first token.
+    start: Index
+    #: Position behind the chunk's last token.
+    stop: Index
+    #: The slot that it is in.
     slot: _SlotIndex
 
 
@@ -118,6 +136,7 @@ class SlotFreed(Message, frozen=True, tag="slot_freed"):
     request_id: RequestName
     #: The stage whose slot it is.
     stage: _StageIndex
+    #: The slot that is free.
     slot: _SlotIndex
 
 
@@ -128,6 +147,7 @@ class ShareReady(Message, frozen=True, tag="share_ready"):
     """A further stage holds pages and slots for its share of a prompt."""
 
     request_id: RequestName
+    #: Where the stage before this one writes its activations.
     slots: ActivationSlots
 
 
@@ -136,7 +156,7 @@ class ShareProgress(Message, frozen=True, tag="share_progress"):
 
     request_id: RequestName
     #: Tokens of the prompt whose KV is there, cached ones included.
-    n_tokens: Count
+    n_tokens: Tokens
 
 
 class ShareDone(Message, frozen=True, tag="share_done"):
@@ -148,7 +168,7 @@ class ShareDone(Message, frozen=True, tag="share_done"):
     #: Its score, if the request asks for `logprobs`.
     score: TokenScore | None = None
     #: Scores of the client's prompt, if it asks for `prompt_logprobs`.
-    prompt_scores: tuple[TokenScore, ...] = ()
+    prompt_scores: Annotated[tuple[TokenScore, ...], Meta(max_length=MAX_ITEMS)] = ()
     #: Seconds of forward passes, waits for fetched layers included.
     compute_s: Measured = 0.0
 
@@ -164,13 +184,18 @@ class ShareKept(Message, frozen=True, tag="share_kept"):
 class ShareEnded(Message, frozen=True, tag="share_ended"):
     """A share is gone by a failure or by `StopShare`, and all it held is free.
 
-    Nothing more is written to the request's landing by this stage.
+    This stage writes nothing more to the request's landing, unless `landing_in_doubt` is true.
     """
 
     request_id: RequestName
     #: Why; empty after `StopShare`.
-    reason: str = ""
+    reason: Reason = ""
+    #: True when another try can succeed.
     retryable: bool = True
     #: The other worker that caused the failure.
     culprit: WorkerName | None = None
+    #: As in `PrefillFailed`.
     invalid: bool = False
+    #: As in `PrefillFailed`: bytes of this stage may still land.
+    landing_in_doubt: bool = False
+    code: ErrorCode = ""

@@ -1,12 +1,12 @@
-"""Queue received messages, up to a bound, until the queue is closed.
+"""Queue received messages, up to bounds, until the queue is closed.
 
 Messages queued before the close are still delivered; then every `get` raises. A waiting call
 holds no item, so a cancelled `get` loses nothing.
 """
 
 import asyncio
+import math
 from collections import deque
-from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from halfmoon_runtime.channels.network import PeerUnreachable
@@ -15,19 +15,13 @@ T = TypeVar("T")
 
 
 class ReceiveQueue(Generic[T]):
-    """Hold at most `limit` items, for one event loop."""
+    """Hold at most `limit` items, and `most_bytes` of the frames that they came in."""
 
-    def __init__(self, limit: int, on_room: Callable[[], None] | None = None) -> None:
-        """Start empty.
-
-        Args:
-            limit: most items.
-            on_room: called when a full queue has room again.
-        """
+    def __init__(self, limit: int, most_bytes: float = math.inf) -> None:
         assert limit > 0
-        self._limit = limit
-        self._on_room = on_room
-        self._items: deque[T] = deque()
+        self._limit, self._most_bytes = limit, most_bytes
+        self._items: deque[tuple[T, int]] = deque()
+        self._n_bytes = 0
         #: Reason of the close; None while the queue is open.
         self._close_reason: str | None = None
         #: The calls of `get` that wait.
@@ -35,10 +29,6 @@ class ReceiveQueue(Generic[T]):
 
     def __len__(self) -> int:
         return len(self._items)
-
-    def has_room(self) -> bool:
-        """Return whether another item fits; a closed queue has no room."""
-        return self._close_reason is None and len(self._items) < self._limit
 
     async def get(self) -> T:
         """Remove and return the oldest item.
@@ -55,17 +45,18 @@ class ReceiveQueue(Generic[T]):
                 await waiter
             finally:
                 self._waiting.remove(waiter)
-        was_full = len(self._items) == self._limit
-        item = self._items.popleft()
-        if was_full and self._on_room is not None:
-            self._on_room()
+        item, n_bytes = self._items.popleft()
+        self._n_bytes -= n_bytes
         return item
 
-    def try_put(self, item: T) -> bool:
+    def try_put(self, item: T, n_bytes: int = 0) -> bool:
         """Add an item if the queue is open and has room; return whether it was added."""
-        if not self.has_room():
+        if self._close_reason is not None or len(self._items) >= self._limit:
             return False
-        self._items.append(item)
+        if self._n_bytes + n_bytes > self._most_bytes:
+            return False
+        self._items.append((item, n_bytes))
+        self._n_bytes += n_bytes
         self._wake()
         return True
 
@@ -73,6 +64,7 @@ class ReceiveQueue(Generic[T]):
         """Accept no more items; `discard` drops the queued ones too. The first reason stays."""
         if discard:
             self._items.clear()
+            self._n_bytes = 0
         if self._close_reason is None:
             self._close_reason = reason
         self._wake()

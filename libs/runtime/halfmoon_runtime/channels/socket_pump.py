@@ -53,7 +53,6 @@ class SocketPump:
         self._send: Callable[[bytes, int], object] = super(zmq.Socket, socket).send
         self._descriptor = int(socket.getsockopt(zmq.FD))
         self._take: Callable[[Frames], None] = _drop
-        self._has_room: Callable[[], bool] = _always
         self._on_failure: Callable[[], None] = _ignore
         #: Set while messages are handed over.
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -66,28 +65,19 @@ class SocketPump:
         self,
         take: Callable[[Frames], None],
         *,
-        has_room: Callable[[], bool] | None = None,
         on_failure: Callable[[], None] | None = None,
     ) -> None:
         """Hand over messages from now on, until `stop`.
 
         Args:
             take: gets each message, in the order of arrival.
-            has_room: while it returns false, messages stay in the socket; then call `resume`.
             on_failure: called once if reading fails, which stops it; the log has the error.
         """
         self._take = take
-        self._has_room = has_room or _always
         self._on_failure = on_failure or _ignore
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._descriptor, self._on_signal)
-        self.resume()
-
-    def resume(self) -> None:
-        """Look for messages soon, also without a signal."""
-        if not self._is_due and self._loop is not None:
-            self._is_due = True
-            self._loop.call_soon(self._look)
+        self._look_soon()
 
     def stop(self) -> None:
         """Leave further messages in the socket; call it before the socket is closed."""
@@ -102,7 +92,7 @@ class SocketPump:
             await asyncio.sleep(_LATE_MESSAGE_S)
             if self._loop is None or (n_before == self._n_taken and not self._has_message()):
                 return
-            self.resume()
+            self._look_soon()
 
     def send_now(self, *frames: bytes) -> None:
         """Queue a message without waiting.
@@ -122,21 +112,24 @@ class SocketPump:
             if self._loop is None:
                 self._has_message()
             else:
-                self.resume()
+                self._look_soon()
+
+    def _look_soon(self) -> None:
+        """Look for messages in this turn of the event loop, also without a signal."""
+        if not self._is_due and self._loop is not None:
+            self._is_due = True
+            self._loop.call_soon(self._look)
 
     def _on_signal(self) -> None:
         """Hand over the first message, and look for more once that has led to what it leads to."""
         try:
-            if not self._has_room():
-                self._has_message()  # clears the signal, which would come again and again
-                return
             self._hand_over_one()
         except zmq.Again:
             return  # a signal of something else; trying to receive has cleared it
         except Exception:
             self._fail()
             return
-        self.resume()
+        self._look_soon()
 
     def _look(self) -> None:
         """Hand over what is there, up to the bounds of one turn."""
@@ -144,7 +137,7 @@ class SocketPump:
         n_bytes = 0
         try:
             for _ in range(BATCH_MESSAGES):
-                if self._loop is None or not self._has_message() or not self._has_room():
+                if self._loop is None or not self._has_message():
                     return
                 n_bytes += self._hand_over_one()
                 if n_bytes >= _BATCH_BYTES:
@@ -152,7 +145,7 @@ class SocketPump:
         except Exception:
             self._fail()
             return
-        self.resume()
+        self._look_soon()
 
     def _hand_over_one(self) -> int:
         """Hand over the next message, and return its bytes.
@@ -188,10 +181,6 @@ class SocketPump:
 
 def _drop(frames: Frames) -> None:
     pass
-
-
-def _always() -> bool:
-    return True
 
 
 def _ignore() -> None:

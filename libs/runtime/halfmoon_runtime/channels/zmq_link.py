@@ -58,8 +58,10 @@ class ZmqLink:
         self.curve, self.key_id = curve, key_id
         self._commands = commands
         self._inbox: ReceiveQueue[AnyMessage | KvEventBatch] = ReceiveQueue(
-            settings.inbox_messages, on_room=self._resume
+            settings.unread_messages, settings.unread_bytes
         )
+        #: Whether the worker has sent more than is read.
+        self._is_flooded = False
         self._dealer = _LinkSocket(self, context.socket(zmq.DEALER), commands, settings)
         self._sockets = [self._dealer]
         if events is not None:
@@ -137,25 +139,25 @@ class ZmqLink:
             for link_socket in self._sockets:
                 is_dealer = link_socket is self._dealer
                 take = self._take_answer if is_dealer else self._take_published
-                link_socket.open(take, self._inbox.has_room, self._on_failure)
+                link_socket.open(take, self._on_failure)
             await self._down.wait()
-            for link_socket in self._sockets:
-                await link_socket.pump.settle()
+            if not self._is_flooded:  # it would send on
+                for link_socket in self._sockets:
+                    await link_socket.pump.settle()
         except Exception:
             _log.exception("link failed", endpoint=self._commands)
         finally:
             self._close()
-
-    def _resume(self) -> None:
-        for link_socket in self._sockets:
-            link_socket.pump.resume()
 
     def _on_failure(self) -> None:
         self.break_off(f"{self._commands}: the link failed, see the log")
 
     def _take_answer(self, frames: Frames) -> None:
         if len(frames) == 1:
-            self._decode(frames[0])
+            if not self._decode(frames[0]) and not self.is_down:
+                self._is_flooded = True
+                n = len(self._inbox)
+                self.break_off(f"{self._commands}: it sends more than is read, {n} messages wait")
         else:
             record_drop("frames", self._commands, f"{len(frames)} frames, an answer has 1")
 
@@ -169,17 +171,24 @@ class ZmqLink:
             except (ProtocolError, RecursionError) as error:
                 record_drop("malformed", where, error)
             else:
-                self._inbox.try_put(batch)
+                self._note(batch, frames[2])
         else:
             record_drop("frames", where, f"{len(frames)} frames, a publication has 2 or 3")
 
-    def _decode(self, frame: bytes) -> None:
+    def _decode(self, frame: bytes) -> bool:
+        """Queue a message that can be read; return False if there is no room for it."""
         try:
             message = decode(frame, max_bytes=self._settings.max_message_bytes)
         except ProtocolError as error:
             record_drop(drop_reason(error), self._commands, error)
-        else:
-            self._inbox.try_put(message)
+            return True
+        return self._note(message, frame)
+
+    def _note(self, message: AnyMessage | KvEventBatch, frame: bytes) -> bool:
+        if self._inbox.try_put(message, len(frame)):
+            return True
+        record_drop("flooded", self._commands, f"no room for a {type(message).__name__}")
+        return False
 
     def _close(self) -> None:
         self._on_failure()  # keeps an earlier reason
@@ -215,13 +224,12 @@ class _LinkSocket:
     def open(
         self,
         take: Callable[[Frames], None],
-        has_room: Callable[[], bool],
         on_failure: Callable[[], None],
     ) -> None:
         """Start to connect, and to hand over messages."""
         configure(self.socket, self._settings)
         self._monitor_pump.start(self._on_event, on_failure=on_failure)
-        self.pump.start(take, has_room=has_room, on_failure=on_failure)
+        self.pump.start(take, on_failure=on_failure)
         if self._link.is_down:
             return  # the port can't be called with our keys
         if self._link.curve is not None:

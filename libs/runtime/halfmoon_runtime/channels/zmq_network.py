@@ -16,6 +16,10 @@ from halfmoon_runtime.channels.zmq_link import ZmqLink
 from halfmoon_runtime.channels.zmq_port import ZmqPort
 from halfmoon_runtime.channels.zmq_sockets import SocketSettings
 
+#: Contexts of networks that are not closed. One that were collected as garbage together with its
+#: sockets would wait for them, in the collector, for ever.
+_open_contexts: set[zmq.Context[zmq.Socket[bytes]]] = set()
+
 
 class ZmqNetwork:
     """A `Network` over ZeroMQ; close it on the event loop that used it.
@@ -41,6 +45,7 @@ class ZmqNetwork:
         self._settings = settings or SocketSettings()
         self._advertise_host = advertise_host
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        _open_contexts.add(self._context)
         keys = split_cluster_keys(cluster_key)
         self._curve = Curve(self._context, keys) if keys else None
         self._open: set[ZmqPort | ZmqLink] = set()
@@ -91,3 +96,4 @@ class ZmqNetwork:
             self._curve.close()
         # This waits for the linger of the sockets, so not on the event loop.
         await asyncio.to_thread(self._context.term)
+        _open_contexts.discard(self._context)

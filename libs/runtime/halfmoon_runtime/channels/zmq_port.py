@@ -2,18 +2,21 @@
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import zmq
 
 from halfmoon_protocol.codec import decode, encode
-from halfmoon_protocol.errors import MessageTooLarge, ProtocolError
+from halfmoon_protocol.errors import MessageTooLarge, ProtocolError, UnknownVersion
 from halfmoon_protocol.kv_events import KvEvent, encode_payload, encode_sequence
 from halfmoon_protocol.messages import AnyMessage, Message
+from halfmoon_protocol.versions import wrong_version
 from halfmoon_runtime.channels.backpressure import SendBackpressure
 from halfmoon_runtime.channels.dropped_messages import drop_reason, record_drop
 from halfmoon_runtime.channels.network import PeerId, PeerUnreachable
 from halfmoon_runtime.channels.receive_queue import ReceiveQueue
 from halfmoon_runtime.channels.socket_pump import Frames, SocketPump
+from halfmoon_runtime.channels.unread_shares import UnreadShares
 from halfmoon_runtime.channels.zmq_curve import Curve
 from halfmoon_runtime.channels.zmq_sockets import (
     HANDSHAKE_FAILED,
@@ -24,8 +27,14 @@ from halfmoon_runtime.channels.zmq_sockets import (
     monitor_event,
 )
 
+#: Callers that may all have as much unread as one may have.
+_FULL_SHARES = 4
 #: First frame of published messages that are no KV events.
 LOAD_TOPIC = b"load"
+#: Seconds between two answers to a caller's frames of other versions.
+_VERSION_PAUSE_S = 1.0
+#: Callers with such frames that are remembered.
+_MAX_VERSIONS_TOLD = 1024
 
 
 class ZmqPort:
@@ -61,13 +70,18 @@ class ZmqPort:
         self._key_id = "" if curve is None else curve.key_id
         self._turns = SendBackpressure()
         self._kv_sequence = 0
+        #: When callers were last told that their version is not spoken here.
+        self._versions_told: dict[PeerId, float] = {}
         self._router = context.socket(zmq.ROUTER)
         # Make a send to a caller that is gone an error; the default drops it silently.
         self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._pub = context.socket(zmq.PUB)
         self._commands_pump, self._events_pump = SocketPump(self._router), SocketPump(self._pub)
-        self._inbox: ReceiveQueue[tuple[PeerId, AnyMessage]] = ReceiveQueue(
-            settings.inbox_messages, on_room=self._commands_pump.resume
+        most_messages, most_bytes = settings.unread_messages, settings.unread_bytes
+        self._unread = UnreadShares(most_messages, most_bytes)
+        #: Caller, message, and bytes of its frame.
+        self._inbox: ReceiveQueue[tuple[PeerId, AnyMessage, int]] = ReceiveQueue(
+            _FULL_SHARES * most_messages, _FULL_SHARES * most_bytes
         )
         sockets = (self._router, self._pub)
         monitors = [socket.get_monitor_socket(HANDSHAKE_FAILED) for socket in sockets]
@@ -82,7 +96,7 @@ class ZmqPort:
         except BaseException:
             self._close_sockets()
             raise
-        self._commands_pump.start(self._take, has_room=self._inbox.has_room, on_failure=self._close)
+        self._commands_pump.start(self._take, on_failure=self._close)
         for pump in self._monitor_pumps:
             pump.start(self._on_bad_handshake, on_failure=self._close)
 
@@ -107,7 +121,9 @@ class ZmqPort:
         Raises:
             PeerUnreachable: the port is closed and all earlier messages are received.
         """
-        return await self._inbox.get()
+        peer, message, n_bytes = await self._inbox.get()
+        self._unread.remove(peer, n_bytes)
+        return peer, message
 
     async def send(self, peer: PeerId, message: Message) -> None:
         """See `Port.send`."""
@@ -160,12 +176,32 @@ class ZmqPort:
         if len(frames) != 2:
             record_drop("frames", self._commands, f"{len(frames) - 1} frames, a command has 1")
             return
+        peer, frame = PeerId(frames[0]), frames[1]
+        if not self._unread.fits(peer, len(frame)):
+            record_drop("flooded", self._commands, f"caller {peer.hex()} sends more than is read")
+            return
         try:
-            message = decode(frames[1], max_bytes=self._settings.max_message_bytes)
+            message = decode(frame, max_bytes=self._settings.max_message_bytes)
         except ProtocolError as error:
             record_drop(drop_reason(error), self._commands, error)
+            if isinstance(error, UnknownVersion):
+                self._answer_version(peer, error.got)
         else:
-            self._inbox.try_put((PeerId(frames[0]), message))
+            if self._inbox.try_put((peer, message, len(frame)), len(frame)):
+                self._unread.add(peer, len(frame))
+            else:
+                record_drop("flooded", self._commands, "its callers send more than is read")
+
+    def _answer_version(self, peer: PeerId, got: int) -> None:
+        """Tell a caller, about once a second, that its frames can't be read."""
+        now = time.monotonic()
+        if now < self._versions_told.get(peer, 0.0) + _VERSION_PAUSE_S:
+            return
+        if len(self._versions_told) >= _MAX_VERSIONS_TOLD:
+            self._versions_told.clear()
+        self._versions_told[peer] = now
+        with suppress(PeerUnreachable):
+            self._offer(peer, encode(wrong_version(got)))
 
     def _on_bad_handshake(self, frames: Frames) -> None:
         event, endpoint = monitor_event(frames)

@@ -28,10 +28,10 @@ class SocketSettings:
     #: Messages queued for one slow peer. When the queue is full, a send waits (ROUTER), is
     #: refused (DEALER) or drops the message (PUB).
     send_queue_messages: int = 1024
-    #: Messages that libzmq reads ahead from one peer; few, as each may be of the largest size.
-    receive_queue_messages: int = 128
-    #: Decoded messages queued for `receive`.
-    inbox_messages: int = 1024
+    #: Messages and bytes of one peer that are received and not yet read. What a caller sends beyond
+    #: is dropped; a worker that sends more is hung up on, and its publications are dropped.
+    unread_messages: int = 16 * 1024
+    unread_bytes: int = 64 * 1024 * 1024
     heartbeat_interval_s: float = 1.0
     #: Seconds without an answer after which a peer counts as gone.
     heartbeat_timeout_s: float = 3.0
@@ -45,7 +45,10 @@ class SocketSettings:
 def configure(socket: "zmq.Socket[bytes]", settings: SocketSettings) -> None:
     """Set every bound on a socket, before it binds or connects."""
     socket.setsockopt(zmq.SNDHWM, settings.send_queue_messages)
-    socket.setsockopt(zmq.RCVHWM, settings.receive_queue_messages)
+    # A full queue ends the process in libzmq 4.3.5: when its peer leaves and a heartbeat is due
+    # before there is room (https://github.com/zeromq/libzmq/issues/4841). So there is no limit
+    # here, all is read at once, and what waits is counted in front of `receive`.
+    socket.setsockopt(zmq.RCVHWM, 0)
     # The margin lets a frame that is a little too large be counted rather than cut off.
     socket.setsockopt(zmq.MAXMSGSIZE, settings.max_message_bytes + 64 * 1024)
     socket.setsockopt(zmq.HEARTBEAT_IVL, round(1000 * settings.heartbeat_interval_s))

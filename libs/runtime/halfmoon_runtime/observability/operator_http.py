@@ -10,14 +10,16 @@ REST API's.
 With a certificate it serves TLS alone. The handshake is in the caller's thread, has a limit of
 time, and counts as a connection.
 
-With a cluster key, all other paths need ``Authorization: Bearer`` with `operator_token`. A POST
-needs ``Content-Type: application/json``, so that no web page of another origin can send it.
+With a cluster key, all other paths need ``Authorization: Bearer`` with `operator_token`. HEAD is
+answered wherever GET is. A wrong method is answered with 405 and ``Allow``. A POST needs
+``Content-Type: application/json``, so that no web page of another origin can send it.
 """
 
 import asyncio
 import hashlib
 import hmac
 import math
+import re
 import select
 import socket
 import ssl
@@ -27,8 +29,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from socketserver import ThreadingMixIn
-from typing import Any, cast
-from urllib.parse import parse_qsl, unquote
+from typing import Any, TypeVar, cast
+from urllib.parse import parse_qsl
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 from wsgiref.types import StartResponse, WSGIEnvironment
 
@@ -37,6 +39,7 @@ import structlog
 from prometheus_client import REGISTRY, CollectorRegistry, make_wsgi_app
 
 from halfmoon_protocol.cluster_keys import split_cluster_keys
+from halfmoon_runtime.observability.route_doc import RouteDoc
 
 #: Most connections at a time; further ones are closed.
 _MAX_CONNECTIONS = 16
@@ -47,6 +50,10 @@ _ANSWER_S = 10.0
 #: Seconds until connections are accepted again after that failed.
 _ACCEPT_RETRY_S = 0.05
 _MAX_BODY_BYTES = 64 * 1024
+#: Paths that need no token, and take GET alone.
+_OPEN_PATHS = ("/metrics", "/health", "/ready")
+#: The field that a message of msgspec names: of a wrong value, or of an unknown or missing field.
+_FIELD = re.compile(r"at `\$\.([A-Za-z0-9_]+)|field `([A-Za-z0-9_]+)`")
 
 _log = structlog.get_logger(__name__)
 
@@ -62,6 +69,7 @@ class OperatorHttpError(Exception):
         param: str | None = None,
         code: str | None = None,
         retry_after_s: float | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -69,7 +77,9 @@ class OperatorHttpError(Exception):
         #: Parameter or field at fault.
         self.param = param
         self.code = code
-        self.retry_after_s = retry_after_s
+        self.headers = dict(headers or {})
+        if retry_after_s is not None:
+            self.headers["Retry-After"] = str(max(1, math.ceil(retry_after_s)))
 
 
 @dataclass(frozen=True)
@@ -84,6 +94,39 @@ class OperatorRequest:
 
 #: Handles a request; its result is sent as JSON, with status 200.
 OperatorHandler = Callable[[OperatorRequest], Awaitable[object]]
+
+
+@dataclass(frozen=True)
+class OperatorRoute:
+    """One method of one path, with its handler and its description."""
+
+    method: str
+    path: str
+    handler: OperatorHandler
+    doc: RouteDoc | None = None
+
+    @property
+    def steps(self) -> list[str]:
+        """The path's parts, named ones in braces."""
+        return self.path.strip("/").split("/")
+
+
+_Body = TypeVar("_Body")
+
+
+def decode_body(body: bytes, kind: type[_Body]) -> _Body:
+    """Decode a JSON body.
+
+    Raises:
+        OperatorHttpError: it is no such thing; names the field.
+    """
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        named = _FIELD.search(str(error))
+        raise OperatorHttpError(
+            400, f"wrong body: {error}", param=(named[1] or named[2]) if named else None
+        ) from None
 
 
 def operator_token(cluster_key: str) -> str:
@@ -130,19 +173,27 @@ class OperatorHttp:
         self._tokens = tokens
         self._tls = tls
         self._metrics = make_wsgi_app(registry)
-        #: Method, parts of the path, handler.
-        self._routes: list[tuple[str, list[str], OperatorHandler]] = []
+        self._routes: list[OperatorRoute] = []
         self._server: _Server | None = None
         self._thread: threading.Thread | None = None
 
-    def add(self, method: str, path: str, handler: OperatorHandler) -> None:
-        """Add a handler of a path, for example ``/blocks/{hash}``."""
-        self._routes.append((method, path.strip("/").split("/"), handler))
+    def add(
+        self, method: str, path: str, handler: OperatorHandler, doc: RouteDoc | None = None
+    ) -> None:
+        """Add a handler of a path, for example ``/blocks/{hash}``.
+
+        Args:
+            method: "GET" or "POST".
+            path: named parts are in braces.
+            handler: answers.
+            doc: describes the route; with it, unknown parameters are refused.
+        """
+        self._routes.append(OperatorRoute(method, path, handler, doc))
 
     @property
-    def routes(self) -> list[tuple[str, str]]:
-        """Method and path of each added handler."""
-        return [(method, "/" + "/".join(parts)) for method, parts, _ in self._routes]
+    def routes(self) -> list[OperatorRoute]:
+        """All that was added."""
+        return self._routes
 
     def start(self, port: int, host: str) -> None:
         """Listen on a port; 0 takes a free one.
@@ -176,12 +227,17 @@ class OperatorHttp:
     # -- one request, in a thread of its own -------------------------------------------------
 
     def _answer(self, environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
-        path = environ.get("PATH_INFO", "/")
+        # WSGI hands on the bytes of the path as if they were Latin-1.
+        path = environ.get("PATH_INFO", "/").encode("latin-1").decode(errors="replace")
+        is_head = environ["REQUEST_METHOD"] == "HEAD"
         try:
             if path == "/metrics":
-                return cast(Iterable[bytes], self._metrics(environ, start))
+                _require_method(str(environ["REQUEST_METHOD"]), path, {"GET"})
+                environ["REQUEST_METHOD"] = "GET"
+                metrics = cast(Iterable[bytes], self._metrics(environ, start))
+                return [] if is_head else metrics
             answer = self._route(path, environ)
-            return _respond(start, 200, answer)
+            body = _respond(start, 200, answer)
         except OperatorHttpError as refused:
             error = {
                 "message": refused.message,
@@ -189,30 +245,26 @@ class OperatorHttp:
                 "param": refused.param,
                 "code": refused.code,
             }
-            return _respond(start, refused.status, {"error": error}, refused.retry_after_s)
+            body = _respond(start, refused.status, {"error": error}, refused.headers)
+        return [] if is_head else body
 
     def _route(self, path: str, environ: WSGIEnvironment) -> object:
         method = str(environ["REQUEST_METHOD"])
-        if path == "/health":
-            return self._on_loop(self._health())
-        if path == "/ready":
-            return self._on_loop(self._ready())
+        if path in _OPEN_PATHS:
+            _require_method(method, path, {"GET"})
+            return self._on_loop(self._health() if path == "/health" else self._ready())
         asked = path.strip("/").split("/")
-        allowed = {verb for verb, pattern, _ in self._routes if _match(pattern, asked) is not None}
-        if not allowed:
+        found = [route for route in self._routes if _match(route.steps, asked) is not None]
+        if not found:
             raise OperatorHttpError(404, f"Not Found ({method} {path})")
-        if method not in allowed:
-            raise OperatorHttpError(
-                405, f"Method Not Allowed ({method} {path}): {', '.join(allowed)} is"
-            )
+        _require_method(method, path, {route.method for route in found})
         self._require_token(environ)
-        for verb, pattern, handler in self._routes:
-            parts = _match(pattern, asked)
-            if verb == method and parts is not None:
-                query = dict(parse_qsl(environ.get("QUERY_STRING", ""), keep_blank_values=True))
-                body = _body(environ) if method == "POST" else b""
-                return self._on_loop(handler(OperatorRequest(parts, query, body)))
-        raise AssertionError("a route was found and is gone")
+        verb = "GET" if method == "HEAD" else method
+        route = next(route for route in found if route.method == verb)
+        query = _query(environ, route.doc)
+        body = _body(environ) if method == "POST" else b""
+        request = OperatorRequest(_match(route.steps, asked) or {}, query, body)
+        return self._on_loop(route.handler(request))
 
     def _require_token(self, environ: WSGIEnvironment) -> None:
         shown = str(environ.get("HTTP_AUTHORIZATION", "")).removeprefix("Bearer ")
@@ -221,6 +273,7 @@ class OperatorHttp:
                 401,
                 "this cluster has a key: show operator_token(key) as Authorization: Bearer",
                 code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
             )
 
     def _on_loop(self, answer: Awaitable[object]) -> object:
@@ -350,13 +403,37 @@ class _Handler(WSGIRequestHandler):
         """Log no requests."""
 
 
+def _require_method(method: str, path: str, allowed: set[str]) -> None:
+    """Raise an `OperatorHttpError` unless the method is allowed; HEAD is where GET is."""
+    if "GET" in allowed:
+        allowed = allowed | {"HEAD"}
+    if method not in allowed:
+        listed = ", ".join(sorted(allowed))
+        raise OperatorHttpError(
+            405, f"Method Not Allowed ({method} {path}): {listed}", headers={"Allow": listed}
+        )
+
+
+def _query(environ: WSGIEnvironment, doc: RouteDoc | None) -> dict[str, str]:
+    text = str(environ.get("QUERY_STRING", ""))
+    try:
+        query = dict(parse_qsl(text, keep_blank_values=True, errors="strict"))
+    except (UnicodeDecodeError, ValueError):
+        raise OperatorHttpError(400, "the query is not UTF-8 in percent codes") from None
+    unknown = sorted(query.keys() - doc.query.keys()) if doc is not None else []
+    if unknown:
+        name = unknown[0][:80]
+        raise OperatorHttpError(400, f"{name!r} is no parameter of this path", param=name)
+    return query
+
+
 def _match(pattern: list[str], asked: list[str]) -> dict[str, str] | None:
     if len(pattern) != len(asked):
         return None
     parts: dict[str, str] = {}
     for wanted, got in zip(pattern, asked, strict=True):
         if wanted.startswith("{"):
-            parts[wanted.strip("{}")] = unquote(got)
+            parts[wanted.strip("{}")] = got
         elif wanted != got:
             return None
     return parts
@@ -368,6 +445,8 @@ def _body(environ: WSGIEnvironment) -> bytes:
         raise OperatorHttpError(
             415, f"the body is {kind or 'of no type'}: send Content-Type application/json"
         )
+    if "HTTP_TRANSFER_ENCODING" in environ:
+        raise OperatorHttpError(411, "send the body with its Content-Length, in one piece")
     try:
         length = int(environ.get("CONTENT_LENGTH") or 0)
     except ValueError:
@@ -380,11 +459,9 @@ def _body(environ: WSGIEnvironment) -> bytes:
 
 
 def _respond(
-    start: StartResponse, status: int, answer: object, retry_after_s: float | None = None
+    start: StartResponse, status: int, answer: object, headers: Mapping[str, str] | None = None
 ) -> list[bytes]:
     body = msgspec.json.encode(answer)
-    headers = [("Content-Type", "application/json"), ("Content-Length", str(len(body)))]
-    if retry_after_s is not None:
-        headers.append(("Retry-After", str(max(1, math.ceil(retry_after_s)))))
-    start(f"{status} {HTTPStatus(status).phrase}", headers)
+    about = {"Content-Type": "application/json", "Content-Length": str(len(body))}
+    start(f"{status} {HTTPStatus(status).phrase}", [*about.items(), *(headers or {}).items()])
     return [body]

@@ -1,23 +1,25 @@
 """Answer a worker's conductors, and drop the requests of connections that are gone.
 
 A connection is gone when an answer can't reach it; the worker then drops the requests made over
-it. A restarted conductor connects under its old name. Its earlier connection is probed with
-messages until it is down, so that its requests end soon.
+it. Connections with requests are probed with messages: a prefill worker, which sends nothing for
+long, stops soon after its conductor is gone, before other requests get the pages that it writes. A
+restarted conductor connects under its old name, and its earlier connection is probed as well.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import structlog
 
 from halfmoon_protocol.errors import LayoutMismatch
-from halfmoon_protocol.ids import ConductorId, RequestId
-from halfmoon_protocol.messages import Message, Welcome, WorkerInfo
+from halfmoon_protocol.ids import RequestId
+from halfmoon_protocol.messages import Hello, Message, Welcome, WorkerInfo
+from halfmoon_protocol.versions import version_fault, wrong_version
 from halfmoon_runtime.channels.network import PeerId, PeerUnreachable, Port
 from halfmoon_runtime.worker.request_owners import RequestOwners
 
 log = structlog.get_logger()
 
-#: Seconds between two probes of a connection whose name a later one has taken over.
+#: Seconds between two probes of a connection.
 _PROBE_S = 1.0
 #: Longest text of a peer in the log, in characters.
 _MAX_LOGGED = 1000
@@ -44,14 +46,22 @@ class ConductorConnections:
         self.owners = RequestOwners()
         self._looked_s = float("-inf")
 
-    async def on_hello(self, conductor: ConductorId, peer: PeerId, info: WorkerInfo) -> None:
-        """Answer a hello with the worker's record, and probe earlier connections of its name."""
+    async def on_hello(self, hello: Hello, peer: PeerId, info: WorkerInfo) -> None:
+        """Answer a hello with the worker's record, and probe earlier connections of its name.
+
+        A conductor of other protocol versions is told so, and not served.
+        """
+        conductor = hello.conductor_id
+        if fault := version_fault(conductor, hello.min_version, hello.max_version):
+            log.error("conductor_refused", reason=fault)
+            await self.answer(peer, wrong_version(hello.max_version))
+            return
         known = peer in self.owners.conductors
         self.owners.on_hello(conductor, peer)
         await self.answer(peer, Welcome(worker=info))
         if known:
             return
-        await self._try_namesakes(info)
+        await self._try(self.owners.superseded_peers(), info)
         others = [p for p, name in self.owners.conductors.items() if name == conductor]
         if len(others) > 1:
             log.warning("duplicate_conductor_name", conductor=conductor, n_connections=len(others))
@@ -61,11 +71,11 @@ class ConductorConnections:
         for peer in list(self.owners.conductors):
             await self.answer(peer, Welcome(worker=info))
 
-    async def probe_superseded(self, info: WorkerInfo, now: float) -> None:
-        """Probe, about once a second, the connections whose name a later one has taken over."""
+    async def probe(self, info: WorkerInfo, now: float) -> None:
+        """Probe, about once a second, connections with requests or of names taken over."""
         if now >= self._looked_s + _PROBE_S:
             self._looked_s = now
-            await self._try_namesakes(info)
+            await self._try(self.owners.watched_peers(), info)
 
     def on_unwelcome(self, peer: PeerId, reason: str) -> None:
         """Drop the requests of a conductor that refuses this worker.
@@ -102,6 +112,6 @@ class ConductorConnections:
             self._drop_request(request_id)
         return len(orphans)
 
-    async def _try_namesakes(self, info: WorkerInfo) -> None:
-        for peer in self.owners.superseded_peers():
+    async def _try(self, peers: Iterable[PeerId], info: WorkerInfo) -> None:
+        for peer in peers:
             await self.answer(peer, Welcome(worker=info))

@@ -13,12 +13,19 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from halfmoon_metadata import MetadataStore, open_store
+from halfmoon_protocol import features
 from halfmoon_protocol.ids import WorkerId
 from halfmoon_protocol.messages import Role, WorkerInfo
+from halfmoon_protocol.versions import MAX_VERSION, MIN_VERSION
 from halfmoon_runtime.channels.network import Network, Port
 from halfmoon_runtime.channels.zmq_network import ZmqNetwork
 from halfmoon_runtime.lifecycle import CannotStart, Service
-from halfmoon_runtime.membership import ImplausibleGeneration, Membership, next_generation
+from halfmoon_runtime.membership import (
+    ImplausibleGeneration,
+    Membership,
+    next_generation,
+    until_done,
+)
 from halfmoon_runtime.observability.metrics import MetricSnapshot
 from halfmoon_runtime.observability.transfer_metrics import TransferCounts, transfer_engine_metrics
 from halfmoon_runtime.settings import ServiceSettings
@@ -145,8 +152,9 @@ async def open_worker(
             generation = await next_generation(store, worker_id, above=above)
         except ImplausibleGeneration as error:
             raise CannotStart(str(error)) from error
-        transfer = stack.enter_context(
-            open_transfer(
+
+        async def open_published() -> AbstractContextManager[EngineT]:
+            return open_transfer(
                 worker_id,
                 metadata=store,
                 generation=generation,
@@ -157,7 +165,9 @@ async def open_worker(
                 cluster_key=cluster_key,
                 encryption=settings.transfer_encryption == "on",
             )
-        )
+
+        # The server may have gone away since it counted this start.
+        transfer = stack.enter_context(await until_done(f"segment of {worker_id}", open_published))
         network = ZmqNetwork(
             advertise_host=settings.advertised_host,
             cluster_key=cluster_key,
@@ -172,5 +182,8 @@ async def open_worker(
             commands=port.commands,
             events=port.events,
             key_id=port.key_id,
+            min_version=MIN_VERSION,
+            max_version=MAX_VERSION,
+            features=() if role == "kvstore" else features.ALL,
         )
         yield OpenedWorker(service, store, transfer, network, port, info)

@@ -45,8 +45,9 @@ async def registered_worker(
         for read in (worker.metrics, membership.metrics, *more):
             stack.callback(expose_metrics(read))
         await stack.enter_async_context(service.running(worker.serve()))
-        await membership.join()
+        # Before it joins: a stop in the middle of that must not leave a record behind.
         stack.push_async_callback(membership.leave)
+        await membership.join()
         await stack.enter_async_context(service.running(membership.keep_alive()))
         service.ready()
         yield

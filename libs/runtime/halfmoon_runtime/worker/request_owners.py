@@ -30,6 +30,11 @@ class RequestOwners:
         latest = {conductor: peer for peer, conductor in self.conductors.items()}
         return [peer for peer, name in self.conductors.items() if latest[name] != peer]
 
+    def watched_peers(self) -> list[PeerId]:
+        """Return connections of conductors that own requests, or whose name was taken over."""
+        with_requests = [peer for peer in self._peers.values() if peer in self.conductors]
+        return list(dict.fromkeys([*self.superseded_peers(), *with_requests]))
+
     def add(self, request_id: RequestId, peer: PeerId) -> None:
         """Record that `peer` owns this request."""
         self._peers[request_id] = peer

@@ -16,6 +16,7 @@ A slower tier may lie below this one (see `halfmoon_scheduling.tiers`). Blocks t
 are *saved*, and while `saves_first` is set, only saved blocks are evicted.
 """
 
+import math
 from array import array
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Sequence
@@ -24,6 +25,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from halfmoon_protocol import error_codes
 from halfmoon_protocol.ids import BlockHash, Ticket
 from halfmoon_scheduling.cache.block_table import MAX_CHECKSUM
 from halfmoon_scheduling.cache.pins import Pins
@@ -43,9 +45,14 @@ class CacheError(Exception):
     └── DuplicateTicket  the owner uses this ticket already
     """
 
+    #: Of `halfmoon_protocol.error_codes`.
+    code = error_codes.INVALID
+
 
 class CacheFull(CacheError):
     """A put of which not one block fits now; nothing changed."""
+
+    code = error_codes.NO_ROOM
 
     def __init__(self, reason: str, retry_after_s: float) -> None:
         super().__init__(reason)
@@ -57,12 +64,16 @@ class CacheFull(CacheError):
 class UnknownTicket(CacheError, KeyError):
     """A ticket of no reservation that is open now."""
 
+    code = error_codes.NOT_HELD
+
     def __str__(self) -> str:
         return str(self.args[0])
 
 
 class DuplicateTicket(CacheError, ValueError):
     """A ticket that names another reservation or lease of its owner."""
+
+    code = error_codes.ID_IN_USE
 
 
 class SlotReservation(NamedTuple):
@@ -169,7 +180,7 @@ class BlockCache:
         self._reservations: dict[_Key, _Reservation] = {}
         self._leases: dict[_Key, _Lease] = {}
         #: The earliest time at which a reservation or a lease may expire.
-        self._soonest_s = float("inf")
+        self._soonest_s = math.inf
 
     # -- stored blocks -----------------------------------------------------------------------
 
@@ -437,10 +448,15 @@ class BlockCache:
         return block in self._pending
 
     def first_release_s(self, now: float) -> float:
-        """Return the seconds until the first reservation or lease expires."""
+        """Return the seconds until the first reservation or lease expires.
+
+        Those of I/O end with it and have no deadline. Where there are no others, no time is
+        known: it is `RETRY_S` then.
+        """
         deadlines = [hold.deadline_s for hold in self._reservations.values() if hold.hashes]
         deadlines += [lease.deadline_s for lease in self._leases.values()]
-        return min(deadlines) - now if deadlines else RETRY_S
+        first_s = min(deadlines, default=math.inf)
+        return first_s - now if math.isfinite(first_s) else RETRY_S
 
     # -- expiry and eviction -----------------------------------------------------------------
 
@@ -459,7 +475,7 @@ class BlockCache:
             self.revoke(*key)
         for key in [key for key, lease in self._leases.items() if lease.deadline_s <= now]:
             self.release(*key)
-        self._soonest_s = min(self._deadlines(), default=float("inf"))
+        self._soonest_s = min(self._deadlines(), default=math.inf)
 
     def evict_to_watermark(self, now: float) -> list[BlockHash]:
         """Evict ahead of demand, when above the high watermark and down to the low one.

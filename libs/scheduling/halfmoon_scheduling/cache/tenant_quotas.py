@@ -8,6 +8,7 @@ blocks stay.
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from halfmoon_protocol import error_codes
 from halfmoon_protocol.ids import BlockHash, Ticket
 from halfmoon_scheduling.cache.block_cache import CacheFull
 
@@ -19,6 +20,8 @@ _Key = tuple[str, Ticket]
 
 class OverQuota(CacheFull):
     """A tenant is at its quota, and none of its blocks can be discarded now; nothing changed."""
+
+    code = error_codes.OVER_LIMIT
 
 
 class TenantQuotas:

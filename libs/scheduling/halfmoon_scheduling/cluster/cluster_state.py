@@ -6,7 +6,8 @@ This is bookkeeping without choices. `prefill_pool` tracks the queues of prefill
 
 from collections.abc import Collection, Mapping, Sequence
 
-from halfmoon_protocol.errors import LayoutMismatch
+from halfmoon_protocol.blocks import check_block_size
+from halfmoon_protocol.errors import LayoutMismatch, ProtocolError
 from halfmoon_protocol.ids import WorkerId
 from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_protocol.messages import KvstoreAddress, Role, StageAddress, WorkerInfo
@@ -66,6 +67,8 @@ class Cluster:
         self._kvstores: (
             dict[WorkerId | tuple[str, str | None] | None, dict[WorkerId, str]] | None
         ) = None
+        #: Kvstores with blocks of another layout; None until needed, likewise.
+        self._foreign: frozenset[WorkerId] | None = None
         #: Workers that take new work, by role, computed on demand since workers last changed.
         self._capacities: dict[Role, RoleCapacity] = {}
         #: Complete prefill groups among them; None until needed, likewise.
@@ -167,6 +170,18 @@ class Cluster:
             infos = self._infos.values()
             self._servers = {info.worker_id: info.server for info in infos if info.server}
         return self._servers
+
+    @property
+    def foreign_kvstores(self) -> frozenset[WorkerId]:
+        """Live kvstores that hold blocks of another layout: no prefix is read from them."""
+        if self._foreign is None:
+            infos = self._infos.values()
+            self._foreign = frozenset(
+                info.worker_id
+                for info in infos
+                if info.role == "kvstore" and not self._is_usable(info)
+            )
+        return self._foreign
 
     @property
     def unused_kvstores(self) -> dict[WorkerId, str]:
@@ -361,6 +376,7 @@ class Cluster:
         self._homes.clear()
         self._guests.clear()
         self._kvstores = None
+        self._foreign = None
 
     def _forget_capacities(self) -> None:
         self._capacities.clear()
@@ -373,6 +389,10 @@ class Cluster:
             return  # it may hold blocks of another layout: see `unused_kvstores`
         if info.layout is None:
             raise UnfitWorker(f"{info.role} worker {info.worker_id} states no KV layout")
+        try:
+            check_block_size(info.layout.block_size)
+        except ProtocolError as error:
+            raise UnfitWorker(f"{error}, at {info.worker_id}") from None
         if self._block_size not in (None, info.layout.block_size):
             raise UnfitWorker(
                 f"block_size is {self._block_size} by the conductor's settings, "

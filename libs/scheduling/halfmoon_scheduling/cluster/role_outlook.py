@@ -14,6 +14,7 @@ from halfmoon_scheduling.cluster.role_policy import Side
 class WorkerRole:
     """The role of one prefill or decode worker."""
 
+    #: Its name.
     worker_id: WorkerId
     #: Its present role; None: it is pinned or changing, and away.
     role: Role | None
@@ -47,7 +48,9 @@ class SideOutlook:
 class NextChange:
     """The change that the policy makes if the loads stay as they are."""
 
+    #: The worker that changes.
     worker_id: WorkerId
+    #: The role that it is asked to take on.
     to: Side
     #: Seconds until then.
     due_s: float
@@ -59,6 +62,7 @@ class RoleOutlook:
 
     #: Whether the policy may change roles: the setting `role_changes`.
     automatic: bool
+    #: By side.
     pools: dict[Side, SideOutlook]
     #: None: no change follows from these loads.
     next: NextChange | None

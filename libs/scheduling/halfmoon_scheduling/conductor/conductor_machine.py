@@ -17,6 +17,7 @@ from collections import Counter, deque
 from collections.abc import Collection
 from typing import NamedTuple, assert_never
 
+from halfmoon_protocol import error_codes
 from halfmoon_protocol.ids import RequestId, WorkerId
 from halfmoon_protocol.messages import (
     BlocksReplicated,
@@ -39,6 +40,7 @@ from halfmoon_protocol.messages import (
     TokensProduced,
     Welcome,
     WorkerInfo,
+    WrongVersion,
 )
 from halfmoon_scheduling.admission.limit_bounds import LimitBounds
 from halfmoon_scheduling.admission.slos import Slos
@@ -150,7 +152,7 @@ class Conductor:
         """Requests refused, by the limit that would be missed or the resource that was lacking.
 
         Limits are "ttft", "tbt" and "tbt_late"; the others are "pages", "queue_full",
-        "queue_time", "too_long", "unavailable", "harmful" and "quarantine".
+        "queue_time", "too_long", "unsupported", "unavailable", "harmful" and "quarantine".
         """
         return self._endings.refusals
 
@@ -283,8 +285,8 @@ class Conductor:
                 return self._kvstores.on_load(worker_id, message, now)
             case BlocksSnapshot():
                 return self._kvstores.on_snapshot(worker_id, message, now)
-            case TokensProduced():
-                return []  # tokens skip the core
+            case TokensProduced() | WrongVersion():
+                return []  # tokens skip the core, and the link refuses workers of other versions
             case _:
                 assert_never(message)
 
@@ -367,7 +369,9 @@ class Conductor:
             return []
         if not message.retryable:
             reason = f"{worker_id}: {message.reason}"
-            return self._admission.on_never_fits(state, reason, now)
+            if message.code in ("", error_codes.TOO_LONG):  # of old, it was the only reason
+                return self._admission.on_never_fits(state, reason, now)
+            return self._endings.retry(state, reason, now, retryable=False)
         full_until_s = now + message.retry_after_s
         return self._admission.try_elsewhere(state, worker_id, full_until_s, now)
 

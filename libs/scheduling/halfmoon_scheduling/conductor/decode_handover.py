@@ -9,6 +9,7 @@ import msgspec
 from halfmoon_protocol.blocks import root_hash
 from halfmoon_protocol.ids import WorkerId
 from halfmoon_protocol.messages import AnswerChain, Cancel, DecodeLoad, PrefillDone, StartDecode
+from halfmoon_protocol.sampling import Stopping
 from halfmoon_scheduling.admission.admission_policy import AdmissionVerdict
 from halfmoon_scheduling.admission.limit_bounds import LimitBounds
 from halfmoon_scheduling.cluster.cluster_state import Cluster
@@ -113,7 +114,7 @@ class DecodeHandover:
             request_id=request.request_id,
             first_token=done.first_token,
             sampling=request.sampling,
-            stopping=request.stopping,
+            stopping=self._stopping_for(decode, state),
             n_prompt=request.n_prompt,
             history=request.token_ids if needs_history else (),
             kv_transfer_params=done.kv_transfer_params,
@@ -121,6 +122,11 @@ class DecodeHandover:
             answer_chain=self._answer_chain(state),
         )
         return [_deliver(state, done), *send_if_live(self._cluster, decode, start)]
+
+    def _stopping_for(self, decode: WorkerId, state: RequestState) -> Stopping | None:
+        """Return the end of a try for workers that do not keep it from the reservation."""
+        info = self._cluster.get(decode)
+        return state.request.stopping if info is None or info.features is None else None
 
     def _answer_chain(self, state: RequestState) -> AnswerChain | None:
         """Return where decode is to keep the answer's blocks: behind those of the prompt.

@@ -110,8 +110,8 @@ class Placer:
 
         avoided = self._avoided.get(original_request_id(request.request_id), ())
         prefixes: Mapping[WorkerId, int] = self._index.longest_prefix(request.block_hashes)
-        if avoided:
-            prefixes = {kvstore: n for kvstore, n in prefixes.items() if kvstore not in avoided}
+        if unread := {*avoided, *self._cluster.foreign_kvstores}:
+            prefixes = {kvstore: n for kvstore, n in prefixes.items() if kvstore not in unread}
         servers = self._cluster.servers
         found = None
         decodes: Sequence[WorkerInfo]
@@ -355,6 +355,8 @@ class Placer:
             info = self._cluster.get(kvstore)
             is_second = kvstore == chosen.source and bool(ranked)
             if info is None or is_second or kvstore in avoided or kvstore in servers:
+                continue
+            if kvstore in self._cluster.foreign_kvstores:
                 continue
             n_active = transfers.get(kvstore, 0)
             ranked.append((info.host != reader.host, kvstore != chosen.source, n_active, kvstore))

@@ -27,7 +27,7 @@ from halfmoon_scheduling.conductor.request_table import RequestTable
 from halfmoon_scheduling.config import SchedulingConfig
 from halfmoon_scheduling.events import Request
 from halfmoon_scheduling.placement.estimates import Placement, PlacementRequest
-from halfmoon_scheduling.placement.worker_limits import NoWorkerFits
+from halfmoon_scheduling.placement.worker_limits import FeatureMissing, NoWorkerFits
 from halfmoon_scheduling.prediction.decode_forecast import DecodeStay
 from halfmoon_scheduling.requests.request_state import Phase, RequestRank, RequestState
 
@@ -213,6 +213,8 @@ class RequestAdmission:
                 return self._quarantine(state)
             not_to_ask = state.refused_by | state.unresponsive
             placement, job = self._placer.place(request, not_to_ask, now, apart_from=apart_from)
+        except FeatureMissing as error:
+            return self._endings.refuse_unsupported(state, str(error))
         except NoWorkerFits as error:
             return self._endings.refuse_too_long(state, str(error))
         if not state.is_retry and not state.n_placements:

@@ -154,6 +154,11 @@ class RequestEndings:
         self.refusals["too_long"] += 1
         return self._refuse(state, Reject(state.request_id, "too_long", reason))
 
+    def refuse_unsupported(self, state: RequestState, reason: str) -> list[AnyCommand]:
+        """Refuse a request that asks for what no worker here can do."""
+        self.refusals["unsupported"] += 1
+        return self._refuse(state, Reject(state.request_id, "unsupported", reason))
+
     def _refuse(self, state: RequestState, reject: Reject) -> list[AnyCommand]:
         self._table.discard(state)
         self._placer.forget(state.request_id)

@@ -29,6 +29,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from halfmoon_protocol import error_codes
 from halfmoon_protocol.ids import BlockHash, RequestId
 from halfmoon_protocol.sampling import Finish, Stopping
 from halfmoon_scheduling.decode.page_allocator import OutOfPages, PageAllocator
@@ -37,9 +38,13 @@ from halfmoon_scheduling.decode.page_allocator import OutOfPages, PageAllocator
 class ReservationRefused(Exception):
     """A reservation that got no pages."""
 
-    def __init__(self, reason: str, *, retryable: bool, lacks_pages: bool = False) -> None:
+    def __init__(
+        self, reason: str, *, retryable: bool, code: str, lacks_pages: bool = False
+    ) -> None:
         super().__init__(reason)
         self.reason = reason
+        #: Of `halfmoon_protocol.error_codes`.
+        self.code = code
         #: True when more free pages would have been enough.
         self.lacks_pages = lacks_pages
         #: True when it would fit at another time, False when it never does.
@@ -253,6 +258,7 @@ class DecodeBatch:
             raise ReservationRefused(
                 f"{n_held} requests are running or landing, {self._max_running} is the limit",
                 retryable=True,
+                code=error_codes.NO_ROOM,
             )
         growing = sum(held.may_grow for held in (*self._running.values(), *self._landings.values()))
         headroom = growing + (n_pages < max_pages)
@@ -264,6 +270,7 @@ class DecodeBatch:
                 f"{n_wanted} pages wanted and {headroom} to be left for growing, "
                 f"{self._pages.n_free} of {self._pages.n_pages} are free",
                 retryable=True,
+                code=error_codes.NO_ROOM,
                 lacks_pages=True,
             )
         self._pages.hold(held)
@@ -404,27 +411,38 @@ class DecodeBatch:
 
         Args:
             request_id: the request.
-            aside_until_s: a landing may still be written to: keep its pages aside until then,
-                or until its own deadline if that is sooner. A running request has landed, so
-                its pages are free at once.
+            aside_until_s: a landing may still be written to: keep its pages aside until then.
+                A running request has landed, so its pages are free at once.
         """
         if (running := self._running.pop(request_id, None)) is not None:
             self._pages.release(running.pages)
         elif (landing := self._landings.pop(request_id, None)) is None:
             return False
         elif aside_until_s is not None:
-            landing.deadline_s = min(landing.deadline_s, aside_until_s)
+            landing.deadline_s = aside_until_s
             self._aside.append(landing)
         else:
             self._pages.release(landing.pages)
         return True
 
-    def expire(self, now: float) -> list[RequestId]:
-        """Free landings past their deadline, and return those that were not cancelled before."""
+    def is_landing(self, request_id: RequestId) -> bool:
+        """Return whether the KV of a request may still be written to its pages."""
+        return request_id in self._landings
+
+    def late_landings(self, now: float) -> list[RequestId]:
+        """Return landings past their deadline: they are to be cancelled."""
+        return [rid for rid, landing in self._landings.items() if landing.deadline_s <= now]
+
+    def free_aside(self, now: float) -> None:
+        """Free pages that were aside for long enough."""
         for landing in [landing for landing in self._aside if landing.deadline_s <= now]:
             self._aside.remove(landing)
             self._pages.release(landing.pages)
-        late = [rid for rid, landing in self._landings.items() if landing.deadline_s <= now]
+
+    def expire(self, now: float) -> list[RequestId]:
+        """Free what was aside for long enough; cancel late landings, and return them."""
+        self.free_aside(now)
+        late = self.late_landings(now)
         for request_id in late:
             self.cancel(request_id)
         return late
@@ -484,6 +502,7 @@ class DecodeBatch:
                 f"{n_tokens} tokens and {stopping.max_new_tokens} new ones are {longest}, "
                 f"max_context is {self._max_context}",
                 retryable=False,
+                code=error_codes.TOO_LONG,
             )
         max_pages = self._pages_for(longest - 1)
         if max_pages > self._pages.n_pages:
@@ -491,6 +510,7 @@ class DecodeBatch:
                 f"{n_tokens} tokens and {stopping.max_new_tokens} new ones need {max_pages} "
                 f"pages of {self._block_size} tokens, the pool has {self._pages.n_pages}",
                 retryable=False,
+                code=error_codes.TOO_LONG,
             )
         return max_pages
 

@@ -1,15 +1,24 @@
-"""Find the workers that a request fits: limits of context and pages that no waiting removes."""
+"""Find the workers that a request fits: by context, pages and features. Waiting changes none."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 
+from halfmoon_protocol.features import common_features, needed_features, stated_features
 from halfmoon_protocol.messages import WorkerInfo
 from halfmoon_scheduling.events import Request
 
 
 class NoWorkerFits(Exception):
-    """A request that fits no worker; the message names the number and the limit."""
+    """A request that fits no worker; the message names the number and the limit.
+
+    NoWorkerFits
+    └── FeatureMissing   no worker has a feature that the request needs
+    """
+
+
+class FeatureMissing(NoWorkerFits):
+    """A request that asks for what no worker here can do; the message names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +30,8 @@ class RoleCapacity:
     #: of 0 is no limit.
     max_context: float
     n_blocks: float
+    #: Features that all of them have.
+    features: frozenset[str]
 
     @classmethod
     def of(cls, workers: Iterable[WorkerInfo]) -> "RoleCapacity":
@@ -30,6 +41,7 @@ class RoleCapacity:
             members,
             min((_limit(info.max_context) for info in members), default=inf),
             min((_limit(info.n_blocks) for info in members), default=inf),
+            common_features(members),
         )
 
 
@@ -39,8 +51,8 @@ def able_workers(
     """Return the prefill and decode workers that could take the request if they were idle.
 
     A decode worker must hold prompt and output, except the last token's KV, which is never needed.
-    A limit of 0 (a prefill worker's pages, a model's context) is no limit. Most requests fit
-    everywhere, which takes four comparisons.
+    A limit of 0 (of pages, of a model's context) is no limit. Most requests fit
+    everywhere, which takes a few comparisons.
 
     Args:
         request: with its whole prompt and the tokens it may add.
@@ -49,8 +61,11 @@ def able_workers(
         block_size: tokens per page.
 
     Raises:
+        FeatureMissing: no worker of a role has the features that the request needs.
         NoWorkerFits: one of the two lists would be empty.
     """
+    prefills = _with_features(request, prefills)
+    decodes = _with_features(request, decodes)
     n_tokens, n_new = len(request.token_ids), request.stopping.max_new_tokens
     prompt_pages = -(-n_tokens // block_size)
     all_pages = -(-(n_tokens + n_new - 1) // block_size)
@@ -76,7 +91,7 @@ def able_workers(
             f"{n_tokens} tokens need {prompt_pages} pages of {block_size} tokens; the largest "
             f"prefill worker has {max(info.n_blocks for info in prefills.workers)}"
         )
-    able_decodes = [info for info in able[1] if all_pages <= info.n_blocks]
+    able_decodes = [info for info in able[1] if all_pages <= _limit(info.n_blocks)]
     if not able_decodes:
         raise NoWorkerFits(
             f"{n_tokens} tokens and up to {n_new} new ones need {all_pages} pages of "
@@ -88,10 +103,33 @@ def able_workers(
 
 def fits_prefill(request: Request, info: WorkerInfo, block_size: int) -> bool:
     """Return whether a prefill worker could take a request if it were idle."""
+    if not needed_features(request.sampling, "prefill") <= stated_features(info):
+        return False
     n_tokens = len(request.token_ids)
     n_new = request.stopping.max_new_tokens
     n_pages = -(-n_tokens // block_size)
     return n_tokens + n_new <= _limit(info.max_context) and n_pages <= _limit(info.n_blocks)
+
+
+def _with_features(request: Request, capacity: RoleCapacity) -> RoleCapacity:
+    """Return the workers that have the features a request needs; mostly that is all of them.
+
+    Raises:
+        FeatureMissing: no worker has all of them.
+    """
+    role = capacity.workers[0].role
+    needed = needed_features(request.sampling, role)
+    if needed <= capacity.features:
+        return capacity
+    able = [info for info in capacity.workers if needed <= stated_features(info)]
+    if not able:
+        known = [stated_features(info) for info in capacity.workers]
+        nowhere = sorted(needed.difference(*known)) or sorted(needed)
+        raise FeatureMissing(
+            f"no {role} worker of this cluster has {', '.join(nowhere)}, which the request needs:"
+            f" leave it out, or add a worker with it"
+        )
+    return RoleCapacity.of(able)
 
 
 def _limit(stated: int) -> float:

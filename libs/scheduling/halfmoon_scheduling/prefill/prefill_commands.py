@@ -184,4 +184,5 @@ def ending_message(
         culprit=ending.culprit,
         invalid=ending.invalid,
         landing_in_doubt=landing_in_doubt,
+        code=ending.code,
     )

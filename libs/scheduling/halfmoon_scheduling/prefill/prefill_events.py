@@ -24,6 +24,8 @@ class PrefillFailure(msgspec.Struct, frozen=True):
     culprit: WorkerId | None = None
     #: Whether the request itself is at fault.
     invalid: bool = False
+    #: Of `halfmoon_protocol.error_codes`.
+    code: str = ""
 
 
 class TokenDelayed(msgspec.Struct, frozen=True):

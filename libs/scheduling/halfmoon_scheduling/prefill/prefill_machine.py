@@ -45,6 +45,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
+from halfmoon_protocol import error_codes
 from halfmoon_protocol.ids import RequestId
 from halfmoon_protocol.messages import KvstoreAddress, StartPrefill
 from halfmoon_scheduling.decode.decode_batch import finish_reason
@@ -225,7 +226,8 @@ class PrefillMachine:
             reason = (
                 f"{request.n_tokens} tokens need {needed} pages: the pool has {self.pages.n_pages}"
             )
-            return [EndRequest(start.request_id, PrefillFailure(reason, retryable=False))]
+            failure = PrefillFailure(reason, retryable=False, code=error_codes.TOO_LONG)
+            return [EndRequest(start.request_id, failure)]
         block_size = self._rules.block_size
         try:
             self.queue.push(
@@ -242,7 +244,8 @@ class PrefillMachine:
                 tenant=start.tenant,
             )
         except QueueFull as error:
-            return [EndRequest(start.request_id, PrefillFailure(str(error), retryable=True))]
+            failure = PrefillFailure(str(error), retryable=True, code=error_codes.NO_ROOM)
+            return [EndRequest(start.request_id, failure)]
         self.requests[start.request_id] = request
         self._waiting.add(start.request_id)
         return self._give_pages(now)
@@ -356,7 +359,8 @@ class PrefillMachine:
         try:
             request.flow.on_arrived(ArrivedChunk(event.start, event.stop, event.slot))
         except BadChunk as error:
-            return self._end(request, PrefillFailure(str(error), retryable=True))
+            failure = PrefillFailure(str(error), retryable=True, code=error_codes.INVALID)
+            return self._end(request, failure)
         self._allow(request)
         return [WakeEngine()]
 
@@ -367,7 +371,8 @@ class PrefillMachine:
         try:
             request.flow.on_next_freed(event.slot)
         except BadChunk as error:
-            return self._end(request, PrefillFailure(str(error), retryable=True))
+            failure = PrefillFailure(str(error), retryable=True, code=error_codes.INVALID)
+            return self._end(request, failure)
         self._allow(request)
         return [WakeEngine()]
 
@@ -444,7 +449,7 @@ class PrefillMachine:
 
     def _on_pass_failed(self, reason: str) -> list[PrefillCommand]:
         failed = self._end_pass()
-        failure = PrefillFailure(reason, retryable=True)
+        failure = PrefillFailure(reason, retryable=True, code=error_codes.INTERNAL_ERROR)
         commands: list[PrefillCommand] = []
         for request_id in (*(chunk.request_id for chunk in failed.chunks), *failed.delayed):
             request = self.requests.get(request_id)

@@ -56,7 +56,7 @@ class BridgedRequest:
     token_ids: list[int] = field(default_factory=list)
     block_hashes: tuple[BlockHash, ...] = ()
     cache_salt: str = ""
-    #: Of its prefill; None before.
+    #: Of the reservation, or else of the prefill.
     stopping: Stopping | None = None
     n_produced: int = 0
     #: When its last token came.
@@ -156,10 +156,17 @@ class BridgedRequests:
         """Return the pages of so many tokens."""
         return -(-n_tokens // self._block_size)
 
-    def add(self, request_id: RequestId, n_tokens: int, expires_s: float) -> BridgedRequest:
+    def add(
+        self,
+        request_id: RequestId,
+        n_tokens: int,
+        expires_s: float,
+        stopping: Stopping | None = None,
+    ) -> BridgedRequest:
         """Add a request that has a reservation."""
         assert request_id not in self._requests, "an id names one request"
         request = BridgedRequest(request_id, n_tokens, self.pages_for(n_tokens), expires_s)
+        request.stopping = stopping
         self._requests[request_id] = request
         self.idle.clear()
         return request

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
+from halfmoon_protocol import error_codes
 from halfmoon_protocol.messages import (
     AnyMessage,
     Cancel,
@@ -25,6 +26,7 @@ from halfmoon_protocol.messages import (
     DecodeReserved,
     Hello,
     Message,
+    PrefillFailed,
     PrefillLoad,
     PrefillStopped,
     ReserveDecode,
@@ -36,6 +38,7 @@ from halfmoon_protocol.messages import (
     WorkerInfo,
 )
 from halfmoon_protocol.regions import KEY_BYTES, Landing, Region
+from halfmoon_runtime.channels.dropped_messages import record_drop
 from halfmoon_runtime.channels.network import PeerId
 from halfmoon_runtime.clock import Clock
 from halfmoon_runtime.worker.housekeeping import HousekeepingPace
@@ -112,8 +115,8 @@ class BridgedServer:
         """Handle a message that came to the port of a role."""
         side = self.ports[role]
         match message:
-            case Hello(conductor_id=conductor):
-                await side.conductors.on_hello(conductor, peer, side.info)
+            case Hello():
+                await side.conductors.on_hello(message, peer, side.info)
             case Unwelcome(reason=reason):
                 side.conductors.on_unwelcome(peer, reason)
             case ReserveDecode() if role == "decode":
@@ -140,12 +143,19 @@ class BridgedServer:
         request_id, n_tokens = message.request_id, message.n_tokens
         if side.info.draining:
             reason = f"{side.info.worker_id} is stopping: use another one"
-            refused = DecodeRefused(request_id=request_id, reason=reason, retryable=True)
+            refused = DecodeRefused(
+                request_id=request_id, reason=reason, retryable=True, code=error_codes.DRAINING
+            )
             side.answers.put_to(peer, refused)
             return
         if request_id in self.requests:
+            if side.conductors.owners.owner_of(request_id) == peer:
+                record_drop("duplicate", side.info.commands, f"ReserveDecode of {request_id}")
+                return
             reason = f"a request {request_id!r} is here: take another id"
-            refused = DecodeRefused(request_id=request_id, reason=reason, retryable=True)
+            refused = DecodeRefused(
+                request_id=request_id, reason=reason, retryable=True, code=error_codes.ID_IN_USE
+            )
             side.answers.put_to(peer, refused)
             return
         refusal = self.requests.refusal(
@@ -153,11 +163,15 @@ class BridgedServer:
         )
         if refusal is not None:
             refused = DecodeRefused(
-                request_id=request_id, reason=refusal.reason, retryable=refusal.retryable
+                request_id=request_id,
+                reason=refusal.reason,
+                retryable=refusal.retryable,
+                code=error_codes.NO_ROOM if refusal.retryable else error_codes.TOO_LONG,
             )
             side.answers.put_to(peer, refused)
             return
-        request = self.requests.add(request_id, n_tokens, self._clock.now() + LANDING_S)
+        until_s = self._clock.now() + LANDING_S
+        request = self.requests.add(request_id, n_tokens, until_s, message.stopping)
         self.pace.wake()
         side.conductors.owners.add(request_id, peer)
         layout = side.info.layout
@@ -172,8 +186,16 @@ class BridgedServer:
     def _on_start_prefill(self, side: BridgePort, peer: PeerId, start: StartPrefill) -> None:
         request_id = start.request_id
         owner = side.conductors.owners.owner_of(request_id)
+        if owner == peer:
+            record_drop("duplicate", side.info.commands, f"StartPrefill of {request_id}")
+            return
         if owner is not None:
-            return  # a duplicate, or another connection's: the first one stands
+            reason = f"another connection has a request {request_id!r} here: take another id"
+            failed = PrefillFailed(
+                request_id=request_id, reason=reason, retryable=True, code=error_codes.ID_IN_USE
+            )
+            side.answers.put_to(peer, failed)
+            return
         side.conductors.owners.add(request_id, peer)
         request = self.requests.get(request_id)
         if request is None and self._lifecycle.is_pair:
@@ -193,7 +215,12 @@ class BridgedServer:
         request_id = start.request_id
         request = self.requests.get(request_id)
         if request is None or side.conductors.owners.owner_of(request_id) != peer:
-            failed = DecodeFailed(request_id=request_id, reason=_NO_RESERVATION, retryable=True)
+            failed = DecodeFailed(
+                request_id=request_id,
+                reason=_NO_RESERVATION,
+                retryable=True,
+                code=error_codes.NOT_HELD,
+            )
             side.answers.put_to(peer, failed)
             return
         if request.phase is BridgedPhase.DECODING:
@@ -210,7 +237,7 @@ class BridgedServer:
         await self.requests.idle.wait()
 
     async def housekeep(self) -> None:
-        """End reservations that expired, probe superseded connections, publish the loads."""
+        """End reservations that expired, probe connections, publish the loads."""
         now = self._clock.now()
         for request in self.requests.expired(now):
             reason = "its prefill did not start before the deadline"
@@ -218,7 +245,7 @@ class BridgedServer:
         if self.cache is not None:
             self.cache.forget_over(now)
         for side in self.ports.values():
-            await side.conductors.probe_superseded(side.info, now)
+            await side.conductors.probe(side.info, now)
             await side.port.publish(self._load(side.info))
 
     def _load(self, info: WorkerInfo) -> Message:

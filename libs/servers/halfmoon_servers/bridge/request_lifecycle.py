@@ -143,11 +143,13 @@ class RequestLifecycle:
         self._first_tokens[request_id] = start.first_token
         self._starts[request_id] = start
         self._unfetched[request_id] = params
-        self._streams.generate(request_id, self._pair_call(start, params))
+        self._streams.generate(request_id, self._pair_call(request, params))
 
-    def _pair_call(self, start: StartDecode, params: dict[str, Any] | None) -> GenerateCall:
+    def _pair_call(self, request: BridgedRequest, params: dict[str, Any] | None) -> GenerateCall:
         """Return the call at the decode server; without `params` it computes the prompt itself."""
-        stopping, tokens = start.stopping, start.history
+        start, stopping = self._starts[request.request_id], request.stopping
+        assert stopping is not None, "a reservation states its end"
+        tokens = start.history
         if params is None:
             tokens = (*start.history, start.first_token)
             stopping = msgspec.structs.replace(
@@ -249,7 +251,7 @@ class RequestLifecycle:
         log.warning(
             "pair_differs", request_id=request.request_id, prefill=start.first_token, decode=token
         )
-        self._streams.generate(request.request_id, self._pair_call(start, None))
+        self._streams.generate(request.request_id, self._pair_call(request, None))
 
     def _prefill_done(self, request: BridgedRequest, row: TokenRow, params: str) -> None:
         token, score, finish = row
@@ -293,6 +295,7 @@ class RequestLifecycle:
             reason=failure.reason,
             retryable=failure.retryable,
             invalid=failure.invalid,
+            code=failure.code,
         )
         self._ports["prefill"].answers.put(request_id, failed)
         self.drop_prefill(request_id)
@@ -307,6 +310,7 @@ class RequestLifecycle:
                 retryable=failure.retryable,
                 invalid=failure.invalid,
                 culprit=side.info.worker_id,
+                code=failure.code,
             )
             side.answers.put(request_id, failed)
         self.drop(request_id)

@@ -12,9 +12,11 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 import structlog
 
 from halfmoon_metadata import MetadataStore
+from halfmoon_protocol import features
 from halfmoon_protocol.ids import WorkerId
 from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_protocol.messages import DecodeCost, PrefillCost, Role, WorkerInfo
+from halfmoon_protocol.versions import MAX_VERSION, MIN_VERSION
 from halfmoon_runtime.channels.network import Network, Port
 from halfmoon_runtime.clock import Clock
 from halfmoon_runtime.membership import Membership, next_generation
@@ -41,6 +43,8 @@ _LOAD_S = 1.0
 #: Pages of a server that does not tell the size of its cache.
 _UNKNOWN_BLOCKS = 65_536
 #: Roles of the workers of a server, in the order in which they join.
+#: Servers do not stream log probabilities of prompts.
+_FEATURES = tuple(name for name in features.ALL if name != features.PROMPT_LOGPROBS)
 _ROLES: dict[str, tuple[Role, ...]] = {
     "both": ("kvstore", "decode", "prefill"),
     "prefill": ("kvstore", "prefill"),
@@ -181,6 +185,9 @@ class ServerSession:
             commands=port.commands,
             events=port.events,
             key_id=port.key_id,
+            min_version=MIN_VERSION,
+            max_version=MAX_VERSION,
+            features=_FEATURES,
             layout=self._layout,
             model=description.model,
             max_context=description.max_model_len,

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 
 import structlog
 
+from halfmoon_protocol import error_codes
 from halfmoon_protocol.ids import RequestId
 from halfmoon_servers.client.generate_call import GenerateCall, GeneratedTokens, PairPrefill
 from halfmoon_servers.client.server_client import ServerClient
@@ -29,6 +30,11 @@ class StreamFailure(NamedTuple):
     retryable: bool
     #: True when the request itself is at fault.
     invalid: bool = False
+
+    @property
+    def code(self) -> str:
+        """Return the code of `halfmoon_protocol.error_codes`."""
+        return error_codes.PEER_FAILED if self.retryable else error_codes.INVALID
 
 
 class StreamListener(Protocol):

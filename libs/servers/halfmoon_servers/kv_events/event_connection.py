@@ -1,7 +1,8 @@
 """Hold the sockets to one server's KV events: SUB for batches, DEALER for replays.
 
 A connection is up once and never reconnects: batches of a restarted server must not follow those
-of the earlier one unnoticed. Frames are bounded by libzmq; they wait in a bounded queue.
+of the earlier one unnoticed. Frames are bounded by libzmq. Those that wait to be read are bounded
+here: a server that sends more is hung up on, and asked again.
 """
 
 import asyncio
@@ -22,10 +23,9 @@ from halfmoon_runtime.channels.zmq_sockets import (
 from halfmoon_servers.kv_events.event_endpoint import EventEndpoint
 from halfmoon_servers.kv_events.payload_decoder import MAX_PAYLOAD_BYTES
 
-#: Messages that wait to be read; beyond it they stay with libzmq and then with the server.
-_MAX_INBOX = 256
-#: Messages that libzmq holds for one socket.
-_QUEUE_MESSAGES = 4096
+#: Messages and bytes that wait to be read, replays included: more than servers keep for them.
+_MAX_UNREAD = 64 * 1024
+_MAX_UNREAD_BYTES = 256 * 1024 * 1024
 _WATCHED = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED | HANDSHAKE_FAILED
 _END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
 
@@ -70,10 +70,10 @@ class EventConnection:
     def __init__(self, endpoint: EventEndpoint) -> None:
         self._endpoint = endpoint
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
-        self._settings = SocketSettings(
-            max_message_bytes=MAX_PAYLOAD_BYTES, receive_queue_messages=_QUEUE_MESSAGES
-        )
+        self._settings = SocketSettings(max_message_bytes=MAX_PAYLOAD_BYTES)
         self._notes: deque[Note] = deque()
+        #: Bytes of their payloads.
+        self._n_bytes = 0
         self._arrived = asyncio.Event()
         #: Messages that were none of the protocol.
         self.n_malformed = 0
@@ -110,9 +110,7 @@ class EventConnection:
             except TimeoutError:
                 return None
         note = self._notes.popleft()
-        if len(self._notes) == _MAX_INBOX - 1:
-            for pump in self._pumps:
-                pump.resume()
+        self._n_bytes -= _payload_bytes(note)
         return note
 
     def ask_replay(self, start: int) -> None:
@@ -134,6 +132,7 @@ class EventConnection:
             self._notes = deque(
                 note for note in self._notes if not isinstance(note, Replayed | ReplayEnded)
             )
+            self._n_bytes = sum(map(_payload_bytes, self._notes))
             pump.stop()
             self._pumps.remove(pump)
             close_sockets(pump.socket)
@@ -147,14 +146,17 @@ class EventConnection:
     def _start(self, socket: "zmq.Socket[bytes]", take: Callable[[Frames], None]) -> SocketPump:
         pump = SocketPump(socket)
         self._pumps.append(pump)
-        pump.start(take, has_room=self._has_room, on_failure=self._on_failure)
+        pump.start(take, on_failure=self._on_failure)
         return pump
 
-    def _has_room(self) -> bool:
-        return len(self._notes) < _MAX_INBOX
-
     def _note(self, note: Note) -> None:
+        n_bytes = self._n_bytes + _payload_bytes(note)
+        if len(self._notes) >= _MAX_UNREAD or n_bytes > _MAX_UNREAD_BYTES:
+            for pump in self._pumps:
+                pump.stop()
+            note = ConnectionDown()
         self._notes.append(note)
+        self._n_bytes += _payload_bytes(note)
         self._arrived.set()
 
     def _on_failure(self) -> None:
@@ -180,6 +182,10 @@ class EventConnection:
         else:
             sequence = int.from_bytes(frames[-2], "big")
             self._note(Replayed(sequence, frames[-1]))
+
+
+def _payload_bytes(note: Note) -> int:
+    return len(note.payload) if isinstance(note, Published | Replayed) else 0
 
 
 def _connect(socket: "zmq.Socket[bytes]", endpoint: str) -> None:

@@ -100,7 +100,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     lease_ttl_s: float = 1e9
     reservation_ttl_s: float = 1e9
     landing_ttl_s: float = 1e9
-    quarantine_s: float = 2.0
+    quarantine_s: float = 6.0
     #: Seconds from a worker's leaving to its being back in another role.
     role_change_s: float = 30.0
     #: Seconds between a worker's reports of its load (live: 0.1).

@@ -26,7 +26,14 @@ class SimCluster:
         dice = random.Random(f"{seed}/wire")
         self.network = SimNetwork(self.loop, dice, self.log)
         self.metadata = SimMetadataServer(self.loop.time)
-        self.world = SimWorld(self.loop, dice, self.shape, self.network, self.metadata)
+        self.world = SimWorld(
+            self.loop,
+            dice,
+            self.shape,
+            self.network,
+            self.metadata,
+            random.Random(f"{seed}/late"),
+        )
         self.services: dict[str, SimService] = {}
         #: Every start of a service, dead ones included.
         self.starts: list[SimService] = []

@@ -73,7 +73,7 @@ class SimPuts(SimService):
         replicas = replicas[:_REPLICAS]
         content = self._dice.randbytes(len(self._memory.view))
         self._memory.view[:] = content
-        first = BlockHash(b"put" + number.to_bytes(4, "big") + b"/0")
+        first = BlockHash(b"put" + number.to_bytes(12, "big") + b"0")
         run = BlockRun((first, BlockHash(first[:-1] + b"1")), None, (0,) * _BLOCKS * BLOCK_SIZE, "")
         try:
             for replica in replicas:

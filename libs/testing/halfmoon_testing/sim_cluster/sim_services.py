@@ -33,6 +33,7 @@ from halfmoon_runtime.membership import (
     find_model_worker,
     list_members,
     next_generation,
+    until_done,
 )
 from halfmoon_scheduling.commands import AnyCommand, Reject, Resubmit, Send
 from halfmoon_scheduling.conductor.conductor_machine import Conductor
@@ -75,11 +76,13 @@ class SimWorld:
     shape: ClusterShape
     network: SimNetwork
     metadata: SimMetadataServer
+    #: Draws when late writes land.
+    late_dice: random.Random
     disks: dict[str, VirtualDisk] = field(default_factory=dict)
     path: SimPath = field(init=False)
 
     def __post_init__(self) -> None:
-        self.path = SimPath(self.dice, self.network)
+        self.path = SimPath(self.dice, self.network, self.late_dice)
 
 
 @dataclass(frozen=True)
@@ -251,8 +254,9 @@ class SimService:
     async def _open_transfer(self) -> int:
         world = self.world
         generation = await next_generation(self.store, WorkerId(self.name))
-        self.transfer = await asyncio.to_thread(
-            lambda: TransferEngine.open(
+
+        def open_published() -> TransferEngine:
+            return TransferEngine.open(
                 self.name,
                 metadata=self.store,
                 generation=generation,
@@ -263,6 +267,10 @@ class SimService:
                 ),
                 threads=VirtualEngineThreads(world.loop, world.path.carry_s),
             )
+
+        # As `open_worker` does.
+        self.transfer = await until_done(
+            f"segment of {self.name}", lambda: asyncio.to_thread(open_published)
         )
         return generation
 
@@ -400,7 +408,7 @@ def _decode_settings(name: str, keeps_answers: bool, keeps_pages: bool) -> Decod
         worker_id=name,
         model="m",
         landing_ttl_s=30.0,
-        quarantine_s=2.0,
+        quarantine_s=6.0,
         keep_answers=keeps_answers,
         keep_pages=keeps_pages,
         max_running=16,

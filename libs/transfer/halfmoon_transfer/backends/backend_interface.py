@@ -126,7 +126,7 @@ class Backend(Protocol):
         ...
 
     def evict(self, key: bytes) -> None:
-        """Cut off the accesses to a removed region that have not ended."""
+        """Cut off the accesses to a region that go on; their peers may try again."""
         ...
 
     def forget(self, segment: str) -> None:
@@ -148,6 +148,23 @@ class SupportsInlineCopy(Protocol):
 
     def can_copy_inline(self, peer: SegmentDescriptor, batch: Batch) -> bool:
         """Return whether carrying this batch now takes no longer than copying its bytes."""
+        ...
+
+
+@runtime_checkable
+class SupportsSettling(Protocol):
+    """A backend whose writes may still arrive after their transfer has been given up."""
+
+    def is_unsettled(self, peer: SegmentDescriptor) -> bool:
+        """Return whether bytes of a write that was given up may still land at this peer."""
+        ...
+
+    def settle(self, peer: SegmentDescriptor, stop: StopSignal) -> None:
+        """Return when no byte of a write that was given up before can land any more.
+
+        Raises:
+            TransferError: the peer does not confirm it in time.
+        """
         ...
 
 

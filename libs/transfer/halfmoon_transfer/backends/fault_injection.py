@@ -23,10 +23,12 @@ from halfmoon_transfer.backends.backend_interface import (
     Backend,
     BackendGauges,
     CarryRequest,
+    SupportsSettling,
     same_outcome_for_all,
 )
 from halfmoon_transfer.metadata.descriptor import Endpoint, SegmentDescriptor
 from halfmoon_transfer.planning.transfer_plan import OutcomeKind, Slice, SliceOutcome
+from halfmoon_transfer.threads.stop_signal import StopSignal
 
 _POLL_S = 0.02
 
@@ -193,6 +195,15 @@ class FaultyBackend:
         with self._lock:
             self._n_slices[rail] += 1
             return plan.fail_after_n is not None and self._n_slices[rail] > plan.fail_after_n
+
+    def is_unsettled(self, peer: SegmentDescriptor) -> bool:
+        """See `SupportsSettling`; False for a path whose writes end with their transfer."""
+        return isinstance(self._inner, SupportsSettling) and self._inner.is_unsettled(peer)
+
+    def settle(self, peer: SegmentDescriptor, stop: StopSignal) -> None:
+        """See `SupportsSettling`."""
+        if isinstance(self._inner, SupportsSettling):
+            self._inner.settle(peer, stop)
 
     def view(self, peer: SegmentDescriptor, key: bytes) -> memoryview | None:
         """Return the inner backend's view; None while partitioned."""

@@ -18,6 +18,7 @@ from halfmoon_transfer.backends.backend_interface import (
     EngineContext,
     SupportsFastPath,
     SupportsInlineCopy,
+    SupportsSettling,
     same_outcome_for_all,
 )
 from halfmoon_transfer.backends.device_carry import DeviceCarry
@@ -242,6 +243,28 @@ class PathRouter:
             Rejected, Lost: like `look_up_paths`.
         """
         self._directory.resolve(segment, generation, fresh=False)
+
+    def is_unsettled(self, segment: str, generation: int) -> bool:
+        """Return whether bytes of a write that was given up may still land at this segment."""
+        peer = self._directory.cached(segment, generation)
+        return peer is not None and any(
+            backend.is_unsettled(peer)
+            for backend in self._reaching(peer)
+            if isinstance(backend, SupportsSettling)
+        )
+
+    def settle(self, segment: str, generation: int, timeout_s: float) -> None:
+        """Return when no byte of a write that was given up can land at this segment any more.
+
+        Raises:
+            Lost: it does not confirm it in time.
+        """
+        peer = self._directory.cached(segment, generation)
+        if peer is None:
+            return  # nothing was ever written there
+        for backend in self._reaching(peer):
+            if isinstance(backend, SupportsSettling):
+                backend.settle(peer, StopSignal.after(timeout_s))
 
     def _peer(self, key: PeerKey) -> SegmentDescriptor:
         return self._directory.resolve(key.segment, key.generation, fresh=False)[0]

@@ -21,8 +21,9 @@ class DecodeSettings(WorkerSettings):
         600.0, description="Seconds until pages reserved for a prefill's KV are given up"
     )
     quarantine_s: Annotated[float, Field(ge=0)] = Field(
-        2.0,
-        description="Seconds that a landing's pages rest when its writer was lost, not stopped",
+        6.0,
+        description="Seconds that a landing's pages rest when its writer may not know of its end,"
+        " and has the pool's own key",
     )
 
     keep_answers: bool = Field(

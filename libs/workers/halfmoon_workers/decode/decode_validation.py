@@ -7,6 +7,7 @@ into one.
 
 from collections.abc import Sequence
 
+from halfmoon_protocol import error_codes
 from halfmoon_protocol.messages import ReserveDecode, StartDecode, StartPrefill
 from halfmoon_protocol.regions import Region
 from halfmoon_scheduling.prefill.prefill_events import PrefillFailure
@@ -82,19 +83,19 @@ def local_prefill_fault(
     n_tokens = len(start.token_ids)
     if start.stages:
         reason = f"stages names {len(start.stages)} workers: a decode worker is in no group"
-        return PrefillFailure(reason, retryable=False)
+        return PrefillFailure(reason, retryable=False, code=error_codes.INVALID)
     if start.landing.region != region or start.landing.pages != tuple(pages):
         reason = "landing is not the one that was reserved here for this request"
-        return PrefillFailure(reason, retryable=False)
+        return PrefillFailure(reason, retryable=False, code=error_codes.INVALID)
     if n_tokens != n_landed:
         reason = f"token_ids has {n_tokens} tokens, {n_landed} were reserved"
-        return PrefillFailure(reason, retryable=False)
+        return PrefillFailure(reason, retryable=False, code=error_codes.INVALID)
     if start.n_held_blocks != n_held_blocks:
         reason = f"n_held_blocks is {start.n_held_blocks}, the landing has {n_held_blocks}"
-        return PrefillFailure(reason, retryable=False)
+        return PrefillFailure(reason, retryable=False, code=error_codes.INVALID)
     if n_held_blocks and start.sampling.prompt_logprobs is not None:
         reason = f"prompt_logprobs computes all blocks, {n_held_blocks} of them are of others"
-        return PrefillFailure(reason, retryable=False)
+        return PrefillFailure(reason, retryable=False, code=error_codes.INVALID)
     n_blocks = max(n_held_blocks, 0 if start.cached is None else start.cached.n_blocks)
     rest = n_tokens - min(n_blocks, (n_tokens - 1) // block_size) * block_size
     if rest > max_tokens:
@@ -102,5 +103,5 @@ def local_prefill_fault(
             f"{rest} tokens are not cached, local_prefill_tokens is {max_tokens}: use a prefill"
             " worker, or raise the setting"
         )
-        return PrefillFailure(reason, retryable=True)
+        return PrefillFailure(reason, retryable=True, code=error_codes.OVER_LIMIT)
     return None

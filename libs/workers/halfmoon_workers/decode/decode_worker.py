@@ -20,6 +20,7 @@ import structlog
 from halfmoon_engine.errors import EngineLost
 from halfmoon_engine.interface import Engine, GrammarFailed, PendingToken, Run, TokenResult
 from halfmoon_prefix_cache.block_put import BlockPutter
+from halfmoon_protocol import error_codes
 from halfmoon_protocol.ids import RequestId
 from halfmoon_protocol.messages import (
     AnyMessage,
@@ -61,6 +62,7 @@ from halfmoon_workers.decode.decode_settings import DecodeSettings
 from halfmoon_workers.decode.decode_spans import DecodeSpans
 from halfmoon_workers.decode.decode_validation import reserve_fault, start_fault
 from halfmoon_workers.decode.generation_states import GenerationStates
+from halfmoon_workers.decode.landing_ends import LandingEnds
 from halfmoon_workers.decode.landing_keys import LandingKeys, NoLandingKey
 from halfmoon_workers.decode.local_prefills import LocalPrefillParts, LocalPrefills
 from halfmoon_workers.start.role_switch import RoleSwitch
@@ -102,6 +104,7 @@ class DecodeWorker:
     local_prefills: LocalPrefills | None = field(default=None, init=False)
     batch: DecodeBatch = field(init=False)
     landing_keys: LandingKeys = field(init=False)
+    landing_ends: LandingEnds = field(init=False)
     answers: AnswerKeeper = field(init=False)
     conductors: ConductorConnections = field(init=False)
     #: Exactly the running requests of the batch.
@@ -128,6 +131,9 @@ class DecodeWorker:
         )
         self.landing_keys = LandingKeys(
             self.region, self.engine.layout, self.settings.landing_ttl_s, self.lender
+        )
+        self.landing_ends = LandingEnds(
+            self.batch, self.landing_keys, self.clock, self.settings.quarantine_s
         )
         self.answers = AnswerKeeper(
             self.pages,
@@ -212,8 +218,8 @@ class DecodeWorker:
                 await self._on_start(peer, message)
             case Cancel():
                 self._on_cancel(peer, message)
-            case Hello(conductor_id=conductor):
-                await self.conductors.on_hello(conductor, peer, self.info)
+            case Hello():
+                await self.conductors.on_hello(message, peer, self.info)
             case Unwelcome(reason=reason):
                 self.conductors.on_unwelcome(peer, reason)
             case ChangeRole():
@@ -239,7 +245,10 @@ class DecodeWorker:
             await self.conductors.answer(
                 peer,
                 DecodeRefused(
-                    request_id=request_id, reason=refusal.reason, retryable=refusal.retryable
+                    request_id=request_id,
+                    reason=refusal.reason,
+                    retryable=refusal.retryable,
+                    code=refusal.code,
                 ),
             )
             return
@@ -269,20 +278,23 @@ class DecodeWorker:
             return self.landing_keys.open(request_id, pages, self.batch.held_blocks(request_id))
         except NoLandingKey as error:
             self.batch.cancel(request_id)
-            raise ReservationRefused(str(error), retryable=True) from None
+            raise ReservationRefused(str(error), retryable=True, code=error_codes.NO_ROOM) from None
 
     def _reserve_pages(self, reserve: ReserveDecode) -> list[int]:
         if self.info.draining:
             raise ReservationRefused(
-                f"{self.info.worker_id} is stopping: use another one", retryable=True
+                f"{self.info.worker_id} is stopping: use another one",
+                retryable=True,
+                code=error_codes.DRAINING,
             )
         if reserve.request_id in self.batch:
             raise ReservationRefused(
                 f"another connection has a request {reserve.request_id!r} here: take another id",
                 retryable=True,
+                code=error_codes.ID_IN_USE,
             )
         if fault := reserve_fault(reserve, self.engine.layout.block_size):
-            raise ReservationRefused(fault, retryable=False)
+            raise ReservationRefused(fault, retryable=False, code=error_codes.INVALID)
         wanted = (
             reserve.request_id,
             reserve.n_tokens,
@@ -335,16 +347,22 @@ class DecodeWorker:
         if self.local_prefills is not None and self.local_prefills.is_computing(request_id):
             fault = "its prefill here is not done"
         if fault:
-            await self._end_landing(request_id, fault, retryable=False)
+            await self._end_landing(request_id, fault)
             return
         n_held = self.batch.held_blocks(request_id)
-        self.landing_keys.close(request_id)
+        if not self.landing_ends.take_back_key(request_id):
+            self.landing_ends.free(request_id, in_doubt=True)
+            why = "its landing is still being written"
+            await self._send_all(self._ended(why, request_id, code=error_codes.INTERNAL_ERROR))
+            return
         try:
             self.batch.start(request_id, start.first_token, self.clock.now())
         except KeyError as error:  # it ran out, and is freed
-            await self._send_all(self._ended(str(error.args[0]), request_id))
+            await self._send_all(
+                self._ended(str(error.args[0]), request_id, code=error_codes.EXPIRED)
+            )
         except ValueError as error:
-            await self._end_landing(request_id, str(error), retryable=False)
+            await self._end_landing(request_id, str(error))
         else:
             self._generations.start(start)
             self.answers.start(start, n_landed)
@@ -355,15 +373,17 @@ class DecodeWorker:
 
     async def _refuse_start(self, peer: PeerId, start: StartDecode, reason: str) -> None:
         """Answer that nothing runs; a request of another connection with this id stays."""
-        failed = DecodeFailed(request_id=start.request_id, reason=reason, retryable=True)
+        failed = DecodeFailed(
+            request_id=start.request_id, reason=reason, retryable=True, code=error_codes.NOT_HELD
+        )
         await self.conductors.answer(peer, failed)
 
-    async def _end_landing(self, request_id: RequestId, reason: str, *, retryable: bool) -> None:
-        """Free a landing that can't be started, and answer its owner."""
+    async def _end_landing(self, request_id: RequestId, reason: str) -> None:
+        """Free a landing that can never be started as was asked, and answer its owner."""
         self._cancel_prefill(request_id)
-        self.landing_keys.close(request_id)
-        self.batch.cancel(request_id)
-        await self._send_all(self._ended(reason, request_id, retryable=retryable))
+        self.landing_ends.free(request_id, in_doubt=False)
+        ended = self._ended(reason, request_id, retryable=False, code=error_codes.INVALID)
+        await self._send_all(ended)
 
     def _on_cancel(self, peer: PeerId, cancel: Cancel) -> None:
         request_id = cancel.request_id
@@ -377,17 +397,12 @@ class DecodeWorker:
         self._free(request_id, in_doubt=True)
 
     def _free(self, request_id: RequestId, *, in_doubt: bool) -> None:
-        """Free a request's pages: at once, or after the forward pass that it is in.
-
-        Pages in doubt rest, unless their writer's key is one that could be taken back.
-        """
+        """Free a request's pages: at once, or after the forward pass that it is in."""
         if request_id in self._in_step:
             self._to_free.add(request_id)
             return
         self._cancel_prefill(request_id)
-        rests = not self.landing_keys.close(request_id) and in_doubt
-        aside_until_s = self.clock.now() + self.settings.quarantine_s if rests else None
-        self.batch.cancel(request_id, aside_until_s=aside_until_s)
+        self.landing_ends.free(request_id, in_doubt=in_doubt)
         self._forget(request_id)
 
     def _cancel_prefill(self, request_id: RequestId) -> None:
@@ -423,7 +438,9 @@ class DecodeWorker:
                 late.pop(request_id, None)
             self._in_step |= late.keys()
             preempted = "preempted: no page is free for its next token"
-            await self._send_all(self._ended(preempted, *step.preempted))
+            await self._send_all(
+                self._ended(preempted, *step.preempted, code=error_codes.PREEMPTED)
+            )
             if not step.rows and not late:
                 # All pages are landings: the oldest request waits for one to end.
                 await asyncio.sleep(_PAGES_TAKEN_S)
@@ -538,15 +555,22 @@ class DecodeWorker:
             self.batch.cancel(request_id)
         for _ in failed:
             self._counts.on_give_up("step_failed")
-        messages += self._ended("the forward pass failed", *failed)
+        messages += self._ended("the forward pass failed", *failed, code=error_codes.INTERNAL_ERROR)
         for request_id, why in grammar_failed.items():
-            messages += self._ended(why.reason, request_id, retryable=False, invalid=why.invalid)
+            messages += self._ended(
+                why.reason,
+                request_id,
+                retryable=False,
+                invalid=why.invalid,
+                code=error_codes.GRAMMAR_FAILED,
+            )
         await self._send_all(messages)
 
     def _ended(
         self,
         reason: str,
         *request_ids: RequestId,
+        code: str,
         retryable: bool = True,
         invalid: bool = False,
     ) -> list[tuple[PeerId, Message]]:
@@ -557,7 +581,11 @@ class DecodeWorker:
             self._forget(request_id, error=reason)
             if peer is not None:
                 failed = DecodeFailed(
-                    request_id=request_id, reason=reason, retryable=retryable, invalid=invalid
+                    request_id=request_id,
+                    reason=reason,
+                    retryable=retryable,
+                    invalid=invalid,
+                    code=code,
                 )
                 messages.append((peer, failed))
         return messages
@@ -573,13 +601,16 @@ class DecodeWorker:
         while True:
             self.engine.check_alive()
             now = self.clock.now()
-            late = self.batch.expire(now)
-            for request_id in late:  # nothing waits between the two, so no other has the pages
-                self.landing_keys.close(request_id)
+            late = self.landing_ends.expire()
+            for request_id in late:
                 self._counts.on_give_up("not_landed")
                 self._cancel_prefill(request_id)
-            await self._send_all(self._ended("its KV did not land before the deadline", *late))
-            await self.conductors.probe_superseded(self.info, now)
+            await self._send_all(
+                self._ended(
+                    "its KV did not land before the deadline", *late, code=error_codes.EXPIRED
+                )
+            )
+            await self.conductors.probe(self.info, now)
             await self.port.publish(
                 DecodeLoad(
                     n_running=self.batch.n_running,

@@ -5,6 +5,7 @@ another request's, so decode's memory refuses it.
 """
 
 from collections.abc import Sequence
+from enum import Enum, auto
 
 from halfmoon_protocol.ids import RequestId
 from halfmoon_protocol.kv_layout import KvLayout
@@ -15,6 +16,17 @@ from halfmoon_transfer.interface import Overloaded, Rejected
 
 class NoLandingKey(Exception):
     """A landing that gets no key: the pool is not registered, or has lent too many."""
+
+
+class KeyEnd(Enum):
+    """Say what is known of writes by a landing's key once it is closed."""
+
+    #: No byte lands any more.
+    ENDED = auto()
+    #: The key is the pool's own, which goes on.
+    SHARED = auto()
+    #: The key opens nothing any more, but a write that had begun has not ended yet.
+    UNDER_WAY = auto()
 
 
 class LandingKeys:
@@ -65,13 +77,19 @@ class LandingKeys:
         """Return the region as a landing names it."""
         return self._region if self._lender is None else self._lender.lent_to(request_id)
 
-    def close(self, request_id: RequestId) -> bool:
-        """Take a landing's key back, before its pages are freed or computed on.
+    def close(self, request_id: RequestId) -> KeyEnd:
+        """Take a landing's key back, before its pages are freed or computed on."""
+        if self._lender is None or request_id not in self._lender:
+            return KeyEnd.SHARED
+        return KeyEnd.ENDED if self._lender.take_back(request_id) else KeyEnd.UNDER_WAY
 
-        Returns:
-            Whether it is certain that no more is written; False where keys are the pool's own.
+    def cut(self) -> None:
+        """Cut the connections in the middle of an access to the pool by its own key.
+
+        Their peers send again over others, unless they gave up.
         """
-        return self._lender is not None and self._lender.take_back(request_id)
+        if self._lender is not None:
+            self._lender.cut()
 
     def check(self, landing: set[RequestId]) -> None:
         """Audit: landings alone have keys of grants."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from halfmoon_engine.interface import Engine
 from halfmoon_prefix_cache.replica_selector import ReplicaSelector
+from halfmoon_protocol import error_codes
 from halfmoon_protocol.ids import RequestId
 from halfmoon_protocol.messages import (
     Message,
@@ -188,10 +189,11 @@ class LocalPrefills:
         job: PrefillJob | None,
     ) -> PrefillFailure | None:
         if not landing or self._conductors.owners.owner_of(start.request_id) != peer:
-            return PrefillFailure("no landing is held for it on this connection", retryable=True)
+            reason = "no landing is held for it on this connection"
+            return PrefillFailure(reason, retryable=True, code=error_codes.NOT_HELD)
         if job is not None:
             reason = f"an earlier request {start.request_id!r} is still ending here"
-            return PrefillFailure(reason, retryable=True)
+            return PrefillFailure(reason, retryable=True, code=error_codes.ID_IN_USE)
         if (failure := start_failure(start, self._engine, self._info.worker_id)) is not None:
             return failure
         n_landed = self._batch.n_landed(start.request_id)

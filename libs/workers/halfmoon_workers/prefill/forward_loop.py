@@ -7,6 +7,7 @@ import structlog
 
 from halfmoon_engine.errors import EngineLost
 from halfmoon_engine.interface import GrammarFailed, PendingToken, TokenResult
+from halfmoon_protocol import error_codes
 from halfmoon_protocol.ids import RequestId
 from halfmoon_runtime.clock import Clock
 from halfmoon_runtime.worker.forward_thread import ForwardThread
@@ -142,5 +143,10 @@ class ForwardLoop:
             self._pending[request_id] = chosen
             return TokenDelayed()
         if isinstance(chosen, GrammarFailed):
-            return PrefillFailure(chosen.reason, retryable=False, invalid=chosen.invalid)
+            return PrefillFailure(
+                chosen.reason,
+                retryable=False,
+                invalid=chosen.invalid,
+                code=error_codes.GRAMMAR_FAILED,
+            )
         return chosen

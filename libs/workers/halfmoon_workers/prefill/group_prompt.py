@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import assert_never
 
+from halfmoon_protocol import error_codes
 from halfmoon_protocol.ids import RequestId
 from halfmoon_protocol.messages import (
     ActivationSlots,
@@ -58,6 +59,8 @@ class _Share:
         """Return whether the stage may still write to the landing, as far as is known."""
         if self.link is None or self.done is not None:
             return False
+        if isinstance(self.end, ShareEnded):
+            return self.end.landing_in_doubt
         return self.end is None or isinstance(self.end, PeerUnreachable)
 
 
@@ -241,12 +244,17 @@ class GroupPrompt:
     def _ended(self, share: _Share, ended: ShareEnded) -> PrefillFailure:
         reason = f"{share.address.worker_id}: {ended.reason or 'it stopped its share'}"
         culprit = ended.culprit or share.address.worker_id
-        return PrefillFailure(reason, ended.retryable, culprit, ended.invalid)
+        return PrefillFailure(reason, ended.retryable, culprit, ended.invalid, ended.code)
 
     def _failed(self, share: _Share, fault: str) -> PrefillFailure:
         stage = self._shares.index(share) + 1
         worker = share.address.worker_id
-        return PrefillFailure(f"stage {stage}, {worker}: {fault}", retryable=True, culprit=worker)
+        return PrefillFailure(
+            f"stage {stage}, {worker}: {fault}",
+            retryable=True,
+            culprit=worker,
+            code=error_codes.PEER_FAILED,
+        )
 
 
 def _slots_fault(slots: ActivationSlots, address: StageAddress, token_bytes: int) -> str:

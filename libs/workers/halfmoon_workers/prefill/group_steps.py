@@ -14,6 +14,7 @@ import structlog
 
 from halfmoon_prefix_cache.layer_groups import layer_groups
 from halfmoon_prefix_cache.prefix_fetch import PrefixFetch
+from halfmoon_protocol import error_codes
 from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_protocol.messages import (
     ActivationSlots,
@@ -191,7 +192,8 @@ class GroupSteps:
             assert job.next_slots is not None, "there is no next stage"
             to = job.next_slots.region.segment
             reason = f"activations did not reach {to}: {error}"
-            raise PrefillRefused(PrefillFailure(reason, retryable=True)) from None
+            failure = PrefillFailure(reason, retryable=True, code=error_codes.PEER_FAILED)
+            raise PrefillRefused(failure) from None
         if before is not None:
             await asyncio.wait([before])
         sent = ChunkSent(
@@ -276,11 +278,13 @@ def share_ending(job: PrefillJob, ending: PrefillEnding) -> ShareKept | ShareEnd
     if ending is None:
         return ShareKept(request_id=job.request_id, is_written=job.is_room_written)
     if not isinstance(ending, PrefillFailure):
-        return ShareEnded(request_id=job.request_id)
+        return ShareEnded(request_id=job.request_id, landing_in_doubt=job.landing_in_doubt)
     return ShareEnded(
         request_id=job.request_id,
         reason=ending.reason,
         retryable=ending.retryable,
         culprit=ending.culprit,
         invalid=ending.invalid,
+        landing_in_doubt=job.landing_in_doubt,
+        code=ending.code,
     )

@@ -14,6 +14,8 @@ from typing import Any, assert_never
 import structlog
 
 from halfmoon_prefix_cache.prefix_fetch import cancel_and_wait
+from halfmoon_prefix_cache.write_settling import SettlesWrites, settle_writes
+from halfmoon_protocol import error_codes
 from halfmoon_protocol.errors import MessageTooLarge
 from halfmoon_protocol.ids import RequestId
 from halfmoon_protocol.messages import Message, PrefillDone
@@ -55,7 +57,7 @@ from halfmoon_scheduling.prefill.prefill_events import (
     TransfersSettled,
 )
 from halfmoon_scheduling.prefill.prefill_machine import PrefillMachine
-from halfmoon_transfer.interface import Transfer
+from halfmoon_transfer.interface import Cancelled, Transfer
 from halfmoon_workers.prefill.completion import await_completion, fetch_failure
 from halfmoon_workers.prefill.group_steps import GroupSteps, share_ending
 from halfmoon_workers.prefill.prefill_job import PrefillJob
@@ -88,6 +90,7 @@ class PrefillShell:
         tracer: Tracer | None,
         on_ended: Callable[[PrefillJob], None] = lambda _: None,
         groups: GroupSteps | None = None,
+        transfer: SettlesWrites | None = None,
     ) -> None:
         """Create a shell without requests; it performs commands after `open`.
 
@@ -102,7 +105,9 @@ class PrefillShell:
             tracer: None: no traces.
             on_ended: called for each request once nothing touches its pages; must not wait.
             groups: steps of prompts that a group computes; None: the worker is in no group.
+            transfer: writes to landings; None: prompts are computed in their landings.
         """
+        self._transfer = transfer
         self._groups_or_none = groups
         self._machine = machine
         self._caching = caching
@@ -152,7 +157,13 @@ class PrefillShell:
             self._end(job, failure)
 
     def cancel(self, request_id: RequestId) -> None:
-        """Give a request up; its ending is answered once nothing touches its pages."""
+        """Give a request up; its ending is answered once nothing touches its pages.
+
+        A forward pass that it is in goes on for the others. No further layer of it is written.
+        """
+        job = self.jobs.get(request_id)
+        if job is not None and job.failure is None:
+            job.failure = Cancelled("the request was given up")
         self.post(PrefillCancelled(request_id))
 
     def post(self, event: PrefillEvent) -> None:
@@ -230,10 +241,12 @@ class PrefillShell:
         except PrefillRefused as refused:
             return StepFailed(job.request_id, refused.failure)
         except MessageTooLarge as error:  # scores of a long prompt: no try could send them
-            return StepFailed(job.request_id, PrefillFailure(str(error), retryable=False))
+            failure = PrefillFailure(str(error), retryable=False, code=error_codes.TOO_LONG)
+            return StepFailed(job.request_id, failure)
         except Exception as error:
             log.exception("prefill_failed", request_id=job.request_id)
-            return StepFailed(job.request_id, PrefillFailure(str(error), retryable=True))
+            failure = PrefillFailure(str(error), retryable=True, code=error_codes.INTERNAL_ERROR)
+            return StepFailed(job.request_id, failure)
 
     # -- steps -------------------------------------------------------------------------------
 
@@ -310,7 +323,7 @@ class PrefillShell:
         job.announcing = self._create_task(announce(), f"chunk of {job.request_id}")
 
     async def _settle(self, job: PrefillJob) -> PrefillEvent:
-        await await_completion(job, self._caching)
+        await await_completion(job, self._caching, self._transfer)
         if job.announcing is not None:  # the next stage is told of the last chunk, too
             await asyncio.wait([job.announcing])
         token = None if job.group is None else await job.group.wait_done()
@@ -368,6 +381,9 @@ class PrefillShell:
             limit_s = max(0.0, job.write_until_s - self._clock.now())
             job.landing_in_doubt = await job.group.stop(limit_s)
         await cancel_and_wait(job.transfers)
+        region = job.start.landing.region
+        if self._transfer is not None and not await settle_writes(self._transfer, region):
+            job.landing_in_doubt = True
         if job.announcing is not None:
             job.announcing.cancel()
             await asyncio.wait([job.announcing])

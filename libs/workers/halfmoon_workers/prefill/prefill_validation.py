@@ -6,6 +6,7 @@ of others, is found before it is in one.
 """
 
 from halfmoon_engine.interface import Engine
+from halfmoon_protocol import error_codes
 from halfmoon_protocol.errors import LayoutMismatch
 from halfmoon_protocol.ids import WorkerId
 from halfmoon_protocol.kv_layout import KvLayout
@@ -22,11 +23,13 @@ def start_failure(
     try:
         layout.require_same(start.landing.layout, worker_id, start.landing.region.segment)
     except LayoutMismatch as error:
-        return PrefillFailure(str(error), retryable=False)
+        return PrefillFailure(str(error), retryable=False, code=error_codes.LAYOUT_MISMATCH)
     if fault := request_fault(start, n_vocab=engine.n_vocab, max_context=engine.max_context):
-        return PrefillFailure(fault, retryable=False, invalid=True)
+        too_long = len(start.token_ids) > engine.max_context
+        code = error_codes.TOO_LONG if too_long else error_codes.INVALID
+        return PrefillFailure(fault, retryable=False, invalid=True, code=code)
     if fault := start_fault(start, layout):
-        return PrefillFailure(fault, retryable=False)
+        return PrefillFailure(fault, retryable=False, code=error_codes.INVALID)
     return None
 
 

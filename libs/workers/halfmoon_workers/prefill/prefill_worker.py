@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import assert_never
 
 from halfmoon_prefix_cache.replica_selector import ReplicaSelector
+from halfmoon_protocol import error_codes
 from halfmoon_protocol.ids import RequestId
 from halfmoon_protocol.messages import (
     AnyMessage,
@@ -167,6 +168,7 @@ class PrefillWorker:
             wake_engine=lambda: self.forward_loop.wake(),
             tracer=self.tracer,
             groups=groups,
+            transfer=self.transfer,
         )
         self.forward_loop = ForwardLoop(
             self.machine,
@@ -234,8 +236,8 @@ class PrefillWorker:
                     self._on_start(peer, message)
             case Cancel(request_id=request_id):
                 await self._on_cancel(peer, request_id)
-            case Hello(conductor_id=conductor):
-                await self.conductors.on_hello(conductor, peer, self.info)
+            case Hello():
+                await self.conductors.on_hello(message, peer, self.info)
             case Unwelcome(reason=reason):
                 self.conductors.on_unwelcome(peer, reason)
             case ChangeRole():
@@ -248,12 +250,14 @@ class PrefillWorker:
         """Return the refusal of a start that is not taken in; None when it is, or was already."""
         job = self.jobs.get(start.request_id)
         if job is not None and job.owner != peer:
+            code = error_codes.ID_IN_USE
             reason = f"another connection has a request {start.request_id!r} here"
         elif job is None and self.info.draining:
+            code = error_codes.DRAINING
             reason = f"{self.info.worker_id} is stopping: use another one"
         else:
             return None
-        return PrefillFailed(request_id=start.request_id, reason=reason, retryable=True)
+        return PrefillFailed(request_id=start.request_id, reason=reason, retryable=True, code=code)
 
     async def _on_cancel(self, peer: PeerId, request_id: RequestId) -> None:
         job = self.jobs.get(request_id)
@@ -277,7 +281,8 @@ class PrefillWorker:
         if not start.stages or failure is not None:
             self.shell.begin(job, failure)
         elif fault := stages_fault(start.stages, self.info):
-            self.shell.begin(job, PrefillFailure(fault, retryable=True))
+            failure = PrefillFailure(fault, retryable=True, code=error_codes.INVALID)
+            self.shell.begin(job, failure)
         else:
             self._begin_group(job)
 
@@ -320,10 +325,12 @@ class PrefillWorker:
         failure = None
         if order.request_id in self.jobs:
             reason = f"another connection has a request {order.request_id!r} here"
-            failure = PrefillFailure(reason, retryable=True)
+            failure = PrefillFailure(reason, retryable=True, code=error_codes.ID_IN_USE)
         elif self.info.draining:
             reason = f"{self.info.worker_id} is stopping: use another one"
-            failure = PrefillFailure(reason, retryable=True, culprit=self.info.worker_id)
+            failure = PrefillFailure(
+                reason, retryable=True, culprit=self.info.worker_id, code=error_codes.DRAINING
+            )
         else:
             forward = self.forward
             failure = share_failure(order, self.info, forward.engine, forward.activation_bytes)
@@ -334,6 +341,7 @@ class PrefillWorker:
                 retryable=failure.retryable,
                 culprit=failure.culprit,
                 invalid=failure.invalid,
+                code=failure.code,
             )
             await self.conductors.answer(peer, refused)
             return
@@ -371,7 +379,7 @@ class PrefillWorker:
         """Publish the load, look for conductors that are gone, and check the engine."""
         while True:
             self.forward.engine.check_alive()
-            await self.conductors.probe_superseded(self.info, self.clock.now())
+            await self.conductors.probe(self.info, self.clock.now())
             await self._report_shares()
             await self.port.publish(
                 PrefillLoad(

@@ -225,7 +225,7 @@ class PrefixCacheClient:
         """Let go of what is still held; no transfer of the job may be under way."""
         await self.release_lease(job)
         if job.put is not None:
-            await job.put.kvstore.revoke(job.put.ticket)
+            await self._putter.give_up(job.put)
             job.put = None
 
     async def release_lease(self, job: PrefillJob) -> None:

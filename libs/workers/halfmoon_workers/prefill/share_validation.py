@@ -6,6 +6,7 @@ The wire's own bounds hold already. Every fault names the worker, the value and 
 from collections.abc import Sequence
 
 from halfmoon_engine.interface import Engine
+from halfmoon_protocol import error_codes
 from halfmoon_protocol.errors import LayoutMismatch
 from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_protocol.messages import (
@@ -45,6 +46,7 @@ def stage_alone_failure(info: WorkerInfo) -> PrefillFailure:
         f"computes prompts of group {own.group!r} only",
         retryable=True,
         culprit=info.worker_id,
+        code=error_codes.UNSUPPORTED,
     )
 
 
@@ -102,15 +104,19 @@ def share_failure(
         token_bytes: bytes of one token's activations here.
     """
     if fault := stage_fault(order.stage, info):
-        return PrefillFailure(fault, retryable=True, culprit=info.worker_id)
+        return PrefillFailure(
+            fault, retryable=True, culprit=info.worker_id, code=error_codes.INVALID
+        )
     try:
         engine.layout.require_same(order.layout, info.worker_id, "stage 0")
     except LayoutMismatch as error:
-        return PrefillFailure(str(error), retryable=True, culprit=info.worker_id)
+        return PrefillFailure(
+            str(error), retryable=True, culprit=info.worker_id, code=error_codes.LAYOUT_MISMATCH
+        )
     if (failure := start_failure(as_start(order), engine, info.worker_id)) is not None:
         return failure
     if fault := _order_fault(order, engine.layout, token_bytes):
-        return PrefillFailure(fault, retryable=False)
+        return PrefillFailure(fault, retryable=False, code=error_codes.INVALID)
     return None
 
 

@@ -1,9 +1,14 @@
 """Define the request that the conductor generates an answer for."""
 
+from typing import Literal
+
 import msgspec
 
 from halfmoon_conductor.engine_io.gateway_interface import GenerationRequest
 from halfmoon_conductor.engine_io.tool_call_rules import ToolCallRules
+
+#: "begun": the prompt ends in a thought. "possible": an answer may begin with one.
+ReasoningStart = Literal["begun", "possible"]
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,6 +26,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     returns_new_tokens: bool = True
     #: The tool calls that answers may have; None: all text is text.
     tool_call_rules: ToolCallRules | None = None
+    #: Whether answers begin with thoughts; None: all text is the answer.
+    reasoning_start: ReasoningStart | None = None
 
     @property
     def n_prompt(self) -> int:

@@ -27,6 +27,7 @@ from halfmoon_conductor.errors import (
     GenerationFailed,
     HarmfulRequest,
     InvalidRequest,
+    NotSupported,
     ServerOverloaded,
     ServiceUnavailable,
 )
@@ -249,6 +250,8 @@ class CoreGateway:
                 stream.end(ServiceUnavailable(command.reason, command.retry_after_s))
             case "too_long":
                 stream.end(ContextLengthExceeded(command.reason))
+            case "unsupported":
+                stream.end(NotSupported(command.reason))
 
     def resubmit(self, command: Resubmit) -> None:
         """Start the next try from the tokens delivered so far."""

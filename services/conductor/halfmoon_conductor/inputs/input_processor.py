@@ -7,14 +7,14 @@ tokenizer, its chat template and its context.
 import asyncio
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import msgspec
 
 from halfmoon_conductor.api.openai.openai_requests import ChatRequest, CompletionRequest
 from halfmoon_conductor.api.openai.shared_fields import SharedFields
-from halfmoon_conductor.engine_io.engine_request import EngineRequest
+from halfmoon_conductor.engine_io.engine_request import EngineRequest, ReasoningStart
 from halfmoon_conductor.engine_io.gateway_interface import Gateway, GenerationRequest
 from halfmoon_conductor.engine_io.tool_call_rules import ToolCallFormat
 from halfmoon_conductor.errors import ContextLengthExceeded, NotSupported
@@ -25,6 +25,7 @@ from halfmoon_conductor.inputs.preparation_messages import PreparedBody
 from halfmoon_conductor.inputs.prompt_encoder import PromptEncoder
 from halfmoon_conductor.inputs.sampling_options import logit_biases_of, sampling_of, stopping_of
 from halfmoon_conductor.inputs.tool_constraints import grammar_of_chat, tool_call_rules_of
+from halfmoon_conductor.reasoning.reasoning_parser import reasoning_start_of, reasons
 from halfmoon_conductor.text.tokenizer_interface import Tokenizer
 
 #: New tokens of a completion that doesn't say how many, as OpenAI has it.
@@ -38,6 +39,8 @@ MAX_PROMPT_TOKENS = 2 << 20
 #: Token ids of prompts in one answer, and characters.
 MAX_RETURNED_TOKEN_IDS = 1 << 20
 MAX_ECHOED_CHARACTERS = 16 << 20
+#: Tokens at the end of a prompt in which a thought begins, if one does.
+_N_LAST_TOKENS = 16
 _SEED_MASK = 2**63 - 1
 
 
@@ -49,6 +52,7 @@ class InputProcessor:
         tokenizer: the model's.
         tool_call_parser: how the model writes calls; "auto": as its chat template shows.
         grammars: checks grammars; None: a checker is started with the first grammar.
+        reasoning_parser: how the model writes thoughts; "auto": as its chat template shows.
 
     Raises:
         TokenizerUnavailable: the tokenizer's chat template is not valid.
@@ -60,10 +64,15 @@ class InputProcessor:
         tokenizer: Tokenizer,
         tool_call_parser: ToolCallFormat | Literal["auto"] = "auto",
         grammars: GrammarChecker | None = None,
+        *,
+        reasoning_parser: Literal["auto", "think", "none"] = "auto",
     ) -> None:
         self.encoder = PromptEncoder(lambda: gateway.model, tokenizer, tool_call_parser)
         self._tokenizer = tokenizer
         self._grammars = grammars
+        self._reasons = reasoning_parser == "think" or (
+            reasoning_parser == "auto" and reasons(tokenizer.chat_template or "")
+        )
 
     async def completion(
         self,
@@ -128,7 +137,17 @@ class InputProcessor:
         request = self._engine_request(
             "chatcmpl", body, [token_ids], context, card.max_context, "messages", grammar
         )
-        return msgspec.structs.replace(request, tool_call_rules=rules)
+        return msgspec.structs.replace(
+            request,
+            tool_call_rules=rules,
+            # A grammar holds from the first token on, so it leaves no room for thoughts.
+            reasoning_start=None if grammar else self._reasoning_start(token_ids),
+        )
+
+    def _reasoning_start(self, token_ids: Sequence[int]) -> ReasoningStart | None:
+        if not self._reasons:
+            return None
+        return reasoning_start_of(self._tokenizer.decode(list(token_ids[-_N_LAST_TOKENS:])))
 
     async def _grammar(self, build: Callable[[], RequestedGrammar | None]) -> str:
         """Return a grammar that is known to compile; empty: any answer will do."""

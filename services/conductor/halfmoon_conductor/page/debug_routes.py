@@ -5,6 +5,8 @@ deferrals and refusals, with the best candidates' estimates and a reason for eac
 its outcome beside it, and the errors of the predictions are shown in total.
 """
 
+import math
+import re
 from itertools import islice
 from typing import Any
 
@@ -30,8 +32,9 @@ from halfmoon_scheduling.placement.placement_explanations import (
     explain_rejected_candidate,
 )
 
-#: Most digits of a number in a query.
-_MAX_DIGITS = 18
+#: Numbers in a query, as JSON writes them, and whole ones.
+_ANY = re.compile(r"[0-9]{1,400}(\.[0-9]{1,400})?([eE][+-]?[0-9]{1,4})?")
+_WHOLE = re.compile(r"[0-9]{1,15}")
 
 
 def debug_app(
@@ -52,7 +55,7 @@ def debug_app(
 
     async def decisions(request: Request) -> Response:
         try:
-            last = int(_number(request, "last", len(core.decisions)))
+            last = int(_number(request, "last", len(core.decisions), _WHOLE))
         except InvalidRequest as error:
             return error_response(error, request.url.path)
         newest_first = islice(reversed(core.decisions), last)
@@ -121,16 +124,18 @@ def _errors(histogram: ErrorHistogram) -> dict[str, Any]:
     }
 
 
-def _number(request: Request, name: str, default: float) -> float:
+def _number(request: Request, name: str, default: float, form: re.Pattern[str] = _ANY) -> float:
     """Return a number of at least 0 from the query.
 
     Raises:
         InvalidRequest: the text is not such a number.
     """
     text = request.query_params.get(name, str(default))
-    if len(text) > _MAX_DIGITS or not text.replace(".", "", 1).isdecimal():
-        raise InvalidRequest(f"{name} is {text[:40]!r}, it is a number from 0 on.", param=name)
-    return float(text)
+    number = float(text) if form.fullmatch(text) else math.inf
+    if math.isinf(number):
+        kind = "whole number" if form is _WHOLE else "number"
+        raise InvalidRequest(f"{name} is {text[:40]!r}, it is a {kind} from 0 on.", param=name)
+    return number
 
 
 def _json(data: object) -> Response:

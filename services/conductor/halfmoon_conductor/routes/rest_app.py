@@ -38,6 +38,7 @@ from halfmoon_conductor.routes.generation_handler import GenerationHandler
 from halfmoon_conductor.routes.generation_route import generation_route
 from halfmoon_conductor.routes.message_routes import messages_router, responses_router
 from halfmoon_conductor.routes.openai_routes import completions_router, models_router
+from halfmoon_conductor.routes.openapi_additions import complete_openapi
 from halfmoon_conductor.routes.openapi_responses import (
     GENERATION_RESPONSES,
     error_responses_of,
@@ -70,6 +71,7 @@ def create_app(
     tenants: Tenants | None = None,
     extra_mounts: Sequence[tuple[str, ASGIApp]] = (),
     tool_call_parser: ToolCallFormat | Literal["auto"] = "auto",
+    reasoning_parser: Literal["auto", "think", "none"] = "auto",
     preparer: BodyPreparer | None = None,
     grammars: GrammarChecker | None = None,
     streams: ResumableStreams | None = None,
@@ -86,6 +88,7 @@ def create_app(
         tenants: API keys; None: requests need no key.
         extra_mounts: other apps, each at its path and below.
         tool_call_parser: how the model writes calls; "auto": as its chat template shows.
+        reasoning_parser: how the model writes thoughts; "auto": as its chat template shows.
         preparer: parses and tokenizes long bodies; None: threads of this process do.
         grammars: checks grammars; None: a checker is started with the first grammar.
         streams: keeps streams that clients may come back to; None: none is kept.
@@ -96,7 +99,9 @@ def create_app(
     """
     metrics = HttpMetrics(registry, latencies)
     shown = VllmNamedMetrics(registry, lambda: "" if gateway.model is None else gateway.model.name)
-    inputs = InputProcessor(gateway, tokenizer, tool_call_parser, grammars)
+    inputs = InputProcessor(
+        gateway, tokenizer, tool_call_parser, grammars, reasoning_parser=reasoning_parser
+    )
     encoder = inputs.encoder
     preparer = preparer or ThreadPreparer(BodyPreparation(tokenizer, tool_call_parser))
     direct = DirectRoutes()
@@ -114,6 +119,7 @@ def create_app(
         redirect_slashes=False,
     )
     error_responses.install_error_handlers(app)
+    complete_openapi(app)
     if tenants is not None:
         document_api_keys(app)
     limits = limits or RestLimits()

@@ -19,6 +19,7 @@ import structlog
 
 from halfmoon_conductor.workers.shell import Shell
 from halfmoon_metadata.store_interface import MetadataStore
+from halfmoon_protocol import error_codes
 from halfmoon_protocol.errors import MessageTooLarge
 from halfmoon_protocol.ids import ConductorId, RequestId, WorkerId
 from halfmoon_protocol.kv_events import KvEventBatch
@@ -45,7 +46,9 @@ from halfmoon_protocol.messages import (
     Unwelcome,
     Welcome,
     WorkerInfo,
+    WrongVersion,
 )
+from halfmoon_protocol.versions import MAX_VERSION, MIN_VERSION, version_fault
 from halfmoon_runtime.channels.dropped_messages import record_drop
 from halfmoon_runtime.channels.network import Network, PeerUnreachable, WorkerLink
 from halfmoon_runtime.membership import MemberChanged, MemberGone, MemberJoined, watch_members
@@ -187,7 +190,9 @@ class WorkerLinks:
             return
         self._send(member, member.link, message)
 
-    def refuse(self, worker_id: WorkerId, reason: str) -> None:
+    def refuse(
+        self, worker_id: WorkerId, reason: str, code: str = error_codes.LAYOUT_MISMATCH
+    ) -> None:
         """Tell a worker that it can't be used, and close its link."""
         member = self._members.get(worker_id)
         if member is None:
@@ -196,7 +201,7 @@ class WorkerLinks:
         member.joined = False
         if member.link is not None:
             with suppress(PeerUnreachable):
-                member.link.send_now(Unwelcome(reason=reason))
+                member.link.send_now(Unwelcome(reason=reason, code=code))
 
     def refusals(self) -> dict[WorkerId, str]:
         """Return the workers that are present and not used, each with the reason."""
@@ -239,7 +244,12 @@ class WorkerLinks:
             info = member.info
             link = await self.network.dial(info.commands, info.events, key_id=info.key_id)
             member.link, member.step = link, 0
-            hello = Hello(conductor_id=self.conductor_id, session=next(self._sessions))
+            hello = Hello(
+                conductor_id=self.conductor_id,
+                session=next(self._sessions),
+                min_version=MIN_VERSION,
+                max_version=MAX_VERSION,
+            )
             try:
                 link.send_now(hello)
                 while True:
@@ -277,7 +287,13 @@ class WorkerLinks:
         match message:
             case TokensProduced():
                 self._on_tokens(member, message)
+            case WrongVersion(min_version=lowest, max_version=highest):
+                self._refuse_version(member, lowest, highest)
             case Welcome(worker=info) if info.worker_id == worker_id:
+                if self._refuse_version(member, info.min_version, info.max_version):
+                    return
+                if member.joined and info == member.info:
+                    return  # the worker looks whether we are there
                 member.info = info
                 if not member.joined:
                     log.info("worker_joined", worker_id=worker_id, role=info.role)
@@ -314,6 +330,19 @@ class WorkerLinks:
                 self.shell.post(MessageReceived(worker_id, message))
             case _:
                 assert_never(message)
+
+    def _refuse_version(self, member: _Member, lowest: int, highest: int) -> bool:
+        """Refuse a worker that speaks none of our versions; return whether it is refused."""
+        worker_id = member.info.worker_id
+        fault = version_fault(worker_id, lowest, highest)
+        if not fault:
+            return False
+        log.error("worker_refused", worker_id=worker_id, reason=fault)
+        was_joined = member.joined
+        self.refuse(worker_id, fault, error_codes.VERSION_MISMATCH)
+        if was_joined:
+            self.shell.post(WorkerLost(worker_id, fault))
+        return True
 
     def _on_tokens(self, member: _Member, message: TokensProduced) -> None:
         """Deliver tokens without the core; post an event when a request is finished."""

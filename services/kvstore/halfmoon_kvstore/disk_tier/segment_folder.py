@@ -19,6 +19,7 @@ import msgspec
 import structlog
 import xxhash
 
+from halfmoon_kvstore.admin_reports import FileReport
 from halfmoon_kvstore.disk_tier.segment_file import SegmentFile, SegmentRepair, scan_blocks
 from halfmoon_kvstore.disk_tier.slot_header import SlotEntry
 from halfmoon_kvstore.disk_tier.superblock import (
@@ -146,23 +147,23 @@ class SegmentFolder:
         """True if all segments bypass the page cache."""
         return bool(self._segments) and all(segment.direct for segment in self._segments)
 
-    def describe(self) -> list[dict[str, object]]:
+    def describe(self) -> list[FileReport]:
         """Describe each file: its slots, and the bytes beside slots or lost to page rounding."""
-        found: list[dict[str, object]] = []
+        found = []
         for segment in self._segments:
             shape = segment.shape
             lost = shape.n_bytes - shape.n_slots * shape.layout.block_bytes
             found.append(
-                {
-                    "file": segment.path.name,
-                    "bytes": shape.n_bytes,
-                    "n_slots": shape.n_slots,
-                    "used": segment.n_used,
-                    "free": shape.n_slots - segment.n_used,
-                    "lost_bytes": lost,
-                    "fragmentation": lost / shape.n_bytes,
-                    "direct": segment.direct,
-                }
+                FileReport(
+                    file=segment.path.name,
+                    bytes=shape.n_bytes,
+                    n_slots=shape.n_slots,
+                    used=segment.n_used,
+                    free=shape.n_slots - segment.n_used,
+                    lost_bytes=lost,
+                    fragmentation=lost / shape.n_bytes,
+                    direct=segment.direct,
+                )
             )
         return found
 

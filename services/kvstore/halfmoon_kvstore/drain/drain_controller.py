@@ -14,16 +14,17 @@ from typing import Annotated
 
 import msgspec
 
-from halfmoon_kvstore.drain.drain_migration import DrainMigration
+from halfmoon_kvstore.drain.drain_migration import DrainMigration, DrainProgress
 from halfmoon_kvstore.settings import KvstoreSettings
 from halfmoon_kvstore.worker import KvstoreWorker
 from halfmoon_runtime.lifecycle import Service
 from halfmoon_runtime.observability.metrics import MetricSnapshot, by_label
 from halfmoon_runtime.observability.operator_http import (
     OperatorHttp,
-    OperatorHttpError,
     OperatorRequest,
+    decode_body,
 )
+from halfmoon_runtime.observability.route_doc import RouteDoc
 
 _DEADLINE_S = 600.0
 _POLL_S = 0.05
@@ -31,7 +32,9 @@ _POLL_S = 0.05
 _READ_END_S = 1.0
 
 
-class _DrainBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class DrainBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How long the drain may take."""
+
     #: Seconds after which the node leaves, with its remaining blocks.
     deadline_s: Annotated[float, msgspec.Meta(gt=0)] = _DEADLINE_S
 
@@ -57,8 +60,9 @@ class DrainController:
 
     def register(self, http: OperatorHttp) -> None:
         """Add the routes to the HTTP server."""
-        http.add("GET", "/drain", self.progress)
-        http.add("POST", "/drain", self.start)
+        http.add("GET", "/drain", self.progress, RouteDoc(answer=DrainProgress))
+        start = RouteDoc(body=DrainBody, body_is_required=False, answer=DrainProgress)
+        http.add("POST", "/drain", self.start, start)
 
     async def progress(self, request: OperatorRequest) -> object:
         """Return the progress of the drain."""
@@ -68,10 +72,7 @@ class DrainController:
 
     async def start(self, request: OperatorRequest) -> object:
         """Start to move all blocks, then leave; a second request changes nothing."""
-        try:
-            body = msgspec.json.decode(request.body or b"{}", type=_DrainBody)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise OperatorHttpError(400, f"the body is no drain: {error}") from None
+        body = decode_body(request.body or b"{}", DrainBody)
         if self._ordered_drain is None and not self._service.stopping.is_set():
             self._migration.begin()
             self._ordered_drain = self._service.spawn(self._leave(body.deadline_s))

@@ -37,11 +37,15 @@ class DrainProgress(msgspec.Struct, frozen=True):
 
     #: idle; moving; done: other nodes have all blocks; incomplete: `reason` says why not.
     state: str = "idle"
-    #: Number of blocks that only this node had, and how many of them are moved and left.
+    #: Blocks that only this node had.
     n_blocks: int = 0
+    #: Those of them that another node has now.
     n_moved: int = 0
+    #: Those that are still here alone.
     n_left: int = 0
+    #: Bytes of the moved blocks.
     bytes_moved: int = 0
+    #: Why blocks are left; empty: none is, or it goes on.
     reason: str = ""
 
 

@@ -7,7 +7,9 @@ serves the blocks. One order runs at a time; others are refused and may be retri
 from halfmoon_kvstore.block_store import BlockStore
 from halfmoon_kvstore.kv_event_builder import kept_for_events, stored_events
 from halfmoon_kvstore.outbox import Outbox
+from halfmoon_kvstore.refusal_codes import code_of
 from halfmoon_kvstore.replication.replica_reader import ReplicaReader
+from halfmoon_protocol import error_codes
 from halfmoon_protocol.errors import LayoutMismatch
 from halfmoon_protocol.messages import (
     BlocksLeased,
@@ -54,7 +56,12 @@ class ReplicationHandler:
         if not self._reader.busy:
             return None
         reason = f"{self._block_store.name} copies other blocks just now"
-        return KvstoreRefused(ticket=order.ticket, reason=reason, retry_after_s=_RETRY_S)
+        return KvstoreRefused(
+            ticket=order.ticket,
+            reason=reason,
+            retry_after_s=_RETRY_S,
+            code=error_codes.NO_ROOM,
+        )
 
     async def replicate(self, peer: PeerId, order: ReplicateBlocks) -> None:
         """Copy the blocks of an order, and answer with their number or the reason of a failure."""
@@ -69,13 +76,19 @@ class ReplicationHandler:
                 n_blocks = await self._copy(order, lease)
         except CacheFull as error:
             return KvstoreRefused(
-                ticket=order.ticket, reason=str(error), retry_after_s=error.retry_after_s
+                ticket=order.ticket,
+                reason=str(error),
+                retry_after_s=error.retry_after_s,
+                code=error.code,
             )
         except (KvstoreUnavailable, TransferError, LayoutMismatch, CacheError, ValueError) as error:
-            return KvstoreRefused(ticket=order.ticket, reason=str(error))
+            return KvstoreRefused(ticket=order.ticket, reason=str(error), code=code_of(error))
         except Exception as error:  # a bug of ours: it costs this order, not the node
             record_failure(order, peer.hex())
-            return KvstoreRefused(ticket=order.ticket, reason=f"the copy failed: {error!r}")
+            reason = f"the copy failed: {error!r}"
+            return KvstoreRefused(
+                ticket=order.ticket, reason=reason, code=error_codes.INTERNAL_ERROR
+            )
         return BlocksReplicated(ticket=order.ticket, n_blocks=n_blocks)
 
     async def _copy(self, order: ReplicateBlocks, lease: BlocksLeased) -> int:

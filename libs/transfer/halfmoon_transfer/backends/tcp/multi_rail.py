@@ -127,6 +127,14 @@ class MultiRailTcp:
             self._peers.pop(segment, None)
         self._inner.forget(segment)
 
+    def is_unsettled(self, peer: SegmentDescriptor) -> bool:
+        """See `TcpBackend.is_unsettled`; connections are counted over all rails."""
+        return self._inner.is_unsettled(peer)
+
+    def settle(self, peer: SegmentDescriptor, stop: StopSignal) -> None:
+        """See `TcpBackend.settle`; any rail leads to the peer that cuts those of all."""
+        self._inner.settle(peer, stop)
+
     def gauges(self) -> BackendGauges:
         """Return the connections of both sides, over all rails."""
         return self._inner.gauges()

@@ -27,7 +27,7 @@ from halfmoon_transfer.backends.tcp.lane import Lane, LaneRefused, LaneUntrusted
 from halfmoon_transfer.backends.tcp.tcp_frames import MAX_SLICE_BYTES, TcpFrameError, TcpHello
 from halfmoon_transfer.backends.tcp.tcp_server import TcpServer
 from halfmoon_transfer.backends.tcp.tcp_sessions import TcpSessions
-from halfmoon_transfer.interface import Op, Piece
+from halfmoon_transfer.interface import Lost, Op, Piece
 from halfmoon_transfer.metadata.descriptor import Endpoint, SegmentDescriptor, rail_name
 from halfmoon_transfer.planning.transfer_plan import OutcomeKind, SliceOutcome
 from halfmoon_transfer.threads.deadline_watcher import DeadlineWatcher
@@ -250,6 +250,23 @@ class TcpBackend:
         self._gate.forget(peer.name)
         self._drop_idle(lambda known: known == peer)
         self._put_back(peer, lane)
+
+    def is_unsettled(self, peer: SegmentDescriptor) -> bool:
+        """Return whether a connection was given up in a write, and the peer may read it still."""
+        return self._abandoned.any and bool(self._abandoned.of(peer))
+
+    def settle(self, peer: SegmentDescriptor, stop: StopSignal) -> None:
+        """Have the peer cut connections that were given up in a write: see `TcpHello.over`.
+
+        Raises:
+            Lost: the peer does not confirm it in time.
+        """
+        if not self.is_unsettled(peer):
+            return
+        try:
+            self.probe(peer, stop)
+        except (OSError, TcpFrameError, LaneRefused, LaneUntrusted, ValueError) as error:
+            raise Lost(f"{_where(peer)}: {error}") from error
 
     def gauges(self) -> BackendGauges:
         """Return the connections of both sides."""

@@ -54,6 +54,9 @@ Content = Annotated[
 ]
 
 
+_THOUGHTS = "What the assistant thought, as it was answered; the chat template may leave it out."
+
+
 class ChatMessage(ApiModel):
     """One message. An assistant's may be sent back just as it was answered."""
 
@@ -63,6 +66,7 @@ class ChatMessage(ApiModel):
     content: Content
     name: Text | None = None
     tool_call_id: Text | None = Field(None, description="Of role tool: whose result this is.")
+    reasoning_content: Text | None = Field(None, description=_THOUGHTS)
 
     refusal: Annotated[Any, IgnoredValues()] = None
     annotations: Annotated[Any, IgnoredValues([])] = None
@@ -78,12 +82,14 @@ class ChatMessage(ApiModel):
         }
         if self.tool_call_id is not None:
             message["tool_call_id"] = self.tool_call_id
+        if self.reasoning_content is not None:
+            message["reasoning_content"] = self.reasoning_content
         return message if self.name is None else message | {"name": self.name}
 
     @property
     def n_characters(self) -> int:
-        """Characters of its text."""
-        return len(_text_of(self.content))
+        """Characters of its text and thoughts."""
+        return len(_text_of(self.content)) + len(self.reasoning_content or "")
 
 
 class CallingMessage(ApiModel):
@@ -93,6 +99,7 @@ class CallingMessage(ApiModel):
     content: Content | None = None
     name: Text | None = None
     tool_calls: list[CalledTool] = Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True)
+    reasoning_content: Text | None = Field(None, description=_THOUGHTS)
 
     refusal: Annotated[Any, IgnoredValues()] = None
     annotations: Annotated[Any, IgnoredValues([])] = None
@@ -101,16 +108,20 @@ class CallingMessage(ApiModel):
 
     def for_template(self) -> dict[str, Any]:
         """Return the message as chat templates read it, with the arguments of calls as objects."""
-        return {
+        message: dict[str, Any] = {
             "role": self.role,
             "content": "" if self.content is None else _text_of(self.content),
             "tool_calls": [call.for_template() for call in self.tool_calls],
         }
+        if self.reasoning_content is not None:
+            message["reasoning_content"] = self.reasoning_content
+        return message
 
     @property
     def n_characters(self) -> int:
-        """Characters of its text and its calls."""
-        return len(_text_of(self.content or "")) + len(str(self.tool_calls))
+        """Characters of its text, thoughts and calls."""
+        n_thoughts = len(self.reasoning_content or "")
+        return len(_text_of(self.content or "")) + n_thoughts + len(str(self.tool_calls))
 
 
 def _text_of(content: str | list[TextPart]) -> str:

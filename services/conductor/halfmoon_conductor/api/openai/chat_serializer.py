@@ -11,6 +11,8 @@ from halfmoon_conductor.api.openai.openai_objects import (
     ChatCompletion,
     ChatDelta,
     ChatLogprobs,
+    CompletionTokensDetails,
+    CompletionUsage,
     FinishReason,
     ToolCall,
     ToolFunction,
@@ -19,6 +21,7 @@ from halfmoon_conductor.api.openai.openai_serializer import Chunk, OpenAiSeriali
 from halfmoon_conductor.api.openai.shared_fields import SharedFields
 from halfmoon_conductor.engine_io.output_piece import OutputPiece
 from halfmoon_conductor.generation.output_processor import OutputProcessor
+from halfmoon_conductor.reasoning.reasoning_parser import ReasoningParser
 from halfmoon_conductor.tools.tool_call_bodies import ParsedCall
 from halfmoon_conductor.tools.tool_call_ids import tool_call_name
 from halfmoon_conductor.tools.tool_call_parser import ToolCallParser
@@ -32,6 +35,17 @@ class ChatSerializer(OpenAiSerializer):
     ) -> None:
         super().__init__(output, body, logprobs)
         self._parsers: dict[int, ToolCallParser] = {}
+        start = output.request.reasoning_start
+        #: One for each choice; none where all text is the answer.
+        self._thoughts = [] if start is None else [ReasoningParser(start) for _ in output.choices]
+
+    def usage(self) -> CompletionUsage:
+        """Return the usage so far, with the thoughts' part of it."""
+        usage = super().usage()
+        if self._thoughts:
+            n_tokens = sum(parser.n_tokens for parser in self._thoughts)
+            usage.completion_tokens_details = CompletionTokensDetails(reasoning_tokens=n_tokens)
+        return usage
 
     def _whole(self, written: Sequence[WrittenChoice]) -> ChatCompletion:
         completion = ChatCompletion(
@@ -40,7 +54,7 @@ class ChatSerializer(OpenAiSerializer):
             created=self.output.created,
             model=self.model,
             choices=[self._choice(index, choice) for index, choice in enumerate(written)],
-            usage=self.usage(),
+            usage=self.usage(),  # behind the choices, which count the thoughts
         )
         if self._body.prompt_logprobs is not None:
             completion.prompt_logprobs = self._logprobs.prompt(self._scored_prompt(0))
@@ -49,10 +63,14 @@ class ChatSerializer(OpenAiSerializer):
         return completion
 
     def _choice(self, index: int, written: WrittenChoice) -> ChatChoice:
-        message = AssistantMessage(role="assistant", content=written.text, refusal=None)
+        thoughts, texts = self._taken_apart(index, written.texts)
+        message = AssistantMessage(role="assistant", content="".join(texts), refusal=None)
+        if self._thoughts:
+            message.reasoning_content = thoughts or None
+            message.content = message.content if message.content or not thoughts else None
         finish = written.finish
         if (parser := self._parser(index)) is not None:
-            read = [*map(parser.feed, written.texts), parser.finish(cut=written.is_cut)]
+            read = [*map(parser.feed, texts), parser.finish(cut=written.is_cut)]
             message.content = "".join(words for words, _ in read)
             calls = [call for _, calls in read for call in calls]
             if calls or parser.cut_in_call:
@@ -74,6 +92,14 @@ class ChatSerializer(OpenAiSerializer):
             choice.token_ids = written.token_ids
         return choice
 
+    def _taken_apart(self, index: int, texts: Sequence[str]) -> tuple[str, Sequence[str]]:
+        """Return the thoughts of a choice, and the pieces of its answer."""
+        if not self._thoughts:
+            return "", texts
+        parser = self._thoughts[index]
+        read = [*map(parser.feed, texts), parser.finish()]
+        return "".join(thought for thought, _ in read), [answer for _, answer in read]
+
     def _opening_chunks(self, index: int) -> list[Chunk]:
         chunk = self._chunk(index, ChatDelta(role="assistant", content=""))
         if self._body.return_token_ids and index == 0:
@@ -82,11 +108,12 @@ class ChatSerializer(OpenAiSerializer):
 
     def _chunks(self, piece: OutputPiece) -> list[Chunk]:
         chunks: list[Chunk] = []
-        text, calls = piece.text, list[ParsedCall]()
+        thought, text = self._thought_and_text(piece)
+        calls = list[ParsedCall]()
         finish: FinishReason | None = piece.finish or None
         if (parser := self._parser(piece.index)) is not None:
             n_before = parser.n_calls
-            text, calls = parser.feed(piece.text)
+            text, calls = parser.feed(text)
             if piece.finish:
                 rest, last = parser.finish(cut=piece.is_cut)
                 text, calls = text + rest, calls + last
@@ -96,8 +123,11 @@ class ChatSerializer(OpenAiSerializer):
                 made.index = number
                 delta = ChatDelta(tool_calls=[made])
                 chunks.append(self._chunk(piece.index, delta))
-        if text or self._returns_tokens:
-            chunk = self._chunk(piece.index, ChatDelta(content=text))
+        if thought or text or self._returns_tokens:
+            delta = ChatDelta(reasoning_content=thought) if thought else ChatDelta(content=text)
+            if thought and text:
+                delta.content = text
+            chunk = self._chunk(piece.index, delta)
             (choice,) = chunk.choices
             choice.logprobs = self._logprobs_of([(piece.token, piece.score)])
             if self._body.return_token_ids:
@@ -109,6 +139,16 @@ class ChatSerializer(OpenAiSerializer):
                 final.choices[0].stop_reason = reason
             chunks.append(final)
         return chunks
+
+    def _thought_and_text(self, piece: OutputPiece) -> tuple[str, str]:
+        if not self._thoughts:
+            return "", piece.text
+        parser = self._thoughts[piece.index]
+        thought, text = parser.feed(piece.text)
+        if piece.finish:
+            last_thought, last_text = parser.finish()
+            thought, text = thought + last_thought, text + last_text
+        return thought, text
 
     def _parser(self, index: int) -> ToolCallParser | None:
         """Return the parser of a choice's tool calls, if the chat has tools."""

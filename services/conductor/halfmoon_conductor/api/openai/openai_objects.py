@@ -17,6 +17,13 @@ class PromptTokensDetails(BaseModel):
     cached_tokens: int
 
 
+class CompletionTokensDetails(BaseModel):
+    """New tokens by what they are."""
+
+    #: Tokens of thoughts and of their markers.
+    reasoning_tokens: int
+
+
 class CompletionUsage(BaseModel):
     """The cost of a request in tokens."""
 
@@ -24,6 +31,8 @@ class CompletionUsage(BaseModel):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    #: Where thoughts are told apart from the answer.
+    completion_tokens_details: CompletionTokensDetails | None = None
 
 
 class CompletionLogprobs(BaseModel):
@@ -143,9 +152,11 @@ class AssistantMessage(BaseModel):
     """The model's message."""
 
     role: Literal["assistant"]
-    #: null when the message has only calls.
+    #: null when the message has only calls, or only thoughts.
     content: str | None
     refusal: None
+    #: What the model thought before; vLLM's and DeepSeek's addition.
+    reasoning_content: str | None = None
     tool_calls: list[ToolCall] | None = None
 
 
@@ -180,6 +191,8 @@ class ChatDelta(BaseModel):
 
     role: Literal["assistant"] | None = None
     content: str | None = None
+    #: A piece of what the model thinks before it answers.
+    reasoning_content: str | None = None
     #: Each call comes whole.
     tool_calls: list[ToolCall] | None = None
 

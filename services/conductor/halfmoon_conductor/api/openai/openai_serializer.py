@@ -82,7 +82,10 @@ class OpenAiSerializer(ABC):
         self._returns_tokens = body.n_top is not None or bool(body.return_token_ids)
         #: Whether the pieces within a choice differ in their text only.
         self._is_text_only = not (
-            self._returns_tokens or body.wants_continuous_usage or output.request.tool_call_rules
+            self._returns_tokens
+            or body.wants_continuous_usage
+            or output.request.tool_call_rules
+            or output.request.reasoning_start
         )
         n_prompts = output.request.n_prompt * output.request.n_per_prompt
         per_token = int(bool(body.return_token_ids))
@@ -146,7 +149,8 @@ class OpenAiSerializer(ABC):
                 return b""
             if not piece.finish or self._stop_reason(piece) is None:
                 return self._template(piece.index, piece.finish).fill(piece.text)
-        if piece.text or piece.finish or self._returns_tokens:
+        reads_all = self._returns_tokens or self.output.request.reasoning_start is not None
+        if piece.text or piece.finish or reads_all:
             return b"".join([self._event(chunk) for chunk in self._chunks(piece)])
         return b""
 

@@ -35,6 +35,7 @@ _REJECTION_REASONS = (
     "queue_full",
     "queue_time",
     "too_long",
+    "unsupported",
     "unavailable",
 )
 

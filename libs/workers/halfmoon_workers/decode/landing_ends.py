@@ -1,0 +1,62 @@
+"""End landings: their pages are another request's only once no byte can land in them any more.
+
+    its prefill worker       with a key of its own    with the pool's own key
+    has stopped              free at once             free at once
+    may not know             free at once             free after `quarantine_s`, cut off before
+
+A key of its own is taken back first. Where a write by it has not ended even so, the pages rest. A
+prefill worker may not know when it can't be reached, or when the conductor is gone: then it notices
+so itself, within a shorter time than `quarantine_s`.
+"""
+
+from halfmoon_protocol.ids import RequestId
+from halfmoon_runtime.clock import Clock
+from halfmoon_scheduling.decode.decode_batch import DecodeBatch
+from halfmoon_workers.decode.landing_keys import KeyEnd, LandingKeys
+
+
+class LandingEnds:
+    """Ends landings of one batch, with the keys that they gave out."""
+
+    def __init__(
+        self, batch: DecodeBatch, keys: LandingKeys, clock: Clock, quarantine_s: float
+    ) -> None:
+        """Have ended none.
+
+        Args:
+            batch: has the landings.
+            keys: by which they are written.
+            clock: of their deadlines.
+            quarantine_s: seconds that pages rest after their last write may have begun.
+        """
+        self._batch, self._keys, self._clock = batch, keys, clock
+        self._quarantine_s = quarantine_s
+        #: When connections that are in the middle of a write are cut, for pages aside.
+        self._cuts_due_s: list[float] = []
+
+    def take_back_key(self, request_id: RequestId) -> bool:
+        """Take a landing's key back; return False if a write by it has not ended."""
+        return self._keys.close(request_id) is not KeyEnd.UNDER_WAY
+
+    def free(self, request_id: RequestId, *, in_doubt: bool) -> None:
+        """Remove a request, and give back its pages once no byte can land in them any more."""
+        key_end, aside_until_s = self._keys.close(request_id), None
+        lands = self._batch.is_landing(request_id)
+        if lands and (key_end is KeyEnd.UNDER_WAY or (in_doubt and key_end is KeyEnd.SHARED)):
+            now = self._clock.now()
+            aside_until_s = now + self._quarantine_s
+            # A peer may hang in the middle of a slice for longer than that.
+            self._cuts_due_s.append(now + self._quarantine_s / 2)
+        self._batch.cancel(request_id, aside_until_s=aside_until_s)
+
+    def expire(self) -> list[RequestId]:
+        """Free what was aside for long enough, and landings past their deadline; return those."""
+        now = self._clock.now()
+        if any(due_s <= now for due_s in self._cuts_due_s):
+            self._cuts_due_s = [due_s for due_s in self._cuts_due_s if due_s > now]
+            self._keys.cut()
+        self._batch.free_aside(now)
+        late = self._batch.late_landings(now)
+        for request_id in late:
+            self.free(request_id, in_doubt=True)
+        return late

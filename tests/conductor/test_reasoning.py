@@ -1,0 +1,204 @@
+"""Thoughts between <think> and </think> are told apart from the answer."""
+
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, cast
+
+import httpx
+import openai
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+from tokenizers import Tokenizer
+
+from halfmoon_conductor.engine_io.engine_request import ReasoningStart
+from halfmoon_conductor.engine_io.gateway_interface import ModelCard
+from halfmoon_conductor.reasoning.reasoning_parser import ReasoningParser
+from halfmoon_conductor.routes.rest_app import create_app
+from halfmoon_conductor.text.hub_tokenizer import HubTokenizer
+from halfmoon_testing.conductor_http import ScriptedGateway
+
+#: As Qwen3's: the model writes the first marker, unless thinking is switched off.
+QWEN = """\
+{%- for message in messages %}
+{{- '<|turn|>' + message.role + ':' }}
+{%- if message.reasoning_content is defined %}
+{{- '<think>' + message.reasoning_content + '</think>' }}
+{%- endif %}
+{{- message.content + '<|end|>' }}
+{%- endfor %}
+{%- if tools %}{{ '<tool_call>' }}{% endif %}
+{%- if add_generation_prompt %}{{ '<|turn|>assistant:' }}
+{%- if enable_thinking is defined and not enable_thinking %}
+{{- '<think>\n\n</think>\n\n' }}{% endif %}
+{%- endif %}
+"""
+#: As DeepSeek-R1's: the prompt ends with the marker.
+DEEPSEEK = QWEN.replace("'<|turn|>assistant:' }}", "'<|turn|>assistant:<think>\\n' }}")
+CHAT: dict[str, Any] = {"model": "lab/moon", "messages": [{"role": "user", "content": "Hi"}]}
+OpenApp = Callable[..., Any]
+
+
+@pytest.fixture
+def open_app(bpe: Tokenizer, tmp_path: Path, card: ModelCard) -> OpenApp:
+    """Open a client of an app whose model has a chat template and says a text."""
+
+    @asynccontextmanager
+    async def opened(
+        template: str, says: str, **settings: Any
+    ) -> AsyncIterator[tuple[httpx.AsyncClient, ScriptedGateway]]:
+        bpe.save(str(tmp_path / "tokenizer.json"))
+        config = {"eos_token": "<|end|>", "chat_template": template}
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+        (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [0]}))
+        tokenizer = HubTokenizer(tmp_path)
+        script = tokenizer.encode(says, add_special_tokens=False)
+        gateway = ScriptedGateway([*script, 0], model=card)
+        app = create_app(gateway, tokenizer, registry=CollectorRegistry(), **settings)
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://api") as client:
+            yield client, gateway
+
+    return opened
+
+
+async def answer(client: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:
+    response = await client.post("/v1/chat/completions", json={**CHAT, **fields})
+    assert response.status_code == 200, response.text
+    body: dict[str, Any] = response.json()
+    return body
+
+
+async def streamed(client: httpx.AsyncClient, **fields: Any) -> tuple[str, str, Any]:
+    """Thoughts and text of a stream, and its last usage, as OpenAI's library reads it."""
+    ours = openai.AsyncOpenAI(
+        base_url="http://api/v1", api_key="none", http_client=cast(Any, client)
+    )
+    stream = await ours.chat.completions.create(
+        **{**CHAT, **fields}, stream=True, stream_options={"include_usage": True}
+    )
+    thoughts, text, usage = "", "", None
+    async for chunk in stream:
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            thought = getattr(choice.delta, "reasoning_content", None) or ""
+            assert not (thought and text), "a thought after the answer began"
+            thoughts, text = thoughts + thought, text + (choice.delta.content or "")
+    return thoughts, text, usage
+
+
+@pytest.mark.parametrize(
+    ("template", "says"),
+    [
+        (QWEN, "<think>\nHalf or full? 半月\n</think>\n\nHalf."),
+        (DEEPSEEK, "Half or full? 半月\n</think>\n\nHalf."),
+    ],
+)
+async def test_thoughts_are_a_field_of_their_own_whole_and_streamed(
+    open_app: OpenApp, template: str, says: str
+) -> None:
+    async with open_app(template, says) as (client, _):
+        body = await answer(client)
+        message = body["choices"][0]["message"]
+        assert message["reasoning_content"] == "Half or full? 半月"
+        assert message["content"] == "Half."
+        n_thought = body["usage"]["completion_tokens_details"]["reasoning_tokens"]
+        assert 0 < n_thought < body["usage"]["completion_tokens"]
+        thoughts, text, usage = await streamed(client)
+        assert (thoughts, text) == ("Half or full? 半月", "Half.")
+        assert usage.completion_tokens_details.reasoning_tokens == n_thought
+
+
+async def test_an_answer_without_thoughts_has_none(open_app: OpenApp) -> None:
+    async with open_app(QWEN, "Half. <think>no</think>") as (client, gateway):
+        message = (await answer(client))["choices"][0]["message"]
+        assert message["content"] == "Half. <think>no</think>"
+        assert message["reasoning_content"] is None
+        await answer(client, chat_template_kwargs={"enable_thinking": False})
+        await answer(client, reasoning_effort="none")
+        prompts = {request.prompt_token_ids for request in gateway.requests}
+        assert len(prompts) == 2, "both switch thinking off in the same way"
+
+
+async def test_an_answer_that_is_cut_off_in_its_thoughts_has_no_content(open_app: OpenApp) -> None:
+    async with open_app(DEEPSEEK, "Half or full?") as (client, _):
+        (choice,) = (await answer(client, max_tokens=3))["choices"]
+        assert choice["finish_reason"] == "length"
+        assert choice["message"]["content"] is None
+        assert "Half or full?".startswith(choice["message"]["reasoning_content"])
+        thoughts, text, _ = await streamed(client, max_tokens=3)
+        assert (thoughts, text) == (choice["message"]["reasoning_content"], "")
+
+
+async def test_calls_of_tools_come_after_thoughts(open_app: OpenApp) -> None:
+    call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    says = f"<think>I call <tool_call> now</think>\n{call}"
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    async with open_app(QWEN, says) as (client, _):
+        (choice,) = (await answer(client, tools=tools))["choices"]
+        assert choice["message"]["reasoning_content"] == "I call <tool_call> now"
+        assert choice["message"]["tool_calls"][0]["function"]["name"] == "f"
+        assert choice["finish_reason"] == "tool_calls"
+
+
+async def test_a_grammar_leaves_no_room_for_thoughts(open_app: OpenApp) -> None:
+    async with open_app(DEEPSEEK, '{"a": 1}') as (client, _):
+        body = await answer(client, response_format={"type": "json_object"})
+        assert body["choices"][0]["message"]["content"] == '{"a": 1}'
+        assert "reasoning_content" not in body["choices"][0]["message"]
+
+
+async def test_echoed_thoughts_reach_the_template(open_app: OpenApp) -> None:
+    async with open_app(QWEN, "Half.") as (client, gateway):
+        said = {"role": "assistant", "content": "Half."}
+        for message in (said, {**said, "reasoning_content": "Half or full?"}):
+            again = {"role": "user", "content": "Sure?"}
+            await answer(client, messages=[*CHAT["messages"], message, again])
+        without, with_thoughts = (len(r.prompt_token_ids) for r in gateway.requests)
+        assert with_thoughts > without
+
+
+async def test_a_setting_turns_it_off(open_app: OpenApp) -> None:
+    async with open_app(QWEN, "<think>a</think>b", reasoning_parser="none") as (client, _):
+        message = (await answer(client))["choices"][0]["message"]
+        assert message["content"] == "<think>a</think>b" and "reasoning_content" not in message
+
+
+# -- the parser ----------------------------------------------------------------------------------
+
+
+def taken_apart(start: ReasoningStart, texts: Sequence[str]) -> tuple[str, str]:
+    parser = ReasoningParser(start)
+    read = [*map(parser.feed, texts), parser.finish()]
+    return "".join(thought for thought, _ in read), "".join(text for _, text in read)
+
+
+PIECES = st.lists(
+    st.sampled_from(["<think>", "</think>", "<", "think", "/", ">", "\n", " ", "a", "半", "</th"]),
+    max_size=12,
+).map("".join)
+
+
+@given(st.sampled_from(["begun", "possible"]), PIECES, st.data())
+def test_it_does_not_matter_how_an_answer_is_cut_into_pieces(
+    start: ReasoningStart, text: str, data: st.DataObject
+) -> None:
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(text)))))
+    ends = [0, *cuts, len(text)]
+    pieces = [text[a:b] for a, b in pairwise(ends)]
+    thoughts, answer = taken_apart(start, pieces)
+    assert (thoughts.rstrip(), answer) == tuple(
+        part if i else part.rstrip() for i, part in enumerate(taken_apart(start, [text]))
+    )
+    # Nothing is lost but markers and whitespace beside them.
+    shown = "".join((thoughts + answer).split())
+    rest = "".join(text.split())
+    if start == "possible" and not text.lstrip().startswith("<think>"):
+        assert (thoughts, answer) == ("", text)
+    else:
+        rest = rest.removeprefix("<think>") if start == "possible" else rest
+        assert shown == rest.replace("</think>", "", 1)

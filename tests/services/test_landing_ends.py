@@ -1,0 +1,156 @@
+"""When the pages of a landing that has ended are another request's, and who still writes then."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from halfmoon_engine.fake_engine import FakeEngine
+from halfmoon_protocol.ids import ConductorId, RequestId
+from halfmoon_protocol.kv_layout import KvLayout
+from halfmoon_protocol.messages import DecodeReserved, Hello, ReserveDecode, StartPrefill
+from halfmoon_protocol.regions import Region
+from halfmoon_protocol.sampling import Sampling, Stopping
+from halfmoon_runtime.clock import FakeClock
+from halfmoon_scheduling.decode.decode_batch import DecodeBatch
+from halfmoon_scheduling.decode.page_allocator import PageAllocator
+from halfmoon_testing.worker_caller import WorkerCaller
+from halfmoon_workers.decode.landing_ends import LandingEnds
+from halfmoon_workers.decode.landing_keys import LandingKeys
+
+A = RequestId("a")
+STOPPING = Stopping(max_new_tokens=8)
+LAYOUT = KvLayout(model="m", n_layers=1, n_kv_heads=1, head_dim=1, dtype="float32", block_size=4)
+QUARANTINE_S, TTL_S = 6.0, 30.0
+
+
+class Lender:
+    """Lends keys of grants, or none; a write may go on after its key was taken back."""
+
+    def __init__(self, *, shared: bool, ends: bool = True) -> None:
+        self.shared, self.ends = shared, ends
+        self.lent: set[RequestId] = set()
+        self.n_cuts = 0
+
+    def __contains__(self, request_id: RequestId) -> bool:
+        return request_id in self.lent
+
+    def lend(self, request_id: RequestId, *_: Any) -> Region:
+        if not self.shared:
+            self.lent.add(request_id)
+        return Region("s", 1, bytes(16), 64)
+
+    def take_back(self, request_id: RequestId) -> bool:
+        self.lent.remove(request_id)
+        return self.ends
+
+    def cut(self) -> None:
+        self.n_cuts += 1
+
+
+class Scene:
+    def __init__(self, lender: Lender) -> None:
+        self.lender, self.clock = lender, FakeClock()
+        self.batch = DecodeBatch(
+            PageAllocator(4), block_size=4, max_running=4, max_context=64, landing_ttl_s=TTL_S
+        )
+        region = Region("s", 1, bytes(16), 64)
+        keys = LandingKeys(region, LAYOUT, TTL_S, lender)  # type: ignore[arg-type]
+        self.ends = LandingEnds(self.batch, keys, self.clock, QUARANTINE_S)
+        keys.open(A, self.batch.reserve(A, 8, STOPPING, self.clock.now()), 0)
+
+    def free_after(self, seconds: float) -> int:
+        self.clock.advance(seconds)
+        self.ends.expire()
+        self.batch.check()
+        return self.batch.free_pages
+
+
+@pytest.mark.parametrize("in_doubt", [False, True])
+def test_pages_written_by_a_key_of_their_own_are_free_when_it_is_taken_back(in_doubt: bool) -> None:
+    scene = Scene(Lender(shared=False))
+    scene.ends.free(A, in_doubt=in_doubt)
+    assert (scene.batch.free_pages, scene.lender.n_cuts) == (4, 0)
+
+
+def test_pages_rest_when_a_write_goes_on_after_its_key_was_taken_back() -> None:
+    scene = Scene(Lender(shared=False, ends=False))
+    scene.ends.free(A, in_doubt=False)
+    assert scene.free_after(QUARANTINE_S - 0.1) == 2
+    assert scene.free_after(0.2) == 4
+
+
+def test_pages_of_a_shared_key_rest_if_the_writer_may_not_know_and_it_is_cut_off_before() -> None:
+    scene = Scene(Lender(shared=True))
+    scene.ends.free(A, in_doubt=True)
+    assert scene.free_after(0.1) == 2
+    assert scene.free_after(QUARANTINE_S - 0.2) == 2
+    assert scene.lender.n_cuts == 1
+    assert scene.free_after(0.2) == 4
+    assert scene.lender.n_cuts == 1
+
+
+def test_pages_of_a_writer_that_has_stopped_are_free_at_once() -> None:
+    scene = Scene(Lender(shared=True))
+    scene.ends.free(A, in_doubt=False)
+    assert (scene.batch.free_pages, scene.lender.n_cuts) == (4, 0)
+
+
+@pytest.mark.parametrize(("shared", "n_free"), [(True, 2), (False, 4)])
+def test_a_landing_that_ran_out_ends_as_one_in_doubt(shared: bool, n_free: int) -> None:
+    scene = Scene(Lender(shared=shared))
+    assert scene.free_after(TTL_S) == n_free
+    assert A not in scene.batch
+    assert scene.free_after(QUARANTINE_S) == 4
+
+
+class GatedEngine(FakeEngine):
+    """Holds prompts up while its gate is shut."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.gate, self.inside = threading.Event(), threading.Event()
+
+    def forward(self, runs: Any, **hooks: Any) -> Any:
+        if hooks:
+            self.inside.set()
+            assert self.gate.wait(90)
+        return super().forward(runs, **hooks)
+
+
+async def test_a_prefill_whose_conductor_is_gone_ends_within_seconds_and_writes_no_more(
+    local_cluster: Callable[..., Any],
+) -> None:
+    """It sends nothing until its end: it has to look whether the conductor is there."""
+    async with local_cluster(GatedEngine) as cluster:
+        prefill, engine = cluster.worker("prefill-0"), cluster.members["prefill-0"].engine
+        decode = await _caller(cluster, "decode-0")
+        await decode.send(ReserveDecode(request_id=A, n_tokens=40, stopping=STOPPING))
+        (landed,) = await decode.wait_for(DecodeReserved)
+        conductor = await _caller(cluster, "prefill-0")
+        await conductor.send(Hello(conductor_id=ConductorId("east"), session=1))
+        await conductor.send(
+            StartPrefill(
+                request_id=A,
+                token_ids=tuple(range(40)),
+                n_prompt=40,
+                block_hashes=(),
+                landing=landed.landing,
+                landing_expires_s=600.0,
+                sampling=Sampling(temperature=0.0),
+                stopping=STOPPING,
+            )
+        )
+        await cluster.until(engine.inside.is_set)
+        pool = cluster.memories["decode-0"].view
+        before = bytes(pool[:])
+        await conductor.close()
+        await cluster.until(lambda: not prefill.conductors.owners.request_ids())
+        engine.gate.set()
+        await cluster.until(lambda: not prefill.jobs)
+        assert bytes(pool[:]) == before
+
+
+async def _caller(cluster: Any, name: str) -> WorkerCaller:
+    return await WorkerCaller.dial(cluster.network, cluster.worker(name).info.commands)
