@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, settings
 
 from halfmoon_metadata import MemoryStore, tcp_ports
 from halfmoon_metadata.http_server import metadata_app
+from tests.long_files import is_left_out
 
 # No test asserts a time, so neither does hypothesis; fixtures shared by its examples are meant
 # to be; a failure prints how to have it again.
@@ -54,6 +55,11 @@ def pytest_collection_finish() -> None:
     """Collect garbage again, but leave out what the imports made: it stays."""
     gc.freeze()
     gc.enable()
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Leave out the long files of other shares."""
+    return is_left_out(collection_path) or None
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -1,11 +1,13 @@
 """The cost models are recovered from timed forwards; the clock is the test's."""
 
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from halfmoon_engine.cost_fit import _fit
 from halfmoon_engine.fake_engine import FakeEngine, FakeModelSpec
 from halfmoon_engine.forward_timing import least_forward_s
 from halfmoon_engine.interface import Draw, Run, TokenResult
@@ -101,3 +103,17 @@ def test_a_pool_of_one_page_is_enough() -> None:
     prefill, decode = engine.measure()
     assert prefill.c0_s + prefill.c1_s + prefill.c2_s > 0
     assert decode.d0_s + decode.d1_s + decode.d2_s > 0
+
+
+def test_seconds_that_no_model_explains_still_cost_something() -> None:
+    """All three terms were dropped at once where two of them were negative together."""
+    dice = random.Random(7)
+    for _ in range(2000):
+        shapes = [(new, cached) for new, cached in ((32, 0), (128, 0), (512, 0), (128, 3968))]
+        samples = [
+            ([1.0, new, (new + cached) ** 2 - cached**2], 10 ** dice.uniform(-5, -1))
+            for new, cached in shapes[: dice.randint(1, 4)]
+        ]
+        fitted = _fit(samples)
+        assert min(fitted) >= 0
+        assert max(fitted) > 0, samples

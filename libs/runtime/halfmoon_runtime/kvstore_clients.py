@@ -354,8 +354,10 @@ class KvstoreClients:
             if client is not None and client.alive:
                 return client
             # Only clients that are down: the address comes from a caller, and may be wrong.
-            for stale in [a for a, known in self._clients.items() if not known.alive]:
-                await self._clients.pop(stale).close()
+            # All are taken out before the first wait: another dial finds none of them.
+            down = [a for a, known in self._clients.items() if not known.alive]
+            for stale in [self._clients.pop(a) for a in down]:
+                await stale.close()
             try:
                 link = await self._network.dial(address.commands, key_id=address.key_id)
             except PeerUnreachable as error:
