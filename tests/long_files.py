@@ -1,7 +1,7 @@
-"""Name the test files that take longest, of which one run of the continuous integration takes a share.
+"""Name the test files that take longest, of which the continuous integration runs a share.
 
-`make test` runs all of them. `HALFMOON_SHARE=2/4` leaves out those outside the third of four shares;
-a file that is named on the command line runs in any case.
+`make test` runs all of them. `HALFMOON_SHARE=2/4` leaves out those outside the third of four
+shares; a file that is named on the command line runs in any case.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Each long test file is in exactly one share of the continuous integration, and short ones in all."""
+"""Each long test file is in one share of the continuous integration, and short ones in all."""
 
 from pathlib import Path
 

@@ -84,10 +84,7 @@ def _timed(engine: Engine, runs: Sequence[Run]) -> float:
 
 
 def _fit(samples: Sequence[tuple[list[float], float]]) -> tuple[float, float, float]:
-    """Fit by least squares of relative errors; drop terms below zero, the most negative one first.
-
-    One term is left at least: alone it fits positive seconds with a positive coefficient.
-    """
+    """Fit by least squares of relative errors; drop terms with negative coefficients."""
     x: NDArray[Any] = np.array([row for row, _ in samples], dtype=np.float64)
     y: NDArray[Any] = np.array([seconds for _, seconds in samples], dtype=np.float64)
     x, y = x / y[:, None], np.ones_like(y)
@@ -95,10 +92,10 @@ def _fit(samples: Sequence[tuple[list[float], float]]) -> tuple[float, float, fl
     while True:
         scale = np.abs(x[:, terms]).max(axis=0)
         solution = np.linalg.lstsq(x[:, terms] / scale, y, rcond=None)[0] / scale
-        worst = int(np.argmin(solution * scale))
-        if solution[worst] >= 0:
+        negative = [term for term, value in zip(terms, solution, strict=True) if value < 0]
+        if not negative:
             break
-        del terms[worst]
+        terms = [term for term in terms if term not in negative]
     full = [0.0] * x.shape[1]
     for term, value in zip(terms, solution, strict=True):
         full[term] = float(value)
