@@ -261,6 +261,17 @@ async def test_routes_and_methods_that_do_not_exist_are_named(client: httpx.Asyn
     error_of(await client.get("/v1/models/"), 404)
 
 
+async def test_a_route_of_openais_that_is_not_here_is_answered_with_those_that_are(
+    client: httpx.AsyncClient,
+) -> None:
+    answer = await client.post("/v1/embeddings", json={"model": "lab/moon", "input": "Hello"})
+    message = error_of(answer, 404)["message"]
+    paths = "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/models", "/openapi.json"
+    assert all(path in message for path in ("/v1/embeddings", *paths))
+    assert "/debug" not in message and "/metrics" not in message
+    assert "/v1/models" not in error_of(await client.get("/nothing"), 404)["message"]
+
+
 @pytest.mark.parametrize("announced", [True, False])
 async def test_a_body_over_the_limit_is_refused(
     small_client: httpx.AsyncClient, gateway: ScriptedGateway, announced: bool

@@ -32,6 +32,8 @@ from halfmoon_conductor.http_server.validation_errors import describe_validation
 
 #: Routes at or below this path use Anthropic's error shape.
 _ANTHROPIC_PATH = "/v1/messages"
+#: What clients of a model call is below this path.
+_API_PATH = "/v1/"
 _ANTHROPIC_KINDS = {
     401: "authentication_error",
     403: "permission_error",
@@ -68,9 +70,18 @@ async def on_http_error(request: Request, error: Exception) -> Response:
     """Answer an unknown route, a wrong method or an unreadable body; also in a mounted app."""
     assert isinstance(error, HTTPException)
     reason = f"{error.detail} ({request.method} {request.url.path})"
+    if error.status_code == 404 and request.url.path.startswith(_API_PATH):
+        reason += (
+            f"; what is here: {', '.join(_api_paths(request.app))}, described in /openapi.json"
+        )
     kind = InvalidRequest.kind if error.status_code < 500 else ApiError.kind
     body = _body(reason, kind, None, None)
     return _response(request.url.path, error.status_code, body, error.headers)
+
+
+def _api_paths(app: FastAPI) -> list[str]:
+    """Return the paths that clients of a model may call."""
+    return sorted(path for path in app.openapi()["paths"] if path.startswith(_API_PATH))
 
 
 def logged_error_response(error: ApiError, path: str) -> Response:
