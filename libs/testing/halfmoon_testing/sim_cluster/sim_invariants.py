@@ -12,7 +12,7 @@ from halfmoon_protocol.ids import WorkerId
 from halfmoon_protocol.sampling import Sampling
 from halfmoon_testing.sim_cluster.sim_clients import ClientRequest
 from halfmoon_testing.sim_cluster.sim_cluster import SimCluster
-from halfmoon_testing.sim_cluster.sim_shape import BLOCK_SIZE, MODEL
+from halfmoon_testing.sim_cluster.sim_shape import BLOCK_SIZE, MODEL, QUARANTINE_S
 from halfmoon_testing.sim_cluster.violation import Violation
 
 #: How a request may end.
@@ -216,13 +216,20 @@ def _audit(cluster: SimCluster) -> None:
                     raise Violation("state audits itself", f"{service.name}: {error!r}") from error
 
 
-def check_recovery(recovery_s: float, *, lost_records: bool) -> None:
+def check_recovery(recovery_s: float, *, lost_records: bool, pages_rest: bool) -> None:
     """Check how soon a request succeeded after the last fault.
+
+    Args:
+        recovery_s: seconds until it did.
+        lost_records: whether the metadata server has lost records.
+        pages_rest: whether a decode worker had pages in quarantine at the last fault.
 
     Raises:
         Violation: it was too late.
     """
     limit_s = RECOVERY_OF_RECORDS_S if lost_records else RECOVERY_S
+    if pages_rest:
+        limit_s = max(limit_s, QUARANTINE_S + RECOVERY_S)
     if recovery_s > limit_s:
         raise Violation(
             "a success soon after the last fault",

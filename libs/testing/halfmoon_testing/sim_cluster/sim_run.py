@@ -5,6 +5,7 @@ import gc
 import random
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +23,7 @@ from halfmoon_testing.sim_cluster.sim_invariants import (
 )
 from halfmoon_testing.sim_cluster.violation import Violation
 from halfmoon_testing.sim_cluster.virtual_loop import LiveLock
+from halfmoon_workers.decode.decode_worker import DecodeWorker
 
 #: Seconds in which a cluster starts.
 _START_S = 20.0
@@ -79,6 +81,7 @@ class SimRun:
         if self.faults is not None:
             await self.faults.run()
         self.last_fault_s = self.cluster.loop.time()
+        pages_rest = any(self._resting_pages())
         self.cluster.log("run", "no faults from here on")
         recovery = self.cluster.loop.start(self.cluster.clients.process, self._probe())
         await self.cluster.until(
@@ -91,10 +94,18 @@ class SimRun:
             task.result()
         check_requests(self.cluster)
         lost_records = self.faults is not None and bool(self.faults.counts["metadata loss"])
-        check_recovery(self.recovered_s - self.last_fault_s, lost_records=lost_records)
+        check_recovery(
+            self.recovered_s - self.last_fault_s, lost_records=lost_records, pages_rest=pages_rest
+        )
         await check_end(self.cluster)
         if self.cluster.shape.n_puts:
             await self.cluster.loop.start(self.cluster.puts.process, self.cluster.puts.check())
+
+    def _resting_pages(self) -> Iterator[int]:
+        """Yield the pages in quarantine of each decode worker that lives."""
+        for service in self.cluster.services.values():
+            if isinstance(service.worker, DecodeWorker):
+                yield service.worker.batch.pages_quarantined
 
     def _open(self) -> str:
         return ", ".join(r.request_id for r in self.cluster.clients.requests if not r.end)

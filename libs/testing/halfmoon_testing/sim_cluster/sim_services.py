@@ -42,7 +42,12 @@ from halfmoon_testing.sim_cluster.sim_disk import VirtualDisk
 from halfmoon_testing.sim_cluster.sim_metadata import SimMetadataServer, SimStore
 from halfmoon_testing.sim_cluster.sim_network import ProcessNetwork, SimNetwork
 from halfmoon_testing.sim_cluster.sim_paths import SimPath
-from halfmoon_testing.sim_cluster.sim_shape import BLOCK_SIZE, MODEL, ClusterShape
+from halfmoon_testing.sim_cluster.sim_shape import (
+    BLOCK_SIZE,
+    MODEL,
+    QUARANTINE_S,
+    ClusterShape,
+)
 from halfmoon_testing.sim_cluster.virtual_loop import VirtualLoop, VirtualProcess
 from halfmoon_testing.sim_cluster.virtual_threads import (
     VirtualEngineThreads,
@@ -408,7 +413,7 @@ def _decode_settings(name: str, keeps_answers: bool, keeps_pages: bool) -> Decod
         worker_id=name,
         model="m",
         landing_ttl_s=30.0,
-        quarantine_s=6.0,
+        quarantine_s=QUARANTINE_S,
         keep_answers=keeps_answers,
         keep_pages=keeps_pages,
         max_running=16,
