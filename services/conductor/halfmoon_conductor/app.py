@@ -155,6 +155,7 @@ async def run(settings: ConductorSettings, service: Service) -> None:
             extra_mounts=mounts,
             tool_call_parser=settings.tool_call_parser,
             reasoning_parser=settings.reasoning_parser,
+            model_aliases=settings.other_model_names,
             preparer=preparer,
             grammars=grammars,
             streams=streams,

@@ -14,6 +14,18 @@ from halfmoon_scheduling.placement.modes import PLACEMENT_MODES
 EMBEDDED = "embedded"
 
 
+def _names_of(aliases: str) -> tuple[str, ...]:
+    return tuple(name for name in (each.strip() for each in aliases.split(",")) if name)
+
+
+def _check_aliases(aliases: str) -> str:
+    """Refuse a pattern that would be taken for a plain name."""
+    for name in _names_of(aliases):
+        if "*" in name[:-1]:
+            raise ValueError(f"{name!r} has a * before its end; only the last character may be one")
+    return aliases
+
+
 class ConductorSettings(TracedSettings):
     """Settings of one conductor: where it listens, which model it serves, how it schedules."""
 
@@ -38,6 +50,10 @@ class ConductorSettings(TracedSettings):
     )
     served_model_name: str = Field(
         "", description="Name of the model as clients write it; empty: what the workers say"
+    )
+    model_aliases: Annotated[str, AfterValidator(_check_aliases)] = Field(
+        "",
+        description="Other names of the model, separated by commas; claude-* is any that begins so",
     )
     tool_call_parser: Literal["auto", "hermes", "llama3_json"] = Field(
         "auto",
@@ -188,6 +204,11 @@ class ConductorSettings(TracedSettings):
     @classmethod
     def _is_an_own_address(cls, host: str) -> str:
         return resolve_own_address(host)
+
+    @property
+    def other_model_names(self) -> tuple[str, ...]:
+        """The names of `model_aliases`."""
+        return _names_of(self.model_aliases)
 
     @property
     def open_addresses(self) -> dict[str, str]:

@@ -53,6 +53,7 @@ class InputProcessor:
         tool_call_parser: how the model writes calls; "auto": as its chat template shows.
         grammars: checks grammars; None: a checker is started with the first grammar.
         reasoning_parser: how the model writes thoughts; "auto": as its chat template shows.
+        aliases: other names of the model, as `PromptEncoder` has them.
 
     Raises:
         TokenizerUnavailable: the tokenizer's chat template is not valid.
@@ -66,8 +67,9 @@ class InputProcessor:
         grammars: GrammarChecker | None = None,
         *,
         reasoning_parser: Literal["auto", "think", "none"] = "auto",
+        aliases: Sequence[str] = (),
     ) -> None:
-        self.encoder = PromptEncoder(lambda: gateway.model, tokenizer, tool_call_parser)
+        self.encoder = PromptEncoder(lambda: gateway.model, tokenizer, tool_call_parser, aliases)
         self._tokenizer = tokenizer
         self._grammars = grammars
         self._reasons = reasoning_parser == "think" or (

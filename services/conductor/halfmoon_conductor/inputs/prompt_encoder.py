@@ -37,6 +37,7 @@ class PromptEncoder:
         model: returns the model served, or None before the first worker has joined.
         tokenizer: the model's.
         tool_call_parser: how the model writes calls; "auto": as its chat template shows.
+        aliases: other names of the model; one that ends in "*" is any name that begins so.
 
     Raises:
         TokenizerUnavailable: the tokenizer's chat template is not valid.
@@ -47,8 +48,11 @@ class PromptEncoder:
         model: Callable[[], ModelCard | None],
         tokenizer: Tokenizer,
         tool_call_parser: ToolCallFormat | Literal["auto"] = "auto",
+        aliases: Sequence[str] = (),
     ) -> None:
         self._model = model
+        self._aliases = frozenset(aliases)
+        self._alias_beginnings = tuple(each[:-1] for each in aliases if each.endswith("*"))
         self._tokenizer = tokenizer
         source = tokenizer.chat_template
         self._tool_call_format = (
@@ -69,12 +73,15 @@ class PromptEncoder:
                 "No worker has joined yet, so no model is served; try again soon.",
                 retry_after_s=RETRY_WHILE_LOADING_S,
             )
-        if name not in (None, card.name):
+        if name not in (None, card.name) and not self._is_alias(name or ""):
             raise UnknownModel(
                 f"The model {_shown(name or '')} is not served here; {card.name!r} is.",
                 param="model",
             )
         return card
+
+    def _is_alias(self, name: str) -> bool:
+        return name in self._aliases or name.startswith(self._alias_beginnings)
 
     # -- completions -------------------------------------------------------------------------
 

@@ -72,6 +72,7 @@ def create_app(
     extra_mounts: Sequence[tuple[str, ASGIApp]] = (),
     tool_call_parser: ToolCallFormat | Literal["auto"] = "auto",
     reasoning_parser: Literal["auto", "think", "none"] = "auto",
+    model_aliases: Sequence[str] = (),
     preparer: BodyPreparer | None = None,
     grammars: GrammarChecker | None = None,
     streams: ResumableStreams | None = None,
@@ -89,6 +90,7 @@ def create_app(
         extra_mounts: other apps, each at its path and below.
         tool_call_parser: how the model writes calls; "auto": as its chat template shows.
         reasoning_parser: how the model writes thoughts; "auto": as its chat template shows.
+        model_aliases: other names of the model; "claude-*" is any name that begins so.
         preparer: parses and tokenizes long bodies; None: threads of this process do.
         grammars: checks grammars; None: a checker is started with the first grammar.
         streams: keeps streams that clients may come back to; None: none is kept.
@@ -100,7 +102,12 @@ def create_app(
     metrics = HttpMetrics(registry, latencies)
     shown = VllmNamedMetrics(registry, lambda: "" if gateway.model is None else gateway.model.name)
     inputs = InputProcessor(
-        gateway, tokenizer, tool_call_parser, grammars, reasoning_parser=reasoning_parser
+        gateway,
+        tokenizer,
+        tool_call_parser,
+        grammars,
+        reasoning_parser=reasoning_parser,
+        aliases=model_aliases,
     )
     encoder = inputs.encoder
     preparer = preparer or ThreadPreparer(BodyPreparation(tokenizer, tool_call_parser))
