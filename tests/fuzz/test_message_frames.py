@@ -104,8 +104,8 @@ async def beside_a_victim(cluster: Any, dice: Random, speak: Any) -> None:
         await _beside_a_victim(cluster, dice, speak)
     for line in logs:
         if line["log_level"] in ("error", "critical"):
-            # A worker says so if a stranger wants it to believe that it is not welcome; a conductor,
-            # of a stranger that states versions of its own.
+            # A worker says so if a stranger wants it to believe that it is not welcome. So does a
+            # conductor of a stranger that states other versions.
             stranger = str(line.get("worker_id", "")).endswith("-9")
             events = {"refused_by_conductor", "worker_refused" if stranger else ""}
             assert line["event"] in events, line
