@@ -322,6 +322,7 @@ class Pair:
         )
 
 
+@pytest.mark.timeout(300 + N_CLUSTERS // 2)  # ten thousand take minutes
 @pytest.mark.random_seeds(1)
 def test_the_order_decides_as_the_comparison_of_all_workers(seed: int) -> None:
     first = int(os.environ.get("HALFMOON_RANDOM_SEED", seed))
