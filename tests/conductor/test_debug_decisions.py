@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import httpx
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
+from pydantic import ValidationError
 
 from halfmoon_conductor.generation.core_gateway import CoreGateway
 from halfmoon_conductor.observability.history.latency_history import LatencyHistory
@@ -12,6 +13,7 @@ from halfmoon_conductor.observability.history.observer import CoreObserver
 from halfmoon_conductor.observability.metrics.cluster_metrics import ClusterMetrics
 from halfmoon_conductor.page.cluster_view import ConductorInfo
 from halfmoon_conductor.page.debug_routes import debug_app
+from halfmoon_conductor.settings import ConductorSettings
 from halfmoon_conductor.workers.shell import Shell
 from halfmoon_conductor.workers.worker_links import WorkerLinks
 from halfmoon_metadata import MemoryStore
@@ -26,6 +28,7 @@ from halfmoon_scheduling.events import (
     MessageReceived,
     RequestArrived,
     RequestFinished,
+    Tick,
     WorkerJoined,
 )
 from halfmoon_testing.scheduling_inputs import a_landing, a_request, a_worker
@@ -78,9 +81,8 @@ async def ask(observer: CoreObserver) -> AsyncIterator[Ask]:
         CoreGateway(shell),
         ClusterMetrics(observer.core, CollectorRegistry()),
     )
-    transport = httpx.ASGITransport(
-        app=debug_app(observer, links, clock, ConductorInfo("conductor-0"))
-    )
+    app = debug_app(observer, links, clock, ConductorInfo("conductor-0"), {"cmpl-1": "4bf9"}.get)
+    transport = httpx.ASGITransport(app=app)
     async with httpx.AsyncClient(transport=transport, base_url="http://conductor") as client:
         yield client.get
 
@@ -95,6 +97,45 @@ async def test_a_placement_and_a_refusal_come_with_their_tables_and_the_reason(
     assert (refused["request_id"], refused["outcome"]) == ("cmpl-2", "refused")
     assert refused["placement"]["estimates"][0]["queue_s"] == pytest.approx(2.0)
     assert "predicted time to first token is 4 s" in refused["reason"]
+
+
+async def test_decisions_are_found_by_a_part_of_a_request_id(ask: Ask) -> None:
+    async def found(text: str) -> list[str]:
+        answer = await ask(f"/decisions?request_id={text}")
+        return [each["request_id"] for each in answer.json()["decisions"]]
+
+    assert await found("pl-2") == ["cmpl-2"]
+    assert await found("cmpl") == ["cmpl-1", "cmpl-2"]
+    assert await found("chatcmpl") == []
+    answer = await ask(f"/decisions?request_id={'a' * 129}")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "request_id")
+    assert "at most 128" in answer.json()["error"]["message"]
+
+
+async def test_a_traced_request_has_the_id_of_its_trace(ask: Ask) -> None:
+    placed, refused = (await ask("/decisions")).json()["decisions"]
+    assert (placed["trace_id"], refused["trace_id"]) == ("4bf9", None)
+
+
+@pytest.mark.parametrize("url", ["javascript:{trace_id}", "http://jaeger/trace"])
+def test_a_link_to_traces_is_a_web_address_with_a_place_for_the_id(url: str) -> None:
+    with pytest.raises(ValidationError, match="must begin with http"):
+        ConductorSettings(model="fake://tiny", trace_url=url)
+
+
+async def test_activity_is_told_second_by_second_with_workers_that_came(
+    ask: Ask, observer: CoreObserver
+) -> None:
+    answer = (await ask("/activity?after_s=-0")).json()
+    assert answer["error"]["param"] == "after_s"
+    observer.record(5.0, Tick(), [])
+    answer = (await ask("/activity")).json()
+    (second,) = answer["seconds"]
+    assert (second["at_s"], second["finished"], second["prompt_tokens"]) == (4, 1, 40)
+    assert [(e["kind"], e["worker_id"]) for e in answer["events"]] == [
+        ("joined", "prefill-0"),
+        ("joined", "decode-0"),
+    ]
 
 
 async def test_predictions_are_shown_beside_what_came(ask: Ask) -> None:

@@ -47,6 +47,7 @@ from halfmoon_scheduling.events import (
     RequestArrived,
     RequestCancelled,
     RequestFinished,
+    Tick,
     WorkerJoined,
     WorkerLost,
 )
@@ -288,7 +289,8 @@ def test_the_tries_that_are_remembered_are_bounded() -> None:
 
 def test_the_conductor_says_who_it_is_and_how_it_decides(watched: Watched) -> None:
     view = watched.view()
-    assert view["conductor"] == {"conductor_id": "conductor-0", "metadata": "redis"}
+    conductor = {"conductor_id": "conductor-0", "metadata": "redis", "trace_url": ""}
+    assert view["conductor"] == conductor
     assert view["scheduling"]["placement"] == "kvcache_centric"
     assert view["block_bytes"] == LAYOUT.block_bytes
     assert view["pools"] == {"prefill": 0.0, "decode": 0.0}
@@ -337,6 +339,54 @@ def test_prefixes_that_are_counted_are_bounded() -> None:
     assert len(hot) == MAX_PREFIXES
     assert "cmpl-9" not in hot
     assert "cmpl-10" in hot
+
+
+# -- activity ------------------------------------------------------------------------------------
+
+
+def test_each_second_counts_what_became_of_requests_and_prompts(watched: Watched) -> None:
+    for name in ("a", "b"):
+        watched.serve(name, n_cached=16)
+    watched.handle(RequestFinished(RequestId("a"), 3))
+    watched.handle(RequestCancelled(RequestId("b")))
+    watched.now += 1.0
+    watched.handle(RequestArrived(a_request("c")))
+    activity = watched.observer.requests.activity
+    (second,) = activity.since(0.0, watched.now)
+    assert (second.at_s, second.arrived, second.finished, second.cancelled) == (100, 2, 1, 1)
+    assert (second.prompt_tokens, second.cached_tokens) == (80, 32)
+    watched.now += 1.0
+    watched.handle(Tick())
+    (second,) = activity.since(100, watched.now)
+    assert (second.at_s, second.arrived, second.running, second.waiting) == (101, 1, 1, 0)
+
+
+def test_a_second_is_kept_for_ten_minutes(watched: Watched) -> None:
+    for _ in range(KEPT_SECONDS + 50):
+        watched.handle(Tick())
+        watched.now += 1.0
+    activity = watched.observer.requests.activity
+    assert len(activity.since(0.0, watched.now)) <= KEPT_SECONDS
+    assert activity.since(0.0, watched.now + KEPT_SECONDS + 1) == []
+
+
+def test_a_lost_worker_is_an_event_with_the_requests_that_were_placed_again(
+    watched: Watched,
+) -> None:
+    watched.join("decode-1")
+    watched.serve("a")
+    watched.handle(WorkerLost(WorkerId("decode-0"), "its lease ran out"))
+    watched.join("decode-0", generation=2)
+    *_, left, back = watched.observer.workers.events
+    assert (left.kind, left.worker_id, left.reason) == ("left", "decode-0", "its lease ran out")
+    assert left.n_placed_again == 1
+    assert (back.kind, back.worker_id, back.role) == ("joined", "decode-0", "decode")
+
+
+def test_a_record_that_changed_is_no_event(watched: Watched) -> None:
+    known = list(watched.observer.workers.events)
+    watched.join("decode-0", draining=True)
+    assert list(watched.observer.workers.events) == known
 
 
 # -- latencies -----------------------------------------------------------------------------------

@@ -235,6 +235,38 @@ def test_an_open_decision_tells_why_there_and_why_not_elsewhere_and_is_marked_on
         expect(page.locator(".why")).to_have_count(0)
 
 
+def test_a_decision_is_found_by_a_part_of_its_request_id(cluster: Any, open_page: OpenPage) -> None:
+    wanted = cluster.complete(prompt=[11] * 30, max_tokens=2)["id"].partition("-")[2]
+    cluster.complete(prompt=[12] * 30, max_tokens=2)
+    with open_page(cluster.url) as page:
+        search = page.get_by_label("Search by request id")
+        search.fill(wanted[:12])
+        expect(page.locator("tr.decision")).to_have_count(1)
+        expect(page.locator("tr.decision")).to_contain_text(wanted[:8])
+        search.fill("no such id")
+        expect(page.locator("#decisions-body")).to_contain_text("None of the kept decisions")
+        search.fill("")
+        expect(page.locator("tr.decision").nth(1)).to_be_visible()
+
+
+def test_activity_and_the_running_configuration_are_shown(
+    cluster: Any, open_page: OpenPage
+) -> None:
+    cluster.complete(prompt=[13] * 300, max_tokens=20)
+    with open_page(cluster.url) as page:
+        expect(page.locator("#throughput .plot")).to_have_attribute(
+            "aria-label", re.compile(r"Tokens per second: lately [1-9]")
+        )
+        expect(page.locator("#hits .plot")).to_have_attribute(
+            "aria-label", re.compile(r"cache: lately \d+ %")
+        )
+        expect(page.locator("#failures")).to_contain_text("none")
+        expect(page.locator("#events li.joined").first).to_contain_text("joined")
+        page.get_by_text("Running configuration").click()
+        setting = page.locator(".settings div").filter(has_text="ttft slo s")
+        expect(setting).to_contain_text("2")
+
+
 # -- the playground ------------------------------------------------------------------------------
 
 
@@ -465,7 +497,11 @@ def test_a_narrow_window_has_nothing_beside_it(cluster: Any, open_page: OpenPage
         page.get_by_role("button", name="why there?").click()
         expect(page.locator(".why")).to_be_visible()
         expect(page.locator("#map .card").first).to_be_visible()
-        assert overflow(page) <= 0
+        for width in (NARROW["width"], 820, 1000, 1240, 2560):
+            page.set_viewport_size(ViewportSize(width=width, height=900))
+            assert overflow(page) <= 0, width
+            table = "(e) => e.scrollWidth - e.clientWidth"
+            assert page.locator("#decisions-body .scroll").evaluate(table) <= 0, width
 
 
 def test_everything_that_can_be_used_has_a_name(cluster: Any, open_page: OpenPage) -> None:
@@ -624,6 +660,7 @@ def test_a_worker_that_dies_is_shown_as_gone(cluster: Any, open_page: OpenPage) 
         expect(card(page, "decode-1")).to_have_attribute("data-state", "gone")
         expect(card(page, "decode-1")).to_contain_text("gone")
         expect(page.locator("#map-note")).to_contain_text("5 workers, 1 gone")
+        expect(page.locator("#events li.left")).to_contain_text("decode-1 left: ")
 
 
 def test_the_page_says_by_its_headers_that_nothing_comes_from_elsewhere(cluster: Any) -> None:

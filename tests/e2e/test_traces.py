@@ -186,6 +186,8 @@ def test_a_request_is_one_trace_from_http_to_the_last_token(
     spans = collector.whole(trace_id_of(first))
     assert tree(spans) == {"POST /v1/completions": {"text_completion slow": {"try": WORKED}}}
     named = by_name(spans)
+    (decision,) = [d for d in cluster.decisions() if d["request_id"] == first.json()["id"]]
+    assert decision["trace_id"] == trace_id_of(first)
     assert (named["try"].service, named["try"].worker) == ("halfmoon-conductor", "conductor-0")
     assert (named["queue"].service, named["queue"].worker) == ("halfmoon-prefill", "prefill-0")
     assert named["steps"].service == "halfmoon-decode"

@@ -79,6 +79,20 @@ def debug_document() -> Document:
                         "maximum": 10**15 - 1,
                         "x-unit": "count",
                     },
+                    request_id={
+                        "type": "string",
+                        "maxLength": 128,
+                        "description": "Only decisions whose request id contains this text.",
+                    },
+                )
+            },
+            "/debug/activity": {
+                "get": _get(
+                    "activity",
+                    "Show requests and prompt tokens of the last minutes by second, and which "
+                    "workers joined and left",
+                    _OBJECT,
+                    after_s=_SECONDS,
                 )
             },
             "/debug/latencies": {

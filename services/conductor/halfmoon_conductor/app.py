@@ -141,8 +141,11 @@ async def run(settings: ConductorSettings, service: Service) -> None:
         shell.connect(traced.workers(links), gateway)
         await stack.enter_async_context(service.running(links.run()))
 
-        info = ConductorInfo(settings.worker_id, settings.metadata.partition(":")[0])
-        mounts: list[tuple[str, ASGIApp]] = [("/debug", debug_app(observer, links, clock, info))]
+        info = ConductorInfo(
+            settings.worker_id, settings.metadata.partition(":")[0], settings.trace_url
+        )
+        debug = debug_app(observer, links, clock, info, traced.trace_id)
+        mounts: list[tuple[str, ASGIApp]] = [("/debug", debug)]
         streams = ResumableStreams(_resumption_limits(settings))
         stack.push_async_callback(streams.close)
         app = create_app(

@@ -26,6 +26,13 @@ def _check_aliases(aliases: str) -> str:
     return aliases
 
 
+def _check_trace_url(url: str) -> str:
+    """Refuse what is no web address of a trace."""
+    if url and not (url.startswith(("http://", "https://")) and "{trace_id}" in url):
+        raise ValueError(f"{url!r} must begin with http:// or https:// and contain {{trace_id}}")
+    return url
+
+
 class ConductorSettings(TracedSettings):
     """Settings of one conductor: where it listens, which model it serves, how it schedules."""
 
@@ -188,6 +195,11 @@ class ConductorSettings(TracedSettings):
         SchedulingConfig().kept_decision_bytes // 2**20,
         description="Memory for the decisions that /debug/decisions explains, in MiB; the oldest"
         " go first",
+    )
+    trace_url: Annotated[str, AfterValidator(_check_trace_url)] = Field(
+        "",
+        description="Where the page finds a trace, as http://127.0.0.1:16686/trace/{trace_id};"
+        " empty: no links",
     )
     journal_path: str = Field(
         "", description="File for a journal of all events and commands; empty: none is kept"

@@ -25,6 +25,8 @@ class ConductorInfo(NamedTuple):
     conductor_id: str
     #: Kind of its metadata server: embedded, redis, etcd or http.
     metadata: str = "embedded"
+    #: URL of a trace, with ``{trace_id}`` in it; empty: traces are not linked.
+    trace_url: str = ""
 
 
 class _Queues(NamedTuple):
@@ -78,6 +80,7 @@ def _record(info: WorkerInfo, refused: str = "") -> dict[str, Any]:
         "max_context": info.max_context,
         "computes_with": info.computes_with,
         "key_id": info.key_id,
+        "stage": info.stage,
         "draining": info.draining,
         "refused": refused,
     }

@@ -7,6 +7,7 @@ its outcome beside it, and the errors of the predictions are shown in total.
 
 import math
 import re
+from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
@@ -23,6 +24,7 @@ from halfmoon_conductor.observability.history.observer import CoreObserver
 from halfmoon_conductor.page.cluster_view import ConductorInfo, cluster_view
 from halfmoon_conductor.page.role_routes import role_routes
 from halfmoon_conductor.workers.worker_links import WorkerLinks
+from halfmoon_protocol.ids import RequestId
 from halfmoon_runtime.clock import Clock
 from halfmoon_scheduling.conductor.decision_log import Decision
 from halfmoon_scheduling.conductor.prediction_error import BUCKET_BOUNDS, ErrorHistogram
@@ -35,10 +37,16 @@ from halfmoon_scheduling.placement.placement_explanations import (
 #: Numbers in a query, as JSON writes them, and whole ones.
 _ANY = re.compile(r"[0-9]{1,400}(\.[0-9]{1,400})?([eE][+-]?[0-9]{1,4})?")
 _WHOLE = re.compile(r"[0-9]{1,15}")
+#: Most characters of a request id, or a part of one, that decisions are searched for.
+_MAX_SEARCHED = 128
 
 
 def debug_app(
-    observer: CoreObserver, links: WorkerLinks, clock: Clock, conductor: ConductorInfo
+    observer: CoreObserver,
+    links: WorkerLinks,
+    clock: Clock,
+    conductor: ConductorInfo,
+    trace_id: Callable[[RequestId], str | None] = lambda request_id: None,
 ) -> Starlette:
     """Build the app to mount at ``/debug``.
 
@@ -47,6 +55,7 @@ def debug_app(
         links: the links to the workers.
         clock: the shell's clock.
         conductor: describes this conductor.
+        trace_id: returns the trace id of a sampled request, else nothing.
     """
     core = observer.core
 
@@ -56,13 +65,18 @@ def debug_app(
     async def decisions(request: Request) -> Response:
         try:
             last = int(_number(request, "last", len(core.decisions), _WHOLE))
+            searched = _searched_id(request)
         except InvalidRequest as error:
             return error_response(error, request.url.path)
-        newest_first = islice(reversed(core.decisions), last)
+        found = (each for each in reversed(core.decisions) if searched in each.request_id)
+        newest_first = islice(found, last)
         return _json(
             {
                 "now_s": clock.now(),
-                "decisions": [_decision(observer, each) for each in newest_first][::-1],
+                "decisions": [
+                    _decision(observer, each) | {"trace_id": trace_id(each.request_id)}
+                    for each in newest_first
+                ][::-1],
                 "errors": {
                     quantity: _errors(histogram)
                     for quantity, histogram in core.prediction_errors.histograms.items()
@@ -86,11 +100,26 @@ def debug_app(
             }
         )
 
+    async def activity(request: Request) -> Response:
+        try:
+            after_s = _number(request, "after_s", 0.0)
+        except InvalidRequest as error:
+            return error_response(error, request.url.path)
+        now = clock.now()
+        return _json(
+            {
+                "now_s": now,
+                "seconds": observer.requests.activity.since(after_s, now),
+                "events": list(observer.workers.events),
+            }
+        )
+
     return Starlette(
         routes=[
             Route("/cluster", cluster),
             Route("/decisions", decisions),
             Route("/latencies", latencies),
+            Route("/activity", activity),
             *role_routes(links.shell, clock),
         ],
         exception_handlers={HTTPException: on_http_error},
@@ -136,6 +165,19 @@ def _number(request: Request, name: str, default: float, form: re.Pattern[str] =
         kind = "whole number" if form is _WHOLE else "number"
         raise InvalidRequest(f"{name} is {text[:40]!r}, it is a {kind} from 0 on.", param=name)
     return number
+
+
+def _searched_id(request: Request) -> str:
+    """Return the part of a request id that decisions are searched for; empty: all are wanted.
+
+    Raises:
+        InvalidRequest: the text is longer than an id can be.
+    """
+    text = request.query_params.get("request_id", "")
+    if len(text) > _MAX_SEARCHED:
+        message = f"request_id has {len(text)} characters, it may have at most {_MAX_SEARCHED}."
+        raise InvalidRequest(message, param="request_id")
+    return text
 
 
 def _json(data: object) -> Response:

@@ -5,7 +5,7 @@ from halfmoon_conductor.observability.history.prefix_usage import PrefixUseCount
 from halfmoon_conductor.observability.history.request_history import RequestHistory
 from halfmoon_conductor.observability.history.worker_history import WorkerHistory
 from halfmoon_protocol.messages import PrefillDone, WorkerInfo
-from halfmoon_scheduling.commands import AnyCommand, RefuseWorker
+from halfmoon_scheduling.commands import AnyCommand, RefuseWorker, Resubmit
 from halfmoon_scheduling.conductor.conductor_machine import Conductor
 from halfmoon_scheduling.events import (
     AnyEvent,
@@ -34,6 +34,8 @@ class CoreObserver:
 
     def record(self, now: float, event: AnyEvent, commands: list[AnyCommand]) -> None:
         """Record one call of the core."""
+        if self.requests.activity.is_over(now):
+            self.requests.activity.begin(now, self.core.n_requests)
         match event:
             case Tick():
                 pass
@@ -52,7 +54,8 @@ class CoreObserver:
             case WorkerJoined(worker=info):
                 self._on_joined(info, commands, now)
             case WorkerLost(worker_id=worker_id, reason=reason):
-                self.workers.on_left(worker_id, reason, now)
+                n_placed_again = sum(isinstance(command, Resubmit) for command in commands)
+                self.workers.on_left(worker_id, reason, now, n_placed_again)
         if commands:
             self.requests.on_commands(commands, now)
 

@@ -4,12 +4,13 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Literal
 
+from halfmoon_conductor.observability.history.activity_history import ActivityHistory
 from halfmoon_protocol.ids import RequestId, WorkerId
 from halfmoon_protocol.messages import PrefillDone
 from halfmoon_scheduling.commands import AnyCommand, Deliver, Fail, Reject, Resubmit
 from halfmoon_scheduling.events import Request
 
-TryEnd = Literal["", "finished", "cancelled", "rejected", "failed", "placed_again"]
+TryEnd = Literal["finished", "cancelled", "rejected", "failed", "placed_again"]
 
 
 @dataclass(slots=True)
@@ -35,7 +36,7 @@ class TryRecord:
     n_new: int = 0
     #: Mean seconds between tokens; None before the end, and with fewer than two tokens.
     tbt_s: float | None = None
-    end: TryEnd = ""
+    end: TryEnd | Literal[""] = ""
 
 
 @dataclass(slots=True)
@@ -52,11 +53,12 @@ class ReuseTotals:
 
 @dataclass(slots=True)
 class RequestHistory:
-    """Keep the records of the last tries, and totals over all."""
+    """Keep the records of the last tries, totals over all, and counts by second."""
 
     #: Most tries that are kept.
     kept: int
     reuse: ReuseTotals = field(default_factory=ReuseTotals)
+    activity: ActivityHistory = field(default_factory=ActivityHistory)
     #: Increases with every change, so that readers can skip unchanged data.
     revision: int = 0
     _tries: OrderedDict[RequestId, TryRecord] = field(default_factory=OrderedDict, init=False)
@@ -70,6 +72,7 @@ class RequestHistory:
         if request.request_id in self._tries:
             return
         self.revision += 1
+        self.activity.add("arrived")
         self._tries[request.request_id] = TryRecord(
             now, len(request.token_ids), request.tenant, request.priority
         )
@@ -97,6 +100,8 @@ class RequestHistory:
         self.reuse.n_prompts += 1
         self.reuse.n_tokens += record.n_tokens
         self.reuse.n_cached += done.n_cached
+        self.activity.add("prompt_tokens", record.n_tokens)
+        self.activity.add("cached_tokens", done.n_cached)
         self.reuse.n_transferred += min(n_transferred, done.n_cached)
 
     def on_end(self, request_id: RequestId, end: TryEnd, now: float, *, n_new: int = 0) -> None:
@@ -106,6 +111,7 @@ class RequestHistory:
             return
         self.revision += 1
         record.end, record.n_new = end, n_new
+        self.activity.add(end)
         if record.ttft_s is not None and n_new > 1:
             record.tbt_s = (now - record.arrived_s - record.ttft_s) / (n_new - 1)
 

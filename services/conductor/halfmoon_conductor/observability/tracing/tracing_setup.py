@@ -13,6 +13,7 @@ from halfmoon_conductor.observability.tracing.gateway_tracing import TracedGatew
 from halfmoon_conductor.observability.tracing.http_tracing import TracingMiddleware
 from halfmoon_conductor.observability.tracing.try_tracing import TracedWorkers, TryTracer
 from halfmoon_conductor.workers.shell import Recorder, WorkerPort
+from halfmoon_protocol.ids import RequestId
 from halfmoon_runtime.clock import Clock
 from halfmoon_runtime.observability.tracing import Tracer
 from halfmoon_scheduling.conductor.conductor_machine import Conductor
@@ -30,6 +31,10 @@ class TracingSetup:
     def recorders(self) -> list[Recorder]:
         """Recorders for the shell."""
         return [] if self._tracer is None else [self._tries.record]
+
+    def trace_id(self, request_id: RequestId) -> str:
+        """Return the trace id of one of the last sampled requests; else nothing."""
+        return self._tries.trace_id(request_id)
 
     def workers(self, workers: WorkerPort) -> WorkerPort:
         """Return the port through which the shell sends messages."""

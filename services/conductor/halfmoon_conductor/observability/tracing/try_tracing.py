@@ -9,6 +9,7 @@ The core knows nothing of traces: a recorder observes it, as a journal does. The
 an event of the try that it ended; the next try has a span of its own.
 """
 
+from collections import OrderedDict
 from dataclasses import dataclass, field
 
 import msgspec
@@ -68,10 +69,19 @@ class TryTracer:
         self._clock = clock
         #: By the client's request id, which `original_request_id` returns for the id of every try.
         self._generations: dict[str, _Generation] = {}
+        #: Ids of the last traces, of requests that are over too; the oldest first.
+        self._trace_ids: OrderedDict[str, str] = OrderedDict()
 
     def open(self, request_id: str, span: Span) -> None:
         """Make the request's tries children of this span."""
         self._generations[request_id] = _Generation(span)
+        self._trace_ids[request_id] = span.context.traceparent.split("-")[1]
+        if len(self._trace_ids) > self._core.config.kept_decisions:
+            self._trace_ids.popitem(last=False)
+
+    def trace_id(self, request_id: RequestId) -> str:
+        """Return the trace id of one of the last sampled requests, by any try; else nothing."""
+        return self._trace_ids.get(original_request_id(request_id), "")
 
     def close(self, request_id: str) -> None:
         """End the spans of a request; no more tries will come."""

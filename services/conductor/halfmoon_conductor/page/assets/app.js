@@ -1,7 +1,9 @@
 // Asks the conductor once a second and shows what it says; less often when nobody looks.
 
+import { Activity } from "./activity.js";
 import * as api from "./api.js";
 import { Chart } from "./chart.js";
+import { showConfiguration } from "./configuration.js";
 import { Decisions, keyOf } from "./decisions.js";
 import { byId, el, say } from "./dom.js";
 import { ClusterMap } from "./map.js";
@@ -27,6 +29,12 @@ const state = {
   refusals: {},
   points: [],
   pointsNow: 0,
+  /** Seconds of /debug/activity, and the workers that joined and left. */
+  activity: [],
+  activityNow: 0,
+  events: [],
+  /** Part of a request id; only decisions on such requests are shown. */
+  searched: "",
   limits: { ttft: null, tbt: null },
   selectedId: null,
   selected: null,
@@ -38,6 +46,7 @@ let revision = -1;
 let failures = 0;
 let timer = 0;
 let asking = false;
+let searchShown = "";
 let modelAsked = null;
 /** The revision counts from 0 again when the conductor was started again; its clocks may too. */
 let lastNow = 0;
@@ -51,6 +60,7 @@ const charts = {
   ttft: new Chart(byId("ttft"), { title: "Time to first token", what: "p50 · p90", kind: "prefill" }),
   tbt: new Chart(byId("tbt"), { title: "Time between tokens", what: "p50 · p90", kind: "decode" }),
 };
+const activity = new Activity();
 const prefixes = new HotPrefixes((holders) => {
   state.holders = new Set(holders);
   show();
@@ -65,6 +75,7 @@ const playground = new Playground({
   onRun: () => poll(),
 });
 startRange();
+startSearch();
 startKey();
 document.addEventListener("visibilitychange", () => document.hidden || poll());
 poll();
@@ -100,8 +111,12 @@ async function ask() {
   lastNow = cluster.now_s;
   const after = state.points.at(-1)?.at_s ?? 0;
   const latencies = await api.get(`debug/latencies?after_s=${after}`);
-  if (cluster.revision !== revision || !state.cluster) {
-    const answer = await api.get("debug/decisions?last=60");
+  const newest = state.activity.at(-1)?.at_s ?? 0;
+  const active = await api.get(`debug/activity?after_s=${newest}`);
+  if (cluster.revision !== revision || !state.cluster || state.searched !== searchShown) {
+    searchShown = state.searched;
+    const only = searchShown ? `&request_id=${encodeURIComponent(searchShown)}` : "";
+    const answer = await api.get(`debug/decisions?last=60${only}`);
     Object.assign(state, { decisions: answer.decisions, errors: answer.errors, refusals: answer.refusals });
     revision = cluster.revision;
   }
@@ -111,6 +126,8 @@ async function ask() {
   state.pointsNow = latencies.now_s;
   state.limits = { ttft: latencies.ttft_slo_s, tbt: latencies.tbt_slo_s };
   state.points = [...state.points, ...latencies.seconds].filter((p) => p.at_s > latencies.now_s - KEPT_S);
+  Object.assign(state, { activityNow: active.now_s, events: active.events });
+  state.activity = [...state.activity, ...active.seconds].filter((s) => s.at_s > active.now_s - KEPT_S);
   await askModels(cluster.model);
 }
 
@@ -124,6 +141,7 @@ async function askModels(model) {
 function restart() {
   revision = -1;
   state.points = [];
+  state.activity = [];
 }
 
 function show() {
@@ -138,7 +156,9 @@ function show() {
     const points = state.points.filter((p) => p[kind]).map((p) => ({ at_s: p.at_s, ...p[kind] }));
     charts[kind].show(points, state.pointsNow, state.limits[kind], range);
   }
+  activity.show(state, range);
   decisions.show(state);
+  showConfiguration(state.cluster);
   prefixes.show(state);
   playground.showDecisions(state.decisions);
 }
@@ -151,7 +171,10 @@ function selectedDecision() {
 
 function openDecision(requestId) {
   const found = state.decisions.findLast((d) => d.request_id.split("~")[0] === requestId);
-  if (!found) return;
+  if (!found) {
+    search(requestId);
+    return;
+  }
   state.selectedId = null; // so that the list goes on to the newest first
   show();
   state.selectedId = keyOf(found);
@@ -198,6 +221,19 @@ function setLive(name, text) {
 function startRange() {
   byId("range").append(...RANGES.map(([seconds, name]) =>
     el("button", { type: "button", value: seconds, onclick: () => { state.range = seconds; show(); } }, name)));
+}
+
+function startSearch() {
+  byId("search").addEventListener("input", (event) => search(event.target.value.trim()));
+  byId("configuration").addEventListener("toggle", () => show());
+}
+
+/** Show only decisions on requests with this in their ids. */
+function search(text) {
+  if (byId("search").value.trim() !== text) byId("search").value = text;
+  state.searched = text;
+  state.selectedId = null;
+  poll();
 }
 
 /** The one that was chosen, or the shortest that has all points. */

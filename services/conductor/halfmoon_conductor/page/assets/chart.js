@@ -1,5 +1,6 @@
 // A quantity over time: the median as a line, the 90th percentile above it, a limit if there is one.
 
+import { scale, timeLabels } from "./axes.js";
 import { el, svg } from "./dom.js";
 import { plural, seconds } from "./format.js";
 
@@ -78,10 +79,7 @@ export class Chart {
       yield svg("line", { x1: PAD.left, x2: this.width - PAD.right, y1: y, y2: y, class: "grid" });
       if (withLabels) yield this.note(PAD.left - 6, y + 4, seconds(round(value)), "end");
     }
-    const every = { 60: 15, 300: 60, 600: 120 }[this.range] * (this.width < 460 ? 2 : 1);
-    for (let back = 0; back <= this.range; back += every) {
-      const anchor = back === 0 ? "end" : back === this.range ? "start" : "middle"; // within the frame
-      const text = back === 0 ? "now" : back % 60 ? `−${back} s` : `−${back / 60} min`;
+    for (const [back, text, anchor] of timeLabels(this.range, this.width)) {
       yield this.note(this.x(this.now - back), HEIGHT - 5, text, anchor);
     }
   }
@@ -143,15 +141,6 @@ export class Chart {
     this.tip.hidden = true;
     this.cursor.replaceChildren();
   }
-}
-
-/** A round number at least as large, and the distance of its grid lines. */
-function scale(highest) {
-  const unit = 10 ** Math.floor(Math.log10(highest));
-  for (const [most, step] of [[1, 0.25], [1.5, 0.5], [2, 0.5], [3, 1], [4, 1], [6, 2], [8, 2], [10, 2.5]]) {
-    if (highest <= most * unit * 1.0001) return [most * unit, step * unit];
-  }
-  return [10 * unit, 2.5 * unit];
 }
 
 const round = (value) => Number(value.toPrecision(6));

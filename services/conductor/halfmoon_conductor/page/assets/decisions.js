@@ -18,18 +18,20 @@ export class Decisions {
     this.table = el("table", { class: "decisions" },
       el("thead", {}, el("tr", {}, COLUMNS.map((name) => el("th", { scope: "col" }, name)))), this.rows);
     this.empty = el("p", { class: "empty" }, "No requests yet: try the ", el("a", { href: "#chat-text" }, "playground"), ".");
-    byId("decisions-body").append(this.empty, el("div", { class: "scroll" }, this.table));
+    this.none = el("p", { class: "empty", hidden: true }, "None of the kept decisions has this in its request id.");
+    byId("decisions-body").append(this.empty, this.none, el("div", { class: "scroll" }, this.table));
   }
 
-  show({ decisions, decisionsNow, errors, refusals, selectedId }) {
+  show({ cluster, decisions, decisionsNow, errors, refusals, searched, selectedId }) {
     const newest = this.listed(decisions, selectedId);
-    this.empty.hidden = newest.length > 0;
+    this.empty.hidden = newest.length > 0 || searched !== "";
+    this.none.hidden = newest.length > 0 || searched === "";
     this.table.hidden = newest.length === 0;
     const items = newest.flatMap((decision) =>
       keyOf(decision) === selectedId ? [{ decision }, { decision, open: true }] : [{ decision }]);
     keyed(this.rows, items, (item) => `${keyOf(item.decision)}${item.open ? " open" : ""}`,
       (item) => (item.open ? el("tr", { class: "open" }) : this.row(item.decision)),
-      (row, item) => (item.open ? explain(row, item.decision) : fill(row, item.decision, decisionsNow, keyOf(item.decision) === selectedId)));
+      (row, item) => (item.open ? explain(row, item.decision, cluster.conductor.trace_url) : fill(row, item.decision, decisionsNow, keyOf(item.decision) === selectedId)));
     const newer = selectedId ? decisions.filter((d) => d.at_s > newest[0]?.at_s).length : 0;
     say(byId("decisions-note"), newer ? `${plural(newer, "newer one")}: close this one to see` : accuracy(errors, refusals));
   }
@@ -106,7 +108,7 @@ function split({ queue_s, transfer_s, prefill_s, ttft_s }) {
   return bar;
 }
 
-function explain(row, decision) {
+function explain(row, decision, traceUrl) {
   const { placement, course } = decision;
   const scale = Math.max(...placement.estimates.map((e) => e.ttft_s), course?.ttft_s ?? 0, 1e-6);
   const stages = course && course.ttft_s !== null
@@ -130,6 +132,9 @@ function explain(row, decision) {
   const inside = el("div", { class: "why" },
     el("p", { class: "reason" }, decision.why || "placed"),
     stages,
+    traceUrl && decision.trace_id
+      ? el("p", {}, el("a", { href: traceUrl.replaceAll("{trace_id}", decision.trace_id), target: "_blank", rel: "noopener noreferrer" }, "Trace of this request"))
+      : null,
     el("table", { class: "candidates" },
       el("thead", { class: "sr" }, el("tr", {}, ["candidate", "estimate", "first token", "prefix", "why not"].map((name) => el("th", { scope: "col" }, name)))),
       el("tbody", {}, rows)),

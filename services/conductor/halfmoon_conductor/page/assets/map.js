@@ -185,21 +185,24 @@ function busy({ role, load }) {
   return load.n_readers ? plural(load.n_readers, "reader") : "";
 }
 
-function describe({ role, load }, { block_bytes, scheduling }) {
+function describe({ role, load, stage }, { block_bytes, scheduling }) {
   if (role === "prefill") {
     const limit = scheduling.ttft_slo_s ?? Math.max(1, load.queue_s);
     return {
       meters: [
-        { label: "queue", share: load.queue_s / limit, text: seconds(load.queue_s) },
+        { label: "queue", share: load.queue_s / limit, limited: scheduling.ttft_slo_s !== null, text: seconds(load.queue_s) },
         pages(load),
       ],
-      facts: load.queued_tokens ? `${plural(load.queued_tokens, "token")} to compute` : "nothing to compute",
+      facts: [
+        stage ? `stage ${stage.index + 1} of ${stage.n_stages} in ${stage.group}` : null,
+        load.queued_tokens ? `${plural(load.queued_tokens, "token")} to compute` : "nothing to compute",
+      ].filter(Boolean).join(", "),
     };
   }
   if (role === "decode") {
     const limit = scheduling.tbt_slo_s ?? Math.max(0.1, load.tbt_s);
     return {
-      meters: [{ label: "step", share: load.tbt_s / limit, text: seconds(load.tbt_s) }, pages(load)],
+      meters: [{ label: "step", share: load.tbt_s / limit, limited: scheduling.tbt_slo_s !== null, text: seconds(load.tbt_s) }, pages(load)],
       facts: [
         load.n_running ? `${plural(load.context_tokens, "token")} of context` : null,
         load.n_reserved ? `${load.n_reserved} landing` : null,
@@ -232,11 +235,12 @@ function meter({ label }) {
     el("span", { class: "value" }));
 }
 
-function fillMeter(element, { share, text }) {
+/** Red means nearly full, or nearly at a limit; a quantity without a limit is never red. */
+function fillMeter(element, { share, text, limited = true }) {
   const full = Math.min(1, Math.max(0, share));
   const fill = element.querySelector(".fill");
   fill.style.width = full > 0 ? `max(3px, ${full * 100}%)` : "0";
-  fill.classList.toggle("high", share > 0.9);
+  fill.classList.toggle("high", limited && share > 0.9);
   element.setAttribute("aria-valuenow", Math.round(full * 100));
   element.setAttribute("aria-valuetext", text);
   say(element.querySelector(".value"), text);
