@@ -4,6 +4,9 @@ import asyncio
 import contextvars
 import json
 import logging
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -79,3 +82,17 @@ def test_console_lines_are_for_people_and_tracebacks_are_whole(
     assert "worker_id=decode-0" in told
     assert "Traceback" in told
     assert "ValueError: boom" in told
+
+
+def test_libraries_draw_no_bars_of_progress_into_a_log() -> None:
+    script = (
+        "from halfmoon_runtime.observability.logs import configure_logging\n"
+        "configure_logging('decode', 'decode-0')\n"
+        "from huggingface_hub.utils import are_progress_bars_disabled\n"
+        "print(are_progress_bars_disabled())\n"
+    )
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=plain, check=True
+    )
+    assert done.stdout == "True\n"

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from halfmoon_sandbox import Child, ChildUnavailable, HandlerFailed, LimitExceeded, Sandbox
-from halfmoon_sandbox.frames import MAX_FRAME_BYTES
+from halfmoon_sandbox.frames import MAX_FRAME_BYTES, encode_frame
 from halfmoon_sandbox.sandbox import MIB
 
 FACTORY = "halfmoon_testing.sandbox_handler:make_handler"
@@ -201,3 +202,20 @@ def _runs(pid: int | None) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def test_a_template_whose_owner_ended_with_answers_unread_ends_without_a_word() -> None:
+    owned, given = socket.socketpair()
+    with owned:
+        owned.sendall(encode_frame(b"re: "))
+        module = "halfmoon_sandbox.template_process"
+        template = subprocess.Popen(
+            [sys.executable, "-P", "-m", module, str(given.fileno()), FACTORY, str(64 * MIB), "0"],
+            pass_fds=[given.fileno()],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        given.close()
+        owned.recv(1, socket.MSG_PEEK)  # READY is there, and stays unread: the close is a reset
+    _, said = template.communicate(timeout=60)
+    assert (template.returncode, said) == (0, "")

@@ -7,6 +7,7 @@ kernel ends its children with it. Children are reaped only on request: no other 
 child's id before its owner knows of the end.
 """
 
+import contextlib
 import ctypes
 import gc
 import importlib
@@ -53,12 +54,15 @@ def main() -> None:
     try:
         handler = load_handler(factory, argument)
     except Exception as error:
-        control.sendall(frames.encode_frame(BROKEN, f"{type(error).__name__}: {error}".encode()))
+        with contextlib.suppress(ConnectionError):
+            problem = f"{type(error).__name__}: {error}".encode()
+            control.sendall(frames.encode_frame(BROKEN, problem))
         return
     gc.collect()
     gc.freeze()  # children share these pages: no collection touches them
-    control.sendall(frames.encode_frame(READY))
-    _serve(control, handler, int(memory_bytes), int(niceness))
+    with contextlib.suppress(ConnectionError):  # the owner may end with answers unread
+        control.sendall(frames.encode_frame(READY))
+        _serve(control, handler, int(memory_bytes), int(niceness))
 
 
 def load_handler(factory: str, argument: bytes) -> Handler:

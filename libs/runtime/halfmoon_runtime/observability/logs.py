@@ -1,6 +1,7 @@
 """Write structured logs with request ids."""
 
 import logging
+import os
 import sys
 from typing import Literal
 
@@ -25,6 +26,9 @@ def configure_logging(
         level: least severe lines to write.
         format: "console" for text, "json" for one object a line.
     """
+    if format == "json" or not sys.stderr.isatty():
+        # Bars of progress of huggingface_hub and transformers, which read it when imported.
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
