@@ -168,6 +168,122 @@ async def test_a_setting_turns_it_off(open_app: OpenApp) -> None:
         assert message["content"] == "<think>a</think>b" and "reasoning_content" not in message
 
 
+# -- the other APIs ------------------------------------------------------------------------------
+
+CALL = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+SAYS = f"<think>\nHalf or full? 半月\n</think>\n\nHalf.{CALL}"
+F = {"name": "f", "parameters": {"type": "object"}}
+
+
+async def test_a_response_has_an_item_for_thoughts_whole_and_streamed(open_app: OpenApp) -> None:
+    async with open_app(QWEN, SAYS) as (client, _):
+        ours = openai.AsyncOpenAI(
+            base_url="http://api/v1", api_key="none", http_client=cast(Any, client)
+        )
+        asked: Any = {"model": "lab/moon", "input": "Hi", "tools": [{"type": "function", **F}]}
+        whole = await ours.responses.create(**asked)
+        thought, message, call = whole.output
+        assert thought.type == "reasoning" and thought.content is not None
+        assert [part.text for part in thought.content] == ["Half or full? 半月"]
+        assert (message.type, call.type) == ("message", "function_call")
+        assert whole.output_text == "Half."
+        assert whole.usage is not None
+        n_thought = whole.usage.output_tokens_details.reasoning_tokens
+        assert 0 < n_thought < whole.usage.output_tokens
+
+        events = [event async for event in await ours.responses.create(**asked, stream=True)]
+        assert events[-1].type == "response.completed"
+        ended = events[-1].response
+        assert [item.type for item in ended.output] == ["reasoning", "message", "function_call"]
+        assert ended.usage == whole.usage
+        for kind, text in (("reasoning_text", "Half or full? 半月"), ("output_text", "Half.")):
+            deltas = [e.delta for e in events if e.type == f"response.{kind}.delta"]
+            (done,) = [e.text for e in events if e.type == f"response.{kind}.done"]
+            assert "".join(deltas) == done == text
+        added = [e.item for e in events if e.type == "response.output_item.added"]
+        assert [item.id for item in added] == [item.id for item in ended.output]
+
+
+async def test_a_message_has_a_block_for_thoughts_whole_and_streamed(open_app: OpenApp) -> None:
+    tools = [{"name": "f", "input_schema": {"type": "object"}}]
+    asked = {**CHAT, "max_tokens": 100, "tools": tools}
+    async with open_app(QWEN, SAYS) as (client, _):
+        whole = (await client.post("/v1/messages", json=asked)).json()
+        thought, text, use = whole["content"]
+        assert thought == {"type": "thinking", "thinking": "Half or full? 半月", "signature": ""}
+        assert (text["text"], use["name"]) == ("Half.", "f")
+
+        streamed = await client.post("/v1/messages", json={**asked, "stream": True})
+        events = [json.loads(line[6:]) for line in streamed.text.split("\n") if line[:5] == "data:"]
+        started = [e["content_block"] for e in events if e["type"] == "content_block_start"]
+        assert [block["type"] for block in started] == ["thinking", "text", "tool_use"]
+        deltas = [e["delta"] for e in events if e["type"] == "content_block_delta"]
+        thoughts = [d["thinking"] for d in deltas if d["type"] == "thinking_delta"]
+        assert "".join(thoughts) == thought["thinking"]
+        assert deltas[len(thoughts)] == {"type": "signature_delta", "signature": ""}
+        stops = [e["index"] for e in events if e["type"] == "content_block_stop"]
+        assert stops == [0, 1, 2]
+
+
+async def test_thoughts_are_echoed_in_every_api(open_app: OpenApp) -> None:
+    async with open_app(QWEN, "Half.") as (client, gateway):
+
+        async def n_prompt(path: str, **body: Any) -> int:
+            answer = await client.post(path, json={"model": "lab/moon", **body})
+            assert answer.status_code == 200, answer.text
+            return len(gateway.requests[-1].prompt_token_ids)
+
+        asked, again = CHAT["messages"][0], {"role": "user", "content": "Sure?"}
+        said = {"role": "assistant", "content": "Half.", "reasoning_content": "Half or full?"}
+        expected = await n_prompt("/v1/chat/completions", messages=[asked, said, again])
+
+        message = {"type": "message", "role": "assistant", "content": "Half."}
+        content = [{"type": "reasoning_text", "text": "Half or full?"}]
+        item = {"type": "reasoning", "id": "rs_1", "summary": [], "content": content}
+        items = [asked, item, message, again]
+        assert await n_prompt("/v1/responses", input=items) == expected
+        summary = [{"type": "summary_text", "text": "Half or full?"}]
+        item = {"type": "reasoning", "summary": summary, "encrypted_content": "gAAA"}
+        assert await n_prompt("/v1/responses", input=[asked, item, message, again]) == expected
+
+        blocks: list[Any] = [
+            {"type": "thinking", "thinking": "Half or full?", "signature": ""},
+            {"type": "redacted_thinking", "data": "gAAA"},
+            {"type": "text", "text": "Half."},
+        ]
+        turns = [asked, {"role": "assistant", "content": blocks}, again]
+        assert await n_prompt("/v1/messages", messages=turns, max_tokens=9) == expected
+
+
+async def test_a_call_keeps_the_thoughts_before_it(open_app: OpenApp) -> None:
+    template = QWEN.replace("{{- message.content", "{{- (message.content or '')")
+    async with open_app(template, "Half.") as (client, gateway):
+        call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+        output = {"type": "function_call_output", "call_id": "c", "output": "1"}
+        summary = [{"type": "summary_text", "text": "a b c"}]
+        for items in ([call, output], [{"type": "reasoning", "summary": summary}, call, output]):
+            body = {"model": "lab/moon", "input": [*CHAT["messages"], *items]}
+            answer = await client.post("/v1/responses", json=body)
+            assert answer.status_code == 200, answer.text
+        without, with_thoughts = (len(r.prompt_token_ids) for r in gateway.requests)
+        assert with_thoughts > without
+
+
+async def test_thinking_is_switched_in_messages(open_app: OpenApp) -> None:
+    default_off = QWEN.replace("is defined and not", "is not defined or not")
+    for template, kind in ((QWEN, "disabled"), (default_off, "enabled")):
+        async with open_app(template, "Half.") as (client, gateway):
+            asked = {**CHAT, "max_tokens": 100}
+            thinking = {"type": kind, "budget_tokens": 1024}
+            for fields in ({}, {"thinking": {"type": "adaptive"}}, {"thinking": thinking}):
+                answer = await client.post("/v1/messages", json={**asked, **fields})
+                assert answer.status_code == 200, answer.text
+            plain, adaptive, switched = (request.prompt_token_ids for request in gateway.requests)
+            assert plain == adaptive
+            longer, shorter = (switched, plain) if kind == "disabled" else (plain, switched)
+            assert len(longer) > len(shorter)
+
+
 # -- the parser ----------------------------------------------------------------------------------
 
 

@@ -23,6 +23,14 @@ class TextContent(BaseModel):
     text: str
 
 
+class Thinking(BaseModel):
+    """What the model thought; the signature is empty, as thoughts are not checked here."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str
+
+
 class ToolUse(BaseModel):
     """A tool call."""
 
@@ -32,7 +40,7 @@ class ToolUse(BaseModel):
     input: dict[str, Any]
 
 
-ContentBlock = TextContent | ToolUse
+ContentBlock = Thinking | TextContent | ToolUse
 
 
 class AnthropicMessage(BaseModel):

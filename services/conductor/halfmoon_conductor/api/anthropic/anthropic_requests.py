@@ -1,6 +1,6 @@
 """Define requests of Anthropic's Messages API, as far as they are text."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -12,12 +12,14 @@ from halfmoon_conductor.api.anthropic.anthropic_tools import (
     Blocks,
     join_text_blocks,
 )
+from halfmoon_conductor.api.label_fields import Word
 from halfmoon_conductor.api.openai.chat_messages import ChatMessage
 from halfmoon_conductor.api.openai.openai_requests import ChatRequest
 from halfmoon_conductor.api.request_fields import (
     MAX_STOP_STRINGS,
     MAX_TOKEN_ID,
     MAX_TURNS,
+    MAX_VARIABLES,
     ApiModel,
     IgnoredValues,
     Salt,
@@ -34,6 +36,24 @@ class AnthropicMetadata(ApiModel):
     user_id: Text | None = Field(None, description="A label; changes nothing.")
 
 
+class ThinkingConfig(ApiModel):
+    """Whether the model thinks before it answers, where its template has a switch for it."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = Field(
+        None, ge=1, le=MAX_TOKEN_ID, description="Changes nothing: max_tokens is the limit."
+    )
+    display: Word | None = Field(None, description="Changes nothing: thoughts are shown.")
+
+
+class OutputConfig(ApiModel):
+    """How much the model thinks."""
+
+    effort: Word | None = Field(None, description="As reasoning_effort of chats.")
+    format: Annotated[Any, IgnoredValues()] = None
+    task_budget: Annotated[Any, IgnoredValues()] = None
+
+
 class CountTokensRequest(ApiModel):
     """A conversation whose tokens are to be counted."""
 
@@ -47,10 +67,13 @@ class CountTokensRequest(ApiModel):
     tools: AnthropicTools | None = Field(None, description="What the model may call.")
     tool_choice: AnthropicToolChoice | None = Field(None, description="Default auto.")
 
-    thinking: Annotated[Any, IgnoredValues({"type": "disabled"})] = None
+    thinking: ThinkingConfig | None = Field(
+        None, description="Whether to think, for templates that read enable_thinking."
+    )
+    output_config: OutputConfig | None = None
+
     mcp_servers: Annotated[Any, IgnoredValues([])] = None
     context_management: Annotated[Any, IgnoredValues()] = None
-    output_config: Annotated[Any, IgnoredValues({})] = None
     cache_control: Annotated[Any, IgnoredValues()] = None
 
     @model_validator(mode="after")
@@ -87,9 +110,16 @@ class CountTokensRequest(ApiModel):
         return {
             "model": self.model,
             "messages": messages,
-            "chat_template_kwargs": self.chat_template_kwargs,
+            "chat_template_kwargs": self._template_variables(),
+            "reasoning_effort": None if self.output_config is None else self.output_config.effort,
             **self._tool_fields(),
         }
+
+    def _template_variables(self) -> dict[str, Any] | None:
+        given = self.chat_template_kwargs or {}
+        if self.thinking is None or self.thinking.type == "adaptive" or len(given) >= MAX_VARIABLES:
+            return self.chat_template_kwargs
+        return {"enable_thinking": self.thinking.type == "enabled", **given}
 
     def _tool_fields(self) -> dict[str, Any]:
         choice = self.tool_choice

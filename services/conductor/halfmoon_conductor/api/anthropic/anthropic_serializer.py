@@ -2,15 +2,22 @@
 
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Literal
 
 from halfmoon_conductor.api import sse
+from halfmoon_conductor.api.answer_stream import (
+    AnswerPart,
+    AnswerStream,
+    Thought,
+    join_adjacent,
+)
 from halfmoon_conductor.api.anthropic.anthropic_objects import (
     AnthropicMessage,
     AnthropicUsage,
     ContentBlock,
     StopReason,
     TextContent,
+    Thinking,
     ToolUse,
 )
 from halfmoon_conductor.engine_io.output_piece import OutputPiece
@@ -18,7 +25,6 @@ from halfmoon_conductor.generation.output_processor import OutputProcessor
 from halfmoon_conductor.http_server import error_responses
 from halfmoon_conductor.tools.tool_call_bodies import ParsedCall, parse_complete_members
 from halfmoon_conductor.tools.tool_call_ids import tool_call_name
-from halfmoon_conductor.tools.tool_call_stream import TextOrCall, ToolCallStream, join_adjacent_text
 
 
 class MessagesSerializer:
@@ -34,19 +40,18 @@ class MessagesSerializer:
     def __init__(self, output: OutputProcessor, model: str) -> None:
         self.output = output
         self.model = model
-        self._text = ToolCallStream(output.request.tool_call_rules)
+        self._parts = AnswerStream(output.request)
 
     async def whole(self) -> AnthropicMessage:
         """Return the whole message once it is complete."""
-        parts: list[TextOrCall] = []
+        parts: list[AnswerPart] = []
         async with aclosing(self.output.pieces()) as pieces:
             async for piece in pieces:
-                parts += self._text.feed(piece)
+                parts += self._parts.feed(piece)
                 last = piece
         name = self.output.request.id
         content = [
-            _block(part, name, number)
-            for number, part in enumerate(join_adjacent_text(parts) or [""])
+            _block(part, name, number) for number, part in enumerate(join_adjacent(parts) or [""])
         ]
         reason, sequence = self._stop_of(last)
         return self._message(content, reason, sequence)
@@ -60,12 +65,12 @@ class MessagesSerializer:
                 if last is None:
                     message = self._message([], None, None).model_dump()
                     yield _event("message_start", message=message)
-                    if not self._text.may_call:
-                        for event in blocks.write_text(""):
+                    if self._parts.begins_with_text:
+                        for event in blocks.add(""):
                             yield event
                     yield _event("ping")
                 last = piece
-                for part in self._text.feed(piece):
+                for part in self._parts.feed(piece):
                     for event in blocks.add(part):
                         yield event
         assert last is not None, "an answer has a piece"
@@ -84,7 +89,7 @@ class MessagesSerializer:
             return "stop_sequence", last.stop_string
         if last.finish == "length":
             return "max_tokens", None
-        return ("tool_use" if self._text.n_calls else "end_turn"), None
+        return ("tool_use" if self._parts.n_calls else "end_turn"), None
 
     def _message(
         self, content: list[ContentBlock], reason: StopReason | None, sequence: str | None
@@ -126,34 +131,36 @@ class _ContentBlocks:
     def __init__(self, name: str) -> None:
         self._name = name
         self._n_opened = 0
-        #: Whether a text block is open.
-        self._text_is_open = False
+        #: The type of the open block: text, thinking, or none is open.
+        self._open_type: Literal["text", "thinking"] | None = None
 
-    def add(self, part: TextOrCall) -> Iterator[bytes]:
-        """Write text, or a call, which is a block of its own."""
-        if isinstance(part, str):
-            yield from self.write_text(part)
+    def add(self, part: AnswerPart) -> Iterator[bytes]:
+        """Write text or a thought into its open block, or a call, which is a block of its own."""
+        if isinstance(part, ParsedCall):
+            yield from self._call(part)
             return
-        yield from self._close()
-        use = _block(part, self._name, self._n_opened)
-        assert isinstance(use, ToolUse), "a call becomes one"
-        yield self._open({**use.model_dump(), "input": {}})
-        yield self._delta({"type": "input_json_delta", "partial_json": part.arguments})
-        yield _event("content_block_stop", index=self._n_opened - 1)
-
-    def write_text(self, text: str) -> Iterator[bytes]:
-        """Write text into the open block, or begin one."""
-        if not self._text_is_open:
-            self._text_is_open = True
-            yield self._open({"type": "text", "text": ""})
+        kind: Literal["text", "thinking"] = "thinking" if isinstance(part, Thought) else "text"
+        text = part.text if isinstance(part, Thought) else part
+        if self._open_type != kind:
+            yield from self._close()
+            self._open_type = kind
+            empty = _block(Thought("") if kind == "thinking" else "", self._name, 0)
+            yield self._open(empty.model_dump())
         if text:
-            yield self._delta({"type": "text_delta", "text": text})
+            yield self._delta({"type": f"{kind}_delta", kind: text})
 
     def end(self) -> Iterator[bytes]:
         """Close the open block; an empty answer has an empty block."""
         if not self._n_opened:
-            yield from self.write_text("")
+            yield from self.add("")
         yield from self._close()
+
+    def _call(self, call: ParsedCall) -> Iterator[bytes]:
+        yield from self._close()
+        use = _block(call, self._name, self._n_opened)
+        yield self._open({**use.model_dump(), "input": {}})
+        yield self._delta({"type": "input_json_delta", "partial_json": call.arguments})
+        yield self._stop()
 
     def _open(self, block: dict[str, Any]) -> bytes:
         self._n_opened += 1
@@ -162,17 +169,24 @@ class _ContentBlocks:
     def _delta(self, delta: dict[str, str]) -> bytes:
         return _event("content_block_delta", index=self._n_opened - 1, delta=delta)
 
+    def _stop(self) -> bytes:
+        return _event("content_block_stop", index=self._n_opened - 1)
+
     def _close(self) -> Iterator[bytes]:
-        if self._text_is_open:
-            self._text_is_open = False
-            yield _event("content_block_stop", index=self._n_opened - 1)
+        if self._open_type == "thinking":  # clients wait for it at the end of thoughts
+            yield self._delta({"type": "signature_delta", "signature": ""})
+        if self._open_type is not None:
+            self._open_type = None
+            yield self._stop()
 
 
-def _block(part: TextOrCall, answer_id: str, number: int) -> ContentBlock:
+def _block(part: AnswerPart, answer_id: str, number: int) -> ContentBlock:
     if isinstance(part, ParsedCall):
         name, arguments = part.name, parse_complete_members(part.arguments)
         call = tool_call_name(answer_id, 0, number)
         return ToolUse(type="tool_use", id=f"toolu_{call}", name=name, input=arguments)
+    if isinstance(part, Thought):
+        return Thinking(type="thinking", thinking=part.text, signature="")
     return TextContent(type="text", text=part)
 
 

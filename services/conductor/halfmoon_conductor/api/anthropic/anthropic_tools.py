@@ -72,19 +72,39 @@ class ToolResultBlock(ApiModel):
     cache_control: CacheControl = None
 
 
+class ThinkingBlock(ApiModel):
+    """What the assistant thought, as it was answered; the chat template may leave it out."""
+
+    type: Literal["thinking"]
+    thinking: Text
+    signature: Text | None = Field(None, description="Not checked: thoughts are not signed here.")
+    cache_control: CacheControl = None
+
+
+class RedactedThinkingBlock(ApiModel):
+    """Thoughts that another server encrypted; they are left out."""
+
+    type: Literal["redacted_thinking"]
+    data: Text
+    cache_control: CacheControl = None
+
+
 def _type_of(value: Any) -> Any:
     return value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
 
 
 def _block_form(value: Any) -> str | None:
     kind = _type_of(value)
-    return kind if kind in ("tool_use", "tool_result") else "text"
+    known = ("tool_use", "tool_result", "thinking", "redacted_thinking")
+    return kind if kind in known else "text"
 
 
 Block = Annotated[
     Annotated[TextBlock, Tag("text")]
     | Annotated[ToolUseBlock, Tag("tool_use")]
-    | Annotated[ToolResultBlock, Tag("tool_result")],
+    | Annotated[ToolResultBlock, Tag("tool_result")]
+    | Annotated[ThinkingBlock, Tag("thinking")]
+    | Annotated[RedactedThinkingBlock, Tag("redacted_thinking")],
     form_discriminator("must be a block", _block_form),
 ]
 
@@ -102,12 +122,17 @@ class AnthropicTurn(ApiModel):
         """Return the same as messages of a chat: results first, then text.
 
         Raises:
-            PydanticCustomError: a user's message has a call, or an assistant's has a result.
+            PydanticCustomError: a user's message has a call or a thought, or an assistant's has a
+                result.
         """
         blocks = [] if isinstance(self.content, str) else self.content
         calls = [block for block in blocks if isinstance(block, ToolUseBlock)]
         results = [block for block in blocks if isinstance(block, ToolResultBlock)]
-        if misplaced := calls if self.role == "user" else results:
+        thoughts = [block for block in blocks if isinstance(block, ThinkingBlock)]
+        misplaced: Sequence[ToolUseBlock | ToolResultBlock | ThinkingBlock] = (
+            [*calls, *thoughts] if self.role == "user" else results
+        )
+        if misplaced:
             raise PydanticCustomError(
                 "contradiction",
                 "a {block} block can't be in a turn of the {role}",
@@ -118,12 +143,14 @@ class AnthropicTurn(ApiModel):
             if isinstance(self.content, str)
             else [block for block in blocks if isinstance(block, TextBlock)]
         )
+        thought = "\n".join(block.thinking for block in thoughts) or None
         if calls:
             return [
                 CallingMessage(
                     role="assistant",
                     content=words or None,
                     tool_calls=[_called(block) for block in calls],
+                    reasoning_content=thought,
                 )
             ]
         messages = [
@@ -133,7 +160,7 @@ class AnthropicTurn(ApiModel):
             for block in results
         ]
         if words or not results:
-            messages.append(ChatMessage(role=self.role, content=words))
+            messages.append(ChatMessage(role=self.role, content=words, reasoning_content=thought))
         return [*messages]
 
 

@@ -28,6 +28,24 @@ class OutputMessage(BaseModel):
     content: list[OutputText]
 
 
+class ReasoningText(BaseModel):
+    """A part of what the model thought."""
+
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class ReasoningItem(BaseModel):
+    """What the model thought before its answer; it is not summarised."""
+
+    type: Literal["reasoning"]
+    id: str
+    status: ResponseStatus
+    summary: list[Any]
+    content: list[ReasoningText]
+    encrypted_content: None
+
+
 class FunctionCall(BaseModel):
     """A call by the model; its arguments are the text of a JSON object."""
 
@@ -39,7 +57,7 @@ class FunctionCall(BaseModel):
     status: ResponseStatus
 
 
-OutputItem = OutputMessage | FunctionCall
+OutputItem = ReasoningItem | OutputMessage | FunctionCall
 
 
 class IncompleteDetails(BaseModel):

@@ -38,6 +38,7 @@ from halfmoon_conductor.api.request_fields import (
     text_or_list_form,
 )
 from halfmoon_conductor.api.responses.responses_tools import (
+    EchoedReasoning,
     FunctionCallItem,
     FunctionChoice,
     FunctionChoiceByName,
@@ -72,7 +73,7 @@ def _only_messages(kind: Any) -> Any:
         return kind
     raise PydanticCustomError(
         "not_supported",
-        "is not supported; only message, function_call and function_call_output are",
+        "is not supported; only message, reasoning, function_call and function_call_output are",
         {},
     )
 
@@ -135,13 +136,15 @@ class FunctionOutput(ApiModel):
 
 def _item_form(value: Any) -> str:
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return kind if kind in ("function_call", "function_call_output") else "message"
+    known = ("function_call", "function_call_output", "reasoning")
+    return kind if kind in known else "message"
 
 
 Item = Annotated[
     Annotated[InputMessage, Tag("message")]
     | Annotated[FunctionCallItem, Tag("function_call")]
-    | Annotated[FunctionOutput, Tag("function_call_output")],
+    | Annotated[FunctionOutput, Tag("function_call_output")]
+    | Annotated[EchoedReasoning, Tag("reasoning")],
     Discriminator(_item_form),
 ]
 
@@ -267,7 +270,7 @@ class ResponsesRequest(SamplingFields):
             if isinstance(self.input, str)
             else group_calls_into_turns(
                 [
-                    item if isinstance(item, FunctionCallItem) else item.as_chat()
+                    item if isinstance(item, FunctionCallItem | EchoedReasoning) else item.as_chat()
                     for item in self.input
                 ]
             )

@@ -8,6 +8,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, Tag, mod
 from halfmoon_conductor.api.openai.chat_messages import CallingMessage, ChatMessage
 from halfmoon_conductor.api.request_fields import (
     MAX_CHOICES,
+    MAX_PARTS,
     ApiModel,
     IgnoredValues,
     Text,
@@ -104,26 +105,71 @@ class FunctionCallItem(ApiModel):
         return CalledTool.of(self.call_id, self.name, self.arguments)
 
 
-def group_calls_into_turns(
-    messages: Sequence[ChatMessage | FunctionCallItem],
-) -> list[ChatMessage | CallingMessage]:
-    """Return a conversation in which calls belong to the messages that made them.
+class ReasoningPart(ApiModel):
+    """A part of thoughts, or of a summary of them."""
 
-    Consecutive calls become one message of the assistant, with the text before them.
+    type: Literal["reasoning_text", "summary_text"]
+    text: Text
+
+
+_Thoughts = Annotated[list[ReasoningPart], Field(max_length=MAX_PARTS, fail_fast=True)]
+
+
+class EchoedReasoning(ApiModel):
+    """What the model thought before an earlier answer, sent back by the client."""
+
+    type: Literal["reasoning"]
+    summary: _Thoughts | None = None
+    content: _Thoughts | None = None
+    id: Text | None = None
+    status: Text | None = None
+    encrypted_content: Text | None = Field(None, description="Left out: it is another server's.")
+
+    @property
+    def text(self) -> str:
+        """The thoughts, or else their summary."""
+        return "\n".join(part.text for part in self.content or self.summary or ())
+
+
+def group_calls_into_turns(
+    messages: Sequence[ChatMessage | FunctionCallItem | EchoedReasoning],
+) -> list[ChatMessage | CallingMessage]:
+    """Return a conversation in which calls and thoughts belong to the messages that they are of.
+
+    Consecutive calls become one message of the assistant, with the text before them. Thoughts
+    belong to the assistant's message behind them.
     """
     turns: list[ChatMessage | CallingMessage] = []
+    thoughts: list[str] = []
     for message in messages:
-        if isinstance(message, ChatMessage):
-            turns.append(message)
+        if isinstance(message, EchoedReasoning):
+            thoughts.append(message.text)
             continue
-        last = turns[-1] if turns else None
-        if isinstance(last, CallingMessage):
-            calls = [*last.tool_calls, message.as_call()]
-            turns[-1] = last.model_copy(update={"tool_calls": calls})
-        elif last is not None and last.role == "assistant":
-            turns[-1] = CallingMessage(
-                role="assistant", content=last.content, tool_calls=[message.as_call()]
-            )
-        else:
-            turns.append(CallingMessage(role="assistant", tool_calls=[message.as_call()]))
+        _add_turn(turns, message)
+        if thoughts and turns[-1].role == "assistant":
+            known = turns[-1].reasoning_content
+            thought = "\n".join([known, *thoughts] if known else thoughts)
+            turns[-1] = turns[-1].model_copy(update={"reasoning_content": thought})
+        thoughts.clear()
     return turns
+
+
+def _add_turn(
+    turns: list[ChatMessage | CallingMessage], message: ChatMessage | FunctionCallItem
+) -> None:
+    if isinstance(message, ChatMessage):
+        turns.append(message)
+        return
+    last = turns[-1] if turns else None
+    if isinstance(last, CallingMessage):
+        calls = [*last.tool_calls, message.as_call()]
+        turns[-1] = last.model_copy(update={"tool_calls": calls})
+    elif last is not None and last.role == "assistant":
+        turns[-1] = CallingMessage(
+            role="assistant",
+            content=last.content,
+            tool_calls=[message.as_call()],
+            reasoning_content=last.reasoning_content,
+        )
+    else:
+        turns.append(CallingMessage(role="assistant", tool_calls=[message.as_call()]))
