@@ -32,7 +32,13 @@ MOON = {
 TIDE = {"type": "function", "function": {"name": "tide"}}
 CHAT = {"model": "lab/moon", "messages": [{"role": "user", "content": "Hi"}], "tools": [MOON, TIDE]}
 CALL = '<tool_call>\n{"name": "moon_phase", "arguments": {"day": 3}}\n</tool_call>'
+TIDE_CALL = '<tool_call>\n{"name": "tide", "arguments": {}}\n</tool_call>'
 Events = Callable[[str], list[Any]]
+
+
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
 
 
 @pytest.fixture
@@ -102,6 +108,10 @@ async def test_without_a_call_an_answer_is_as_ever(
             '<tool_call>\n{"name": "tide", "arguments": {}}\n</tool_call>',
             CALL,
         ),
+        ({"tool_choice": allowed("required", "moon_phase")}, f"{CALL}\n{CALL}", "Hello"),
+        ({"tool_choice": allowed("required", "tide")}, TIDE_CALL, CALL),
+        ({"tool_choice": allowed("auto", "tide")}, f"Hello {TIDE_CALL}", CALL),
+        ({"tool_choice": allowed("auto", "tide")}, "Hello", f"Hello {CALL}"),
     ],
 )
 async def test_a_choice_constrains_the_answer(
@@ -117,6 +127,29 @@ async def test_a_choice_constrains_the_answer(
     (request,) = gateway.requests
     assert accepts(request.sampling.grammar, taken)
     assert not accepts(request.sampling.grammar, refused)
+
+
+async def test_a_model_is_told_of_all_tools_whichever_are_allowed(
+    client: httpx.AsyncClient, gateway: ScriptedGateway
+) -> None:
+    for choice in ("auto", allowed("auto", "tide"), allowed("required", "moon_phase")):
+        assert (await ask(client, tool_choice=choice)).status_code == 200
+    assert len({request.prompt_token_ids for request in gateway.requests}) == 1
+
+
+async def test_a_response_has_its_allowed_tools_in_its_own_form(
+    client: httpx.AsyncClient, gateway: ScriptedGateway, accepts: Callable[[str, str], bool]
+) -> None:
+    tools = [{"type": "function", **each["function"]} for each in (MOON, TIDE)]
+    named = [{"type": "function", "name": "tide"}]
+    choice = {"type": "allowed_tools", "mode": "required", "tools": named}
+    body = {"model": "lab/moon", "input": "Hi", "tools": tools, "tool_choice": choice}
+    answer = await client.post("/v1/responses", json=body)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["tool_choice"] == choice
+    (request,) = gateway.requests
+    assert accepts(request.sampling.grammar, TIDE_CALL)
+    assert not accepts(request.sampling.grammar, CALL)
 
 
 async def test_the_template_sees_tools_calls_and_results(
@@ -140,7 +173,9 @@ async def test_the_template_sees_tools_calls_and_results(
     ("fields", "words"),
     [
         ({"tool_choice": "required", "tools": []}, "without tools"),
-        ({"tool_choice": {"type": "function", "function": {"name": "sun"}}}, "none of the tools"),
+        ({"tool_choice": {"type": "function", "function": {"name": "sun"}}}, "sun, which is none"),
+        ({"tool_choice": allowed("auto", "sun")}, "sun, which is none"),
+        ({"tool_choice": allowed("auto")}, "tool_choice.allowed_tools.tools"),
         (
             {
                 "messages": [

@@ -70,6 +70,26 @@ class NamedTool(ApiModel):
         return cls(type="function", function=FunctionName(name=name))
 
 
+class AllowedTools(ApiModel):
+    """Some of the tools, and whether one of them must be called."""
+
+    mode: Literal["auto", "required"]
+    tools: list[NamedTool] = Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True)
+
+
+class AllowedChoice(ApiModel):
+    """The choice of some tools that may be called; the model is told of all."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+    @classmethod
+    def of(cls, mode: Literal["auto", "required"], names: Sequence[str]) -> Self:
+        """Return the choice of the tools with these names."""
+        tools = [NamedTool.of(name) for name in names]
+        return cls(type="allowed_tools", allowed_tools=AllowedTools(mode=mode, tools=tools))
+
+
 def object_text(text: str) -> str:
     """Check that a text is a JSON object's, or empty for an object without members.
 
@@ -126,14 +146,18 @@ class CalledTool(ApiModel):
 def _choice_form(value: Any) -> str | None:
     if isinstance(value, str):
         return "word"
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    if kind == "allowed_tools":
+        return "allowed"
     return "named" if isinstance(value, dict | NamedTool) else None
 
 
 ToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("word")]
-    | Annotated[NamedTool, Tag("named")],
+    | Annotated[NamedTool, Tag("named")]
+    | Annotated[AllowedChoice, Tag("allowed")],
     form_discriminator(
-        "must be none, auto, required, or an object that names a function", _choice_form
+        "must be none, auto, required, or an object that names functions", _choice_form
     ),
 ]
 Tools = Annotated[list[Tool], Field(max_length=MAX_CHOICES, fail_fast=True)]
@@ -166,5 +190,19 @@ def check_tool_choice(tools: Sequence[Tool], choice: Any) -> None:
         raise PydanticCustomError("contradiction", "two of the tools have the same name")
     if choice == "required" and not names:
         raise PydanticCustomError("contradiction", "tool_choice is required without tools")
-    if isinstance(choice, NamedTool) and choice.function.name not in names:
-        raise PydanticCustomError("contradiction", "tool_choice names none of the tools")
+    for name in chosen_names(choice) or ():
+        if name not in names:
+            raise PydanticCustomError(
+                "contradiction",
+                "tool_choice names {name}, which is none of the tools",
+                {"name": name},
+            )
+
+
+def chosen_names(choice: Any) -> list[str] | None:
+    """Return the names of the tools that a choice leaves; None: all."""
+    if isinstance(choice, NamedTool):
+        return [choice.function.name]
+    if isinstance(choice, AllowedChoice):
+        return [tool.function.name for tool in choice.allowed_tools.tools]
+    return None

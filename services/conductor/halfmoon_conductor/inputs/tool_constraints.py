@@ -4,7 +4,13 @@ from typing import Any
 
 from halfmoon_conductor.api.openai.openai_requests import ChatRequest
 from halfmoon_conductor.api.structured_fields import schema_of
-from halfmoon_conductor.api.tool_fields import FunctionDefinition, NamedTool, Tool
+from halfmoon_conductor.api.tool_fields import (
+    AllowedChoice,
+    FunctionDefinition,
+    NamedTool,
+    Tool,
+    chosen_names,
+)
 from halfmoon_conductor.engine_io.tool_call_rules import (
     ToolCallFormat,
     ToolCallPlace,
@@ -40,13 +46,15 @@ def tool_call_rules_of(body: ChatRequest, format: ToolCallFormat | None) -> Tool
     max_calls = 1 if isinstance(body.tool_choice, NamedTool) else body.max_calls
     has_schema = schema_of(body.response_format) is not None
     place: ToolCallPlace = "free"
-    if body.tool_choice not in (None, "auto"):
+    if body.must_call:
         place = "only"
     elif has_schema and format == "llama3_json":
         return None  # a call is JSON too, and the requested schema takes precedence
     elif has_schema:
         place = "first"
-    elif any(tool.function.strict for tool in body.offered_tools):
+    elif isinstance(body.tool_choice, AllowedChoice) or any(
+        tool.function.strict for tool in body.offered_tools
+    ):
         place = "exact"
     return ToolCallRules(format=format, names=names, max_calls=max_calls, place=place)
 
@@ -103,7 +111,7 @@ def _argument_schema(function: FunctionDefinition) -> dict[str, Any]:
 
 def _callable_tools(body: ChatRequest) -> list[Tool]:
     """Return the tools that the answer may call."""
-    choice = body.tool_choice
-    if not isinstance(choice, NamedTool):
+    names = chosen_names(body.tool_choice)
+    if names is None:
         return body.offered_tools
-    return [tool for tool in body.offered_tools if tool.function.name == choice.function.name]
+    return [tool for tool in body.offered_tools if tool.function.name in names]

@@ -23,6 +23,8 @@ from halfmoon_conductor.api.request_fields import (
     Variables,
 )
 from halfmoon_conductor.api.tool_fields import (
+    AllowedChoice,
+    NamedTool,
     Tool,
     ToolChoice,
     Tools,
@@ -171,6 +173,14 @@ class ChatRequest(SharedFields):
     def offered_tools(self) -> list[Tool]:
         """Tools that the model is told about."""
         return [] if self.tool_choice == "none" else (self.tools or [])
+
+    @property
+    def must_call(self) -> bool:
+        """True if the answer has to be a call."""
+        choice = self.tool_choice
+        if isinstance(choice, AllowedChoice):
+            return choice.allowed_tools.mode == "required"
+        return choice == "required" or isinstance(choice, NamedTool)
 
     @property
     def max_calls(self) -> int:

@@ -41,7 +41,6 @@ from halfmoon_conductor.api.responses.responses_tools import (
     EchoedReasoning,
     FunctionCallItem,
     FunctionChoice,
-    FunctionChoiceByName,
     FunctionTools,
     group_calls_into_turns,
 )
@@ -295,6 +294,8 @@ class ResponsesRequest(SamplingFields):
         choice = self.tool_choice
         return {
             "tools": None if self.tools is None else [tool.as_chat() for tool in self.tools],
-            "tool_choice": choice.as_chat() if isinstance(choice, FunctionChoiceByName) else choice,
+            "tool_choice": choice
+            if choice is None or isinstance(choice, str)
+            else choice.as_chat(),
             "parallel_tool_calls": self.parallel_tool_calls,
         }

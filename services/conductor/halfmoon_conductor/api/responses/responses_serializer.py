@@ -170,11 +170,11 @@ def _reasoning(body: ResponsesRequest) -> dict[str, str | None]:
     }
 
 
-def _choice_of(body: ResponsesRequest) -> str | dict[str, str]:
+def _choice_of(body: ResponsesRequest) -> str | dict[str, Any]:
     choice = body.tool_choice
     if choice is None or isinstance(choice, str):
         return choice or "auto"
-    return {"type": choice.type, "name": choice.name}
+    return choice.model_dump()
 
 
 def _no_event(kind: str, **fields: Any) -> bytes:

@@ -16,6 +16,7 @@ from halfmoon_conductor.api.request_fields import (
     reject_unknown_fields,
 )
 from halfmoon_conductor.api.tool_fields import (
+    AllowedChoice,
     CalledTool,
     Name,
     NamedTool,
@@ -63,22 +64,39 @@ class FunctionChoiceByName(ApiModel):
         return NamedTool.of(self.name)
 
 
+class AllowedFunctions(ApiModel):
+    """The choice of some functions that may be called; the model is told of all."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: list[FunctionChoiceByName] = Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True)
+
+    def as_chat(self) -> AllowedChoice:
+        """Return the choice as chat completions have it."""
+        return AllowedChoice.of(self.mode, [tool.name for tool in self.tools])
+
+
 def _choice_form(value: Any) -> str | None:
     if isinstance(value, str):
         return "word"
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    if kind == "allowed_tools":
+        return "allowed"
     return "one" if isinstance(value, dict | FunctionChoiceByName) else None
 
 
 def _known_choice(value: Any) -> Any:
-    return reject_other_types(("function",), value, "a function's name is")
+    known = ("function", "allowed_tools")
+    return reject_other_types(known, value, "a function's name is, and allowed_tools")
 
 
 FunctionTools = Annotated[list[FunctionTool], Field(max_length=MAX_CHOICES, fail_fast=True)]
 FunctionChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("word")]
-    | Annotated[FunctionChoiceByName, Tag("one")],
+    | Annotated[FunctionChoiceByName, Tag("one")]
+    | Annotated[AllowedFunctions, Tag("allowed")],
     form_discriminator(
-        "must be none, auto, required, or an object that names a function", _choice_form
+        "must be none, auto, required, or an object that names functions", _choice_form
     ),
     BeforeValidator(_known_choice),
 ]
