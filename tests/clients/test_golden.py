@@ -20,10 +20,16 @@ from halfmoon_metadata.tcp_ports import free_port
 pytestmark = [pytest.mark.timeout(1800)]
 
 _START_S = 1500.0
-#: Names and times; where the prompt's KV came from; a rank counts ties in vLLM, and not here.
-INCOMPARABLE = {"id", "created", "created_at", "prompt_tokens_details", "rank"}
-#: Of the other one's own version.
-NOT_HERE = {"system_fingerprint"}
+#: Names and times; what computes; where the prompt's KV came from; a rank counts ties in vLLM, and
+#: not here.
+INCOMPARABLE = {
+    "system_fingerprint",
+    "id",
+    "created",
+    "created_at",
+    "prompt_tokens_details",
+    "rank",
+}
 #: Largest difference of two log probabilities.
 ROUNDING = 2e-3
 
@@ -92,7 +98,7 @@ def differences(theirs: Any, ours: Any, place: str = "") -> list[str]:
     """Where two answers differ. What is null for one may be missing for the other."""
     if isinstance(theirs, dict) and isinstance(ours, dict):
         found: list[str] = []
-        for name in sorted({*theirs, *ours} - INCOMPARABLE - NOT_HERE):
+        for name in sorted({*theirs, *ours} - INCOMPARABLE):
             found += differences(theirs.get(name), ours.get(name), f"{place}.{name}")
         return found
     if isinstance(theirs, list) and isinstance(ours, list) and len(theirs) == len(ours):

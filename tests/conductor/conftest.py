@@ -93,7 +93,9 @@ def tokenizer(model_folder: Path) -> HubTokenizer:
 
 @pytest.fixture
 def card() -> ModelCard:
-    return ModelCard(name="lab/moon", max_context=200, created=1_700_000_000)
+    return ModelCard(
+        name="lab/moon", max_context=200, created=1_700_000_000, fingerprint="fp_0123456789ab"
+    )
 
 
 @pytest.fixture

@@ -60,7 +60,13 @@ def test_fields_that_are_not_set_are_left_out_at_any_depth() -> None:
     many = [choice.model_copy(update={"index": i}) for i in range(3)]
     for choices in ([], [choice], many):
         whole = TextCompletion(
-            id="a", object="text_completion", created=1, model="m", choices=choices, usage=usage
+            id="a",
+            object="text_completion",
+            created=1,
+            model="m",
+            system_fingerprint=None,
+            choices=choices,
+            usage=usage,
         )
         assert dump_json(whole) == whole.model_dump_json(exclude_unset=True).encode()
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from fastapi import FastAPI
 from hypothesis import given, settings
@@ -43,6 +44,7 @@ async def test_a_completion_is_answered_whole(
     assert answer == {
         "object": "text_completion",
         "model": "lab/moon",
+        "system_fingerprint": "fp_0123456789ab",
         "choices": [{"index": 0, "text": TEXT, "logprobs": None, "finish_reason": "stop"}],
         "usage": {
             "prompt_tokens": n_prompt,
@@ -89,6 +91,22 @@ async def test_a_streamed_completion_says_the_same_text_in_pieces(
     assert len(chunks) > 5
     assert len({chunk["id"] for chunk in chunks}) == 1
     assert all("usage" not in chunk for chunk in chunks)
+
+
+@pytest.mark.parametrize(("path", "body"), [(COMPLETIONS, PROMPT), (CHAT, HELLO)])
+async def test_each_event_says_what_computed_it_also_once_that_has_changed(
+    client: httpx.AsyncClient,
+    gateway: ScriptedGateway,
+    events_of: Events,
+    path: str,
+    body: dict[str, Any],
+) -> None:
+    for fingerprint in ("fp_0123456789ab", "fp_ba9876543210"):
+        assert gateway.card is not None
+        gateway.card = msgspec.structs.replace(gateway.card, fingerprint=fingerprint)
+        response = await client.post(path, json={**body, "stream": True})
+        *chunks, _ = events_of(response.text)
+        assert {chunk["system_fingerprint"] for chunk in chunks} == {fingerprint}
 
 
 async def test_a_streamed_chat_begins_with_the_role_and_ends_with_an_empty_delta(

@@ -140,7 +140,8 @@ async def test_a_model_is_told_of_all_tools_whichever_are_allowed(
 async def test_a_response_has_its_allowed_tools_in_its_own_form(
     client: httpx.AsyncClient, gateway: ScriptedGateway, accepts: Callable[[str, str], bool]
 ) -> None:
-    tools = [{"type": "function", **each["function"]} for each in (MOON, TIDE)]
+    both: list[dict[str, Any]] = [MOON, TIDE]
+    tools = [{"type": "function", **each["function"]} for each in both]
     named = [{"type": "function", "name": "tide"}]
     choice = {"type": "allowed_tools", "mode": "required", "tools": named}
     body = {"model": "lab/moon", "input": "Hi", "tools": tools, "tool_choice": choice}

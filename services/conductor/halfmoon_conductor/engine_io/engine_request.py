@@ -19,6 +19,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     #: One for each choice: the first prompt's `n_per_prompt`, then the next prompt's.
     generations: tuple[GenerationRequest, ...]
     n_per_prompt: int = 1
+    #: `ModelCard.fingerprint` of the model that answers.
+    fingerprint: str = ""
     stop_strings: tuple[str, ...] = ()
     #: Text of each prompt, which its choices begin with; empty without `echo`.
     echoed_prompts: tuple[str, ...] = ()

@@ -24,6 +24,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     max_context: int
     #: When the model became available here, in whole seconds since 1970.
     created: int
+    #: Changes with the weights and with Halfmoon's version: then the same seed may draw others.
+    fingerprint: str = ""
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):

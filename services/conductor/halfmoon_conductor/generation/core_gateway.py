@@ -10,6 +10,8 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
+from importlib.metadata import version
 from typing import get_args
 
 import msgspec
@@ -146,6 +148,7 @@ class CoreGateway:
                 name=self._name or cluster.model,
                 max_context=max(worker.max_context for worker in workers),
                 created=self._created,
+                fingerprint=_fingerprint(cluster.layout.model),
             )
         return self._card
 
@@ -333,3 +336,9 @@ def _request_of(stream: _Stream, layout: KvLayout) -> Request:
         cache_salt=request.salt,
         priority=request.priority,
     )
+
+
+def _fingerprint(model: str) -> str:
+    """Return a short name for what computes answers: the model's fingerprint, and our version."""
+    made_of = f"{model}/{version('halfmoon-conductor')}"
+    return f"fp_{blake2b(made_of.encode(), digest_size=6).hexdigest()}"

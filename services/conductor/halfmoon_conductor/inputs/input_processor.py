@@ -193,7 +193,8 @@ class InputProcessor:
         seed = drawn_seed if body.seed is None else body.seed
         ttft_slo_s, tbt_slo_s = context.slos(body.ttft_slo_s, body.tbt_slo_s)
         _check_prompt_tokens(body, prompts, param)
-        max_context = self.encoder.model_card(None).max_context
+        card = self.encoder.model_card(None)
+        max_context = card.max_context
         generations: list[GenerationRequest] = []
         for token_ids in prompts:
             self.encoder.check_context(body, len(token_ids), param)
@@ -225,6 +226,7 @@ class InputProcessor:
             id=answer_id,
             generations=tuple(generations),
             n_per_prompt=n,
+            fingerprint=card.fingerprint,
             stop_strings=body.stop_strings,
             returns_new_tokens=body.n_new_tokens != 0,
         )

@@ -53,6 +53,7 @@ class ChatSerializer(OpenAiSerializer):
             object="chat.completion",
             created=self.output.created,
             model=self.model,
+            system_fingerprint=self.output.request.fingerprint or None,
             choices=[self._choice(index, choice) for index, choice in enumerate(written)],
             usage=self.usage(),  # behind the choices, which count the thoughts
         )
@@ -181,6 +182,7 @@ class ChatSerializer(OpenAiSerializer):
             object="chat.completion.chunk",
             created=self.output.created,
             model=self.model,
+            system_fingerprint=self.output.request.fingerprint or None,
             choices=choices,
         )
 

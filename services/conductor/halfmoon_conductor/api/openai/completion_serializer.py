@@ -34,6 +34,7 @@ class CompletionSerializer(OpenAiSerializer):
             object="text_completion",
             created=self.output.created,
             model=self.model,
+            system_fingerprint=self.output.request.fingerprint or None,
             choices=[self._choice(index, choice) for index, choice in enumerate(written)],
             usage=self.usage(),
         )
@@ -103,5 +104,6 @@ class CompletionSerializer(OpenAiSerializer):
             object="text_completion",
             created=self.output.created,
             model=self.model,
+            system_fingerprint=self.output.request.fingerprint or None,
             choices=choices,
         )

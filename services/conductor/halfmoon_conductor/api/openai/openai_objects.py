@@ -81,6 +81,7 @@ class TextCompletion(BaseModel):
     object: Literal["text_completion"]
     created: int
     model: str
+    system_fingerprint: str | None
     choices: list[CompletionChoice]
     usage: CompletionUsage
 
@@ -106,6 +107,7 @@ class CompletionChunk(BaseModel):
     object: Literal["text_completion"]
     created: int
     model: str
+    system_fingerprint: str | None
     choices: list[CompletionChunkChoice]
     usage: CompletionUsage | None = None
 
@@ -179,6 +181,7 @@ class ChatCompletion(BaseModel):
     object: Literal["chat.completion"]
     created: int
     model: str
+    system_fingerprint: str | None
     choices: list[ChatChoice]
     usage: CompletionUsage
     #: vLLM's additions, set on request.
@@ -216,6 +219,7 @@ class ChatChunk(BaseModel):
     object: Literal["chat.completion.chunk"]
     created: int
     model: str
+    system_fingerprint: str | None
     choices: list[ChatChunkChoice]
     usage: CompletionUsage | None = None
     #: vLLM's addition, with the first chunk.

@@ -192,7 +192,8 @@ class OpenAiSerializer(ABC):
     def _new_template(self, index: int, finish: Finish) -> EventTemplate:
         """Return a template: an earlier answer's, with the id and the time of this one."""
         marks = msgspec.json.encode(self.id), b'"created":%d' % self.output.created
-        key = (type(self), self.model, self._body.wants_usage_chunk, index, finish)
+        name = f"{self.model}/{self.output.request.fingerprint}"
+        key = (type(self), name, self._body.wants_usage_chunk, index, finish)
         if (known := _TEMPLATES.get(key)) is not None:
             template, earlier = known
             return template.replaced(*zip(earlier, marks, strict=True))
