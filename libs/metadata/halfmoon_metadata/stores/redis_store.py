@@ -61,8 +61,8 @@ return redis.call('GET', KEYS[1])
 """
 
 
-class RedisStore:
-    """A `MetadataStore` at a URL such as ``redis://:password@host:6379/0``, or ``rediss://…``.
+class RedisConnection:
+    """A client of the Redis at a URL; its errors are those of `MetadataStore`.
 
     Args:
         url: address of the server, with user and password; ``rediss`` speaks TLS.
@@ -76,8 +76,8 @@ class RedisStore:
     def __init__(self, url: str, *, tls_ca: str = "", timeout_s: float = TIMEOUT_S) -> None:
         parts = urlsplit(url)
         #: The URL without the password, for error texts.
-        self._name = f"{parts.scheme}://{parts.hostname}:{parts.port or 6379}{parts.path}"
-        self._client: redis.Redis = redis.Redis.from_url(
+        self.name = f"{parts.scheme}://{parts.hostname}:{parts.port or 6379}{parts.path}"
+        self.client: redis.Redis = redis.Redis.from_url(
             url,
             socket_timeout=timeout_s,
             socket_connect_timeout=timeout_s,
@@ -86,6 +86,44 @@ class RedisStore:
             max_connections=64,
             **_tls_options(url, tls_ca),
         )
+
+    def call(self, call: Callable[[], T]) -> T:
+        """Return what a call of the client returns.
+
+        Raises:
+            MetadataError: the server can't be reached, or refuses.
+        """
+        try:
+            return call()
+        except (redis.AuthenticationError, redis.exceptions.AuthorizationError) as error:
+            raise MetadataRefused(
+                f"metadata server {self.name} does not accept the user and password of its URL, "
+                f"or wants them: {error}"
+            ) from error
+        except (redis.ConnectionError, redis.TimeoutError) as error:
+            if problem := certificate_problem(error):
+                raise MetadataRefused(f"metadata server {self.name}: {problem}") from error
+            raise MetadataUnreachable(f"metadata server {self.name}: {error}") from error
+        except redis.RedisError as error:
+            raise MetadataError(f"metadata server {self.name}: {error}") from error
+
+
+class RedisStore:
+    """A `MetadataStore` at a URL such as ``redis://:password@host:6379/0``, or ``rediss://…``.
+
+    Args:
+        url: see `RedisConnection`.
+        tls_ca: see `trust_context`.
+        timeout_s: seconds for one attempt to connect, send, and receive, each.
+
+    Raises:
+        ValueError: the URL asks not to verify certificates, or the file of CAs can't be used.
+    """
+
+    def __init__(self, url: str, *, tls_ca: str = "", timeout_s: float = TIMEOUT_S) -> None:
+        self._redis = RedisConnection(url, tls_ca=tls_ca, timeout_s=timeout_s)
+        self._name, self._client = self._redis.name, self._redis.client
+        self._call = self._redis.call
         self._swap = self._client.register_script(_SWAP)
         self._increment = self._client.register_script(_INCREMENT)
 
@@ -150,21 +188,6 @@ class RedisStore:
                     records[raw.decode(errors="replace")] = value
             check_listing(prefix, records)
         return records
-
-    def _call(self, call: Callable[[], T]) -> T:
-        try:
-            return call()
-        except (redis.AuthenticationError, redis.exceptions.AuthorizationError) as error:
-            raise MetadataRefused(
-                f"metadata server {self._name} does not accept the user and password of its URL, "
-                f"or wants them: {error}"
-            ) from error
-        except (redis.ConnectionError, redis.TimeoutError) as error:
-            if problem := certificate_problem(error):
-                raise MetadataRefused(f"metadata server {self._name}: {problem}") from error
-            raise MetadataUnreachable(f"metadata server {self._name}: {error}") from error
-        except redis.RedisError as error:
-            raise MetadataError(f"metadata server {self._name}: {error}") from error
 
 
 def _tls_options(url: str, tls_ca: str) -> dict[str, Any]:
