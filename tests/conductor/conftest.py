@@ -1,5 +1,6 @@
 """A real tokenizer, made here, and an app over a scripted gateway."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import httpx
 import llguidance
+import msgspec
 import pytest
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
@@ -15,8 +17,10 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from halfmoon_conductor.engine_io.gateway_interface import ModelCard
 from halfmoon_conductor.grammar.grammar_checker import GrammarChecker
 from halfmoon_conductor.routes.rest_app import create_app
+from halfmoon_conductor.stored_responses.response_store import ResponseStore, StoredResponse
 from halfmoon_conductor.text.hub_tokenizer import HubTokenizer
 from halfmoon_conductor.text.tokenizer_interface import Tokenizer as ModelTokenizer
+from halfmoon_metadata.stores.memory_values import MemoryValues
 from halfmoon_testing.conductor_http import ScriptedGateway
 
 CHAT_TEMPLATE = """\
@@ -127,8 +131,25 @@ def registry() -> CollectorRegistry:
 
 
 @pytest.fixture
-def app(gateway: ScriptedGateway, tokenizer: HubTokenizer, registry: CollectorRegistry) -> FastAPI:
-    return create_app(gateway, tokenizer, registry=registry)
+def responses() -> Iterator[ResponseStore]:
+    """Responses of this process, one of which is there already."""
+    values = MemoryValues(ttl_s=60, max_bytes=2**20)
+    store = ResponseStore(values, 60)
+    items = b'[{"role":"user","content":"Hi"},{"role":"assistant","content":"Half."}]'
+    stored = StoredResponse(msgspec.Raw(b'{"id":"resp_1"}'), msgspec.Raw(items))
+    assert asyncio.run(store.save("", "resp_1", stored))
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def app(
+    gateway: ScriptedGateway,
+    tokenizer: HubTokenizer,
+    registry: CollectorRegistry,
+    responses: ResponseStore,
+) -> FastAPI:
+    return create_app(gateway, tokenizer, registry=registry, responses=responses)
 
 
 @pytest.fixture

@@ -93,7 +93,6 @@ async def test_a_streams_events_are_numbered_and_say_what_the_whole_answer_says(
     [
         ({"input": []}, "input", "at least 1"),
         ({"input": None}, "input", "a string or a list"),
-        ({"previous_response_id": "resp_1"}, "previous_response_id", "not supported"),
         ({"tools": [{"type": "web_search", "filters": {}}]}, "tools[0]", "not supported"),
         ({"text": {"format": {"type": "grammar"}}}, "text.format", "not supported"),
         ({"background": True}, "background", "not supported"),

@@ -7,8 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from halfmoon_metadata import MetadataError
+from halfmoon_metadata.store_registry import open_values
+from halfmoon_metadata.stores.memory_values import MemoryValues
 from halfmoon_metadata.tcp_ports import free_port
-from halfmoon_metadata.value_store import MemoryValues, ValueStore, open_values
+from halfmoon_metadata.value_store import ValueStore
 
 OpenStore = Callable[..., ValueStore]
 

@@ -9,6 +9,8 @@ from halfmoon_metadata.metadata_token import metadata_token
 from halfmoon_metadata.redacted_url import redact_url
 from halfmoon_metadata.store_interface import MetadataStore
 from halfmoon_metadata.stores.memory_store import MemoryStore
+from halfmoon_metadata.stores.memory_values import MemoryValues
+from halfmoon_metadata.value_store import ValueStore
 
 _named: dict[str, MemoryStore] = {}
 _named_lock = threading.Lock()
@@ -44,6 +46,25 @@ def open_store(url: str, *, cluster_key: str = "", tls_ca: str = "") -> Metadata
         known = ", ".join(f"{name}://" for name in _OPENERS)
         raise ValueError(f"metadata URL {redact_url(url)!r} has no known scheme; known are {known}")
     return opener(url, _Access(cluster_key, tls_ca))
+
+
+def open_values(url: str, *, ttl_s: float, max_bytes: int, tls_ca: str = "") -> ValueStore:
+    """Open a store of values: at a Redis, else in this process's memory.
+
+    Args:
+        url: of a metadata server; ``redis://`` and ``rediss://`` can keep values.
+        ttl_s: seconds after which a value ends.
+        max_bytes: bytes of one owner's values.
+        tls_ca: PEM file of CAs to trust besides the system's, see `tls_trust`.
+
+    Raises:
+        ValueError: the URL or the file of CAs can't be used.
+    """
+    if urlsplit(url).scheme in ("redis", "rediss"):
+        from halfmoon_metadata.stores.redis_values import RedisValues
+
+        return RedisValues(url, ttl_s=ttl_s, max_bytes=max_bytes, tls_ca=tls_ca)
+    return MemoryValues(ttl_s=ttl_s, max_bytes=max_bytes)
 
 
 def _open_memory(url: str, _: _Access) -> MetadataStore:

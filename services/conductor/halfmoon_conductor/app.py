@@ -32,6 +32,7 @@ from halfmoon_conductor.resumption.resumable_streams import ResumableStreams
 from halfmoon_conductor.resumption.resumption_limits import ResumptionLimits
 from halfmoon_conductor.routes.rest_app import RestLimits, create_app
 from halfmoon_conductor.settings import EMBEDDED, ConductorSettings
+from halfmoon_conductor.stored_responses.response_store import ResponseStore
 from halfmoon_conductor.tenants import Tenants
 from halfmoon_conductor.text.tokenizer_interface import Tokenizer, TokenizerUnavailable
 from halfmoon_conductor.text.tokenizer_loader import open_tokenizer
@@ -41,6 +42,7 @@ from halfmoon_metadata import MemoryStore, MetadataStore, open_store
 from halfmoon_metadata.http_server import metadata_app
 from halfmoon_metadata.metadata_token import metadata_tokens
 from halfmoon_metadata.stalling_clock import StallingClock
+from halfmoon_metadata.store_registry import open_values
 from halfmoon_protocol.ids import ConductorId
 from halfmoon_runtime.channels.zmq_network import ZmqNetwork
 from halfmoon_runtime.clock import SystemClock
@@ -148,6 +150,9 @@ async def run(settings: ConductorSettings, service: Service) -> None:
         mounts: list[tuple[str, ASGIApp]] = [("/debug", debug)]
         streams = ResumableStreams(_resumption_limits(settings))
         stack.push_async_callback(streams.close)
+        responses = _open_responses(settings)
+        if responses is not None:
+            stack.callback(responses.close)
         app = create_app(
             traced.gateway(gateway),
             tokenizer,
@@ -162,6 +167,7 @@ async def run(settings: ConductorSettings, service: Service) -> None:
             preparer=preparer,
             grammars=grammars,
             streams=streams,
+            responses=responses,
             operator_tokens=operator_tokens(cluster_key),
         )
         server = _make_server(
@@ -186,6 +192,18 @@ async def run(settings: ConductorSettings, service: Service) -> None:
         await service.stopping.wait()
         service.report_stage("draining", worker_id=settings.worker_id)
         await serving
+
+
+def _open_responses(settings: ConductorSettings) -> ResponseStore | None:
+    if not settings.response_ttl_s:
+        return None
+    values = open_values(
+        settings.metadata,
+        ttl_s=settings.response_ttl_s,
+        max_bytes=settings.response_mib * 2**20,
+        tls_ca=settings.tls_ca,
+    )
+    return ResponseStore(values, settings.response_ttl_s)
 
 
 def _make_server(

@@ -5,10 +5,12 @@ ApiError
 │   ├── HarmfulRequest        400  workers were lost while they computed it; it is not retried
 │   ├── NotSupported          400  a known field with a value that Halfmoon does not support
 │   ├── ContextLengthExceeded 400  more tokens than the model, or any worker, can hold
+│   ├── PreviousResponseNotFound  400  the response to go on from is not stored
 │   └── RequestTooCostly      400  parsing or tokenizing it takes too much time or memory
 ├── InvalidKey                401  no API key, or an invalid one
 ├── NotPermitted              403  a valid key that is not an operator's
 ├── UnknownModel              404  another model than the one served
+├── UnknownResponse           404  the response is not stored
 ├── UnknownWorker             404  an operator names a worker that is not there
 ├── RequestTimedOut           408  headers or body did not arrive in time
 ├── RoleChangeConflict        409  a worker can't have the requested role at present
@@ -74,6 +76,12 @@ class HarmfulRequest(InvalidRequest):
     code = "harmful_request"
 
 
+class PreviousResponseNotFound(InvalidRequest):
+    """A response to go on from that is not stored, or is another tenant's."""
+
+    code = "previous_response_not_found"
+
+
 class RequestTooCostly(InvalidRequest):
     """A request that takes too much time or memory to parse or tokenize."""
 
@@ -102,6 +110,14 @@ class UnknownModel(ApiError):
     status = 404
     kind = "invalid_request_error"
     code = "model_not_found"
+
+
+class UnknownResponse(ApiError):
+    """A response that is not stored, or is another tenant's."""
+
+    status = 404
+    kind = "invalid_request_error"
+    code = "response_not_found"
 
 
 class UnknownWorker(ApiError):

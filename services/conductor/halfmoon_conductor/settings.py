@@ -94,6 +94,14 @@ class ConductorSettings(TracedSettings):
     resume_mib: Annotated[int, Field(ge=1)] = Field(
         64, description="MiB of their events at the most; ended and old ones go first"
     )
+    response_ttl_s: Annotated[float, Field(ge=0, le=2_592_000)] = Field(
+        3600.0,
+        description="Seconds for which answers of /v1/responses are stored, in a Redis that is the"
+        " metadata server, else in memory; 0: none is",
+    )
+    response_mib: Annotated[int, Field(ge=1, le=2**20)] = Field(
+        64, description="MiB of them at the most for each tenant; the oldest go first"
+    )
     decode_stall_s: Annotated[float, Field(ge=0)] = Field(
         300.0,
         description="Seconds without a token after which a decode worker with running requests"

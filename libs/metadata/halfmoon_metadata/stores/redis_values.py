@@ -93,7 +93,7 @@ class RedisValues:
         check_names(owner, name)
         if len(value) > self._max_bytes:
             return False
-        arguments = [name, value, str(self._ttl_ms), str(self._max_bytes)]
+        arguments: list[str | bytes | int] = [name, value, self._ttl_ms, self._max_bytes]
         self._call(lambda: self._put(keys=_keys(owner), args=arguments))
         return True
 

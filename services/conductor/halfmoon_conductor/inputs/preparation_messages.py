@@ -105,6 +105,8 @@ class ReadBody(msgspec.Struct, frozen=True):
     received_s: float
     #: Result of a child process; None: the body is small, and the route has all of it.
     prepared: PreparedBody | None = None
+    #: The body's bytes, if the route stores them; empty: it does not, or they are too many.
+    content: bytes = b""
 
 
 def keep_read_body(scope: Scope, read: ReadBody) -> None:

@@ -10,8 +10,9 @@ Without this class, a request with 512 token ids takes 1.5 times the CPU time
 
 import inspect
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, get_type_hints
 
 from fastapi import Request
@@ -33,6 +34,10 @@ from halfmoon_conductor.inputs.preparation_messages import PreparationJob, Prepa
 from halfmoon_conductor.observability.metrics.http_metrics import HttpMetrics
 from halfmoon_conductor.resumption.resumable_streams import ResumableStreams
 from halfmoon_conductor.routes.direct_routes import DirectRoutes
+from halfmoon_conductor.stored_responses.response_store import MAX_STORED_BYTES
+
+#: Takes a body's bytes and a tenant's name, and returns the bytes to parse.
+BodyExpander = Callable[[bytes, str], Awaitable[bytes]]
 
 
 def generation_route(
@@ -41,6 +46,7 @@ def generation_route(
     direct: DirectRoutes,
     streams: ResumableStreams,
     metrics: HttpMetrics,
+    expanders: Mapping[type[BaseModel], BodyExpander] = MappingProxyType({}),
 ) -> type[APIRoute]:
     """Make the class of routes whose long bodies `preparer` reads.
 
@@ -52,11 +58,15 @@ def generation_route(
         direct: lists each route that is made.
         streams: those that clients may come back to.
         metrics: counts the clients that do.
+        expanders: by the class of a body, what completes its bytes before they are parsed.
     """
 
     class GenerationRoute(APIRoute):
         def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-            handle = _EndpointCaller(self.endpoint, model_card, preparer, streams, metrics).handle
+            caller = _EndpointCaller(
+                self.endpoint, model_card, preparer, streams, metrics, expanders
+            )
+            handle = caller.handle
             direct.add(self, handle)
             return handle
 
@@ -73,6 +83,7 @@ class _EndpointCaller:
         preparer: BodyPreparer,
         streams: ResumableStreams,
         metrics: HttpMetrics,
+        expanders: Mapping[type[BaseModel], BodyExpander],
     ) -> None:
         model = get_type_hints(endpoint)["body"]
         self._endpoint = endpoint
@@ -81,6 +92,7 @@ class _EndpointCaller:
         self._streams = streams
         self._metrics = metrics
         self._model_name: str = model.__name__
+        self._expand = expanders.get(model)
         self._body_type: TypeAdapter[Any] = TypeAdapter(model)
         self._takes_context = "context" in inspect.signature(endpoint).parameters
 
@@ -101,20 +113,25 @@ class _EndpointCaller:
                 if kept is not None:
                     return EventStream(kept.read(resumption.last), kept.error_event)
                 context = replace(context, resumption=resumption)
-        if len(received.content) <= MAX_INLINE_BYTES:
-            parsed = body_parsing.parse_json(received.content)
+        content = received.content
+        if self._expand is not None:
+            content = await self._expand(content, principal_of(scope).name)
+        keeps = self._expand is not None and len(content) <= MAX_STORED_BYTES
+        kept_content = content if keeps else b""
+        if len(content) <= MAX_INLINE_BYTES:
+            parsed = body_parsing.parse_json(content)
             body = body_parsing.validate_body(self._body_type, parsed)
-            preparation_messages.keep_read_body(scope, ReadBody(received_s))
+            preparation_messages.keep_read_body(scope, ReadBody(received_s, content=kept_content))
             try:
                 return await self._respond(body, request, context)
             except InlineLimitExceeded:
                 pass
-        job = PreparationJob(self._model_name, received.content, self._model_card())
+        job = PreparationJob(self._model_name, content, self._model_card())
         prepared = await self._preparer.prepare(job, principal_of(scope).name)
         received.release()
         if isinstance(prepared, PreparedAnswer):
             return Response(prepared.content, media_type="application/json")
-        preparation_messages.keep_read_body(scope, ReadBody(received_s, prepared))
+        preparation_messages.keep_read_body(scope, ReadBody(received_s, prepared, kept_content))
         body = self._body_type.validate_json(prepared.fields)
         return await self._respond(body, request, context)
 

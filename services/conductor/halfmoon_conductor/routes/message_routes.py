@@ -1,5 +1,7 @@
 """Serve two more APIs for chats: Anthropic's Messages and OpenAI's Responses."""
 
+from functools import partial
+
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
@@ -10,13 +12,15 @@ from halfmoon_conductor.api.anthropic.anthropic_serializer import (
     MessagesSerializer,
     anthropic_error_event,
 )
-from halfmoon_conductor.api.responses.responses_objects import ResponseObject
+from halfmoon_conductor.api.responses.responses_objects import DeletedResponse, ResponseObject
 from halfmoon_conductor.api.responses.responses_requests import ResponsesRequest
 from halfmoon_conductor.api.responses.responses_serializer import ResponsesSerializer
+from halfmoon_conductor.http_server.auth_middleware import principal_of
 from halfmoon_conductor.http_server.request_context import RequestContextDependency
 from halfmoon_conductor.inputs.preparation_messages import read_body_of
 from halfmoon_conductor.routes.generation_handler import GenerationHandler
 from halfmoon_conductor.routes.openapi_responses import OpenApiResponses
+from halfmoon_conductor.routes.response_conversations import ResponseConversations
 
 
 def messages_router(
@@ -62,28 +66,50 @@ def messages_router(
 
 
 def responses_router(
-    handler: GenerationHandler, generation_responses: OpenApiResponses, route_class: type[APIRoute]
+    handler: GenerationHandler,
+    conversations: ResponseConversations,
+    generation_responses: OpenApiResponses,
+    stored_responses: OpenApiResponses,
+    route_class: type[APIRoute],
 ) -> APIRouter:
-    """Make the route of OpenAI's Responses API.
+    """Make the routes of OpenAI's Responses API.
 
     Args:
         handler: generates answers.
-        generation_responses: of its route, for the schema.
-        route_class: reads its bodies.
+        conversations: stores responses.
+        generation_responses: of the generating route, for the schema.
+        stored_responses: of the routes for stored responses.
+        route_class: reads bodies.
     """
-    router = APIRouter(route_class=route_class)
+    router, stored = APIRouter(route_class=route_class), APIRouter()
 
     @router.post("/v1/responses", response_model=ResponseObject, responses=generation_responses)
     async def create_response(
         body: ResponsesRequest, request: Request, context: RequestContextDependency
     ) -> Response:
-        """Answer an input. Nothing is stored: send the whole conversation each time."""
+        """Answer an input, or go on from a stored response."""
         chat, read = body.as_chat(), read_body_of(request.scope)
         engine_request = await handler.inputs.chat(chat, context, read.prepared)
         output = handler.generate(engine_request, context, read.received_s)
-        serializer = ResponsesSerializer(output, body)
+        save = partial(conversations.save, context.principal.name, read.content)
+        serializer = ResponsesSerializer(output, body, save, stores=conversations.stores)
         return await handler.respond(
             serializer, context, stream=bool(body.stream), error_event=serializer.error_event
         )
 
+    @stored.get(
+        "/v1/responses/{response_id}", response_model=ResponseObject, responses=stored_responses
+    )
+    async def retrieve_response(response_id: str, request: Request) -> Response:
+        """Return a stored response."""
+        content = await conversations.get(principal_of(request.scope).name, response_id)
+        return Response(content, media_type="application/json")
+
+    @stored.delete("/v1/responses/{response_id}", responses=stored_responses)
+    async def delete_response(response_id: str, request: Request) -> DeletedResponse:
+        """Remove a stored response."""
+        await conversations.delete(principal_of(request.scope).name, response_id)
+        return DeletedResponse(id=response_id, object="response", deleted=True)
+
+    router.include_router(stored)
     return router

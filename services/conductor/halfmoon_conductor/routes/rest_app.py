@@ -16,6 +16,7 @@ from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from halfmoon_conductor.api.responses.responses_requests import ResponsesRequest
 from halfmoon_conductor.engine_io.gateway_interface import Gateway
 from halfmoon_conductor.engine_io.tool_call_rules import ToolCallFormat
 from halfmoon_conductor.grammar.grammar_checker import GrammarChecker
@@ -46,7 +47,9 @@ from halfmoon_conductor.routes.openapi_responses import (
 )
 from halfmoon_conductor.routes.openapi_security import document_api_keys
 from halfmoon_conductor.routes.probe_routes import probes_router
+from halfmoon_conductor.routes.response_conversations import ResponseConversations
 from halfmoon_conductor.routes.tokenize_routes import tokenize_router
+from halfmoon_conductor.stored_responses.response_store import ResponseStore
 from halfmoon_conductor.tenants import Tenants
 from halfmoon_conductor.text.tokenizer_interface import Tokenizer
 
@@ -76,6 +79,7 @@ def create_app(
     preparer: BodyPreparer | None = None,
     grammars: GrammarChecker | None = None,
     streams: ResumableStreams | None = None,
+    responses: ResponseStore | None = None,
     operator_tokens: Sequence[str] = (),
 ) -> FastAPI:
     """Build the app to serve. It owns nothing that must be closed.
@@ -94,6 +98,7 @@ def create_app(
         preparer: parses and tokenizes long bodies; None: threads of this process do.
         grammars: checks grammars; None: a checker is started with the first grammar.
         streams: keeps streams that clients may come back to; None: none is kept.
+        responses: stores responses to go on from; None: none is stored.
         operator_tokens: each opens the routes for operators; none: without tenants they are open.
 
     Raises:
@@ -113,8 +118,14 @@ def create_app(
     preparer = preparer or ThreadPreparer(BodyPreparation(tokenizer, tool_call_parser))
     direct = DirectRoutes()
     streams = streams or ResumableStreams(ResumptionLimits())
+    conversations = ResponseConversations(responses)
     route_class = generation_route(
-        lambda: encoder.model_card(None), preparer, direct, streams, metrics
+        lambda: encoder.model_card(None),
+        preparer,
+        direct,
+        streams,
+        metrics,
+        {ResponsesRequest: conversations.expand},
     )
     handler = GenerationHandler(gateway, tokenizer, inputs, metrics, streams)
     app = _GuardedApp(
@@ -140,7 +151,15 @@ def create_app(
         operator_tokens,
     )
     app.include_router(completions_router(handler, tokenizer, route_class))
-    app.include_router(responses_router(handler, GENERATION_RESPONSES, route_class))
+    app.include_router(
+        responses_router(
+            handler,
+            conversations,
+            GENERATION_RESPONSES,
+            error_responses_of(401, 404, 429, 503),
+            route_class,
+        )
+    )
     app.include_router(
         messages_router(
             handler,
@@ -214,7 +233,7 @@ def _wrap(
         app = CORSMiddleware(
             app,
             allow_origins=limits.cors_origins,
-            allow_methods=["GET", "POST"],
+            allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
             expose_headers=["x-request-id", "retry-after"],
         )

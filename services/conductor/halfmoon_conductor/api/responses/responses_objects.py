@@ -98,7 +98,7 @@ class ResponseObject(BaseModel):
     model: str
     output: list[OutputItem]
     parallel_tool_calls: bool
-    previous_response_id: None
+    previous_response_id: str | None
     prompt_cache_key: str | None
     prompt_cache_retention: str | None
     reasoning: dict[str, str | None]
@@ -113,3 +113,11 @@ class ResponseObject(BaseModel):
     truncation: Literal["disabled"]
     usage: ResponsesUsage | None
     user: str | None
+
+
+class DeletedResponse(BaseModel):
+    """The answer to a request to remove a stored response."""
+
+    id: str
+    object: Literal["response"]
+    deleted: bool

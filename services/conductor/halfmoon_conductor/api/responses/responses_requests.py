@@ -1,4 +1,4 @@
-"""Define requests of OpenAI's Responses API, as far as they are text and stateless."""
+"""Define requests of OpenAI's Responses API, as far as they are text."""
 
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -220,7 +220,12 @@ class ResponsesRequest(SamplingFields):
     prompt_cache_retention: Word | None = Field(None, description="Taken and not needed.")
     prompt_cache_options: Options | None = Field(None, description="Taken and not needed.")
     metadata: Metadata | None = Field(None, description="Labels, which the answer repeats.")
-    store: bool | None = Field(None, description="Changes nothing: nothing is stored.")
+    previous_response_id: Label | None = Field(
+        None, description="The stored response whose conversation the input goes on with."
+    )
+    store: bool | None = Field(
+        None, description="Default true, where responses are stored; false: not this one."
+    )
     service_tier: Word | None = Field(None, description="Changes nothing: there is one tier.")
     chat_id: Label | None = Field(None, description="A label; changes nothing.")
     include: Include | None = Field(None, description="Only what no answer here has.")
@@ -246,7 +251,6 @@ class ResponsesRequest(SamplingFields):
     mm_payload: Annotated[Any, IgnoredValues("tensors")] = None
     mm_processor_kwargs: Annotated[Any, IgnoredValues({})] = None
     previous_input_messages: Annotated[Any, IgnoredValues([])] = None
-    previous_response_id: Annotated[Any, IgnoredValues()] = None
     prompt: Annotated[Any, IgnoredValues()] = None
     request_id: Annotated[Any, IgnoredValues()] = None
     return_mm_kwargs: Annotated[Any, IgnoredValues(True)] = None

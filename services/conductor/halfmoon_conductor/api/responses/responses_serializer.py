@@ -1,7 +1,7 @@
 """Write an answer in the shapes of OpenAI's Responses API, whole or as typed events."""
 
 import itertools
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -31,12 +31,23 @@ class ResponsesSerializer:
 
     Args:
         body: the client's request.
+        save: stores the finished response, and returns whether it did.
+        stores: whether responses are stored, unless the request says otherwise.
     """
 
     #: Texts are quickly written.
     is_long = False
 
-    def __init__(self, output: OutputProcessor, body: ResponsesRequest) -> None:
+    def __init__(
+        self,
+        output: OutputProcessor,
+        body: ResponsesRequest,
+        save: Callable[[ResponseObject], Awaitable[bool]],
+        *,
+        stores: bool,
+    ) -> None:
+        self._save = save
+        self._stores = stores and body.store is not False
         self.output = output
         self._body = body
         self._name = output.request.id.rpartition("-")[2]
@@ -59,7 +70,7 @@ class ResponsesSerializer:
         status = self._status_of(finish)
         for _ in items.end(status):
             pass
-        return self._response(status, items.done)
+        return await self._saved(self._response(status, items.done))
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Yield server-sent events; the first as soon as the first token exists."""
@@ -83,8 +94,14 @@ class ResponsesSerializer:
         status = self._status_of(finish)
         for event in items.end(status):
             yield event
-        response = self._response(status, items.done).model_dump()
-        yield self._event(f"response.{status}", response=response)
+        saved = await self._saved(self._response(status, items.done))
+        yield self._event(f"response.{status}", response=saved.model_dump())
+
+    async def _saved(self, response: ResponseObject) -> ResponseObject:
+        """Store a finished response if it is to be stored; return it, with what became of it."""
+        if response.store and not await self._save(response):
+            return response.model_copy(update={"store": False})
+        return response
 
     def error_event(self, error: Exception) -> bytes:
         """Return the last event of a stream that began and could not be finished."""
@@ -123,13 +140,13 @@ class ResponsesSerializer:
             model=body.model,
             output=list(output or ()),
             parallel_tool_calls=body.parallel_tool_calls is not False,
-            previous_response_id=None,
+            previous_response_id=body.previous_response_id,
             prompt_cache_key=body.prompt_cache_key,
             prompt_cache_retention=body.prompt_cache_retention,
             reasoning=_reasoning(body),
             safety_identifier=body.safety_identifier,
             service_tier="default",
-            store=False,
+            store=self._stores,
             temperature=1.0 if body.temperature is None else body.temperature,
             text=_text_config(body.text),
             tool_choice=_choice_of(body),

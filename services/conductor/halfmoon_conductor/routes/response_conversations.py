@@ -1,0 +1,157 @@
+"""Go on from stored responses, and store new ones: OpenAI's `previous_response_id`."""
+
+from collections.abc import Sequence
+
+import msgspec
+from pydantic import TypeAdapter
+
+from halfmoon_conductor.api.responses.responses_objects import OutputItem, ResponseObject
+from halfmoon_conductor.errors import NotSupported, PreviousResponseNotFound, UnknownResponse
+from halfmoon_conductor.stored_responses.response_store import ResponseStore, StoredResponse
+
+_OUTPUT: TypeAdapter[Sequence[OutputItem]] = TypeAdapter(list[OutputItem])
+_FIELD = "previous_response_id"
+_MAX_ID_CHARACTERS = 128
+
+
+class _Input(msgspec.Struct):
+    """A body's input, as it is written there."""
+
+    input: msgspec.Raw
+
+
+class ResponseConversations:
+    """Read and write the responses of a store.
+
+    Args:
+        store: keeps responses; None: nothing is stored, and each request has all of its input.
+    """
+
+    def __init__(self, store: ResponseStore | None) -> None:
+        self._store = store
+
+    async def expand(self, content: bytes, tenant: str) -> bytes:
+        """Return a body whose input begins with the conversation of the response that it names.
+
+        A body that names none, or is not JSON of the right form, is returned as it is.
+
+        Raises:
+            NotSupported: nothing is stored here.
+            PreviousResponseNotFound: the response is not stored.
+            ServiceUnavailable: the store fails.
+        """
+        if _FIELD.encode() not in content:
+            return content
+        try:
+            fields = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
+            name = msgspec.json.decode(fields.get(_FIELD, b"null"), type=str | None)
+            items = _items_of(fields["input"])
+        except (msgspec.MsgspecError, KeyError, UnicodeDecodeError, RecursionError):
+            return content  # the body's own check says what is wrong
+        if name is None or items is None:
+            return content
+        if self._store is None:
+            raise NotSupported(
+                f"{_FIELD} is not supported, as this server stores no responses: send the whole "
+                "conversation.",
+                param=_FIELD,
+            )
+        found = await self._find(self._store, tenant, name)
+        if found is None:
+            raise PreviousResponseNotFound(
+                f"{_FIELD} names {name[:_MAX_ID_CHARACTERS]!r}, which is not stored: responses are "
+                f"kept for {self._store.ttl_s:g} s unless store is false; send the whole "
+                "conversation.",
+                param=_FIELD,
+            )
+        before = bytes(found.items)
+        fields["input"] = msgspec.Raw(before[:-1] + b"," + items + b"]")
+        return msgspec.json.encode(fields)
+
+    async def save(self, tenant: str, content: bytes, response: ResponseObject) -> bool:
+        """Store a response with its conversation; return whether it is stored.
+
+        Args:
+            tenant: whose it is.
+            content: the request's body, as `expand` returned it; empty: it is too long.
+            response: is to be stored.
+        """
+        if self._store is None or not content:
+            return False
+        try:
+            items = _items_of(msgspec.json.decode(content, type=_Input).input)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return False  # what a more lenient parser took
+        if items is None:
+            return False
+        output = _OUTPUT.dump_json(list(response.output))
+        stored = StoredResponse(
+            msgspec.Raw(response.model_dump_json().encode()),
+            msgspec.Raw(b"[" + items + b"," + output[1:]),
+        )
+        return await self._store.save(tenant, response.id, stored)
+
+    @property
+    def stores(self) -> bool:
+        """True if responses are stored here."""
+        return self._store is not None
+
+    async def get(self, tenant: str, response_id: str) -> bytes:
+        """Return a stored response as JSON.
+
+        Raises:
+            UnknownResponse: it is not stored.
+            ServiceUnavailable: the store fails.
+        """
+        if self._store is not None:
+            found = await self._find(self._store, tenant, response_id)
+            if found is not None:
+                return bytes(found.response)
+        raise _unknown(response_id)
+
+    async def delete(self, tenant: str, response_id: str) -> None:
+        """Remove a stored response.
+
+        Raises:
+            UnknownResponse: it is not stored.
+            ServiceUnavailable: the store fails.
+        """
+        if (
+            self._store is None
+            or not _is_id(response_id)
+            or not await self._store.delete(tenant, response_id)
+        ):
+            raise _unknown(response_id)
+
+    async def _find(
+        self, store: ResponseStore, tenant: str, response_id: str
+    ) -> StoredResponse | None:
+        return await store.find(tenant, response_id) if _is_id(response_id) else None
+
+
+def _items_of(given: bytes) -> bytes | None:
+    """Return an input's items without brackets; None: it is neither a text nor a list of some."""
+    given = bytes(given).strip()
+    if given[:1] == b'"':
+        return b'{"role":"user","content":' + given + b"}"
+    if given[:1] == b"[":
+        return given[1:-1].strip() or None
+    return None
+
+
+def _is_id(text: str) -> bool:
+    name = text.removeprefix("resp_")
+    return (
+        name != text
+        and len(text) <= _MAX_ID_CHARACTERS
+        and name.isascii()
+        and name.replace("-", "").isalnum()
+    )
+
+
+def _unknown(response_id: str) -> UnknownResponse:
+    return UnknownResponse(
+        f"{response_id[:_MAX_ID_CHARACTERS]!r} is no stored response: it was never stored here, "
+        "was removed, or its time is over.",
+        param="response_id",
+    )

@@ -1,0 +1,1 @@
+"""Keep answered responses for a time, so that a next request goes on from them."""
