@@ -43,7 +43,8 @@ async def test_every_schema_is_valid_and_every_reference_leads_somewhere(
 
 async def test_all_routes_and_their_errors_are_there(document: dict[str, Any]) -> None:
     assert set(document["paths"]) == {
-        COMPLETIONS, CHAT, "/v1/responses", "/v1/messages", "/v1/messages/count_tokens",
+        COMPLETIONS, CHAT, "/v1/responses", "/v1/responses/{response_id}", "/v1/messages",
+        "/v1/messages/count_tokens",
         "/tokenize", "/detokenize",
         "/v1/models", "/v1/models/{model}", "/health", "/ready", "/metrics",
         "/ping", "/version", "/load",
