@@ -23,6 +23,7 @@ from halfmoon_cli.__main__ import app
 from halfmoon_cli.up import up_command
 from halfmoon_cli.up.default_limits import default_limits
 from halfmoon_cli.up.embedded_cluster import ClusterPlan, plan_processes
+from halfmoon_cli.up.restart_policy import MAX_DEATHS, WINDOW_S, RestartPolicy
 from halfmoon_cli.up.worker_threads import worker_threads
 from halfmoon_metadata.tcp_ports import free_port
 from halfmoon_runtime.observability.operator_http import operator_token
@@ -209,17 +210,46 @@ def test_a_kept_key_that_can_not_be_used_is_refused_before_anything_starts(
 
 
 @pytest.mark.e2e
-def test_a_child_that_dies_is_reported_with_its_last_log_lines(tmp_path: Path) -> None:
+def test_services_that_die_are_started_again_until_one_dies_too_often(tmp_path: Path) -> None:
     port = free_port()
     with up(tmp_path, MODEL=FAKE, DECODE="2", PORT=str(port)) as running:
         running.until(lambda: "Ctrl-C stops it" in running.text)
-        victim = next(c for c in running.children() if "decode-1" in c.cmdline())
-        victim.kill()
-        running.until(lambda: "decode-1 was ended by SIGKILL" in running.text)
-        running.until(lambda: re.search(r"ready +n_pages", running.text) is not None)
+
+        def kill(name: str) -> None:
+            victim = next(c for c in running.children() if name in c.cmdline())
+            victim.kill()
+            victim.wait(60)
+
         body = {"model": "tiny", "prompt": [1, 2], "max_tokens": 3}
-        url = f"http://127.0.0.1:{port}/v1/completions"
-        running.until(lambda: httpx.post(url, json=body, timeout=20).status_code == 200)
+
+        def answers() -> bool:
+            url = f"http://127.0.0.1:{port}/v1/completions"
+            try:
+                return httpx.post(url, json=body, timeout=20).status_code == 200
+            except httpx.HTTPError:
+                return False
+
+        for name in ("decode-1", "kvstore-0", "conductor-0"):
+            kill(name)
+            running.until(lambda name=name: f"{name} was ended by SIGKILL" in running.text)  # type: ignore[misc]
+            running.until(lambda name=name: f"{name} is ready again" in running.text)  # type: ignore[misc]
+            running.until(answers)
+        assert re.search(r"ready +n_pages", running.text), "its last log lines are shown"
+
+        told = "conductor-0 was ended by SIGKILL"
+        for n in range(2, MAX_DEATHS + 1):
+            running.until(lambda: any("conductor-0" in c.cmdline() for c in running.children()))
+            kill("conductor-0")
+            running.until(lambda n=n: running.text.count(told) == n)  # type: ignore[misc]
+        assert running.process.wait(60) == 1
+        assert f"conductor-0 stays stopped: it ended {MAX_DEATHS} times" in running.text
+
+
+def test_pauses_grow_until_a_service_stays_stopped_and_begin_anew_after_a_quiet_minute() -> None:
+    policy = RestartPolicy()
+    assert [policy.pause_after_death("a", float(n)) for n in range(5)] == [0.5, 1, 2, 4, None]
+    assert policy.pause_after_death("b", 5.0) == 0.5
+    assert policy.pause_after_death("a", 4.0 + WINDOW_S) == 0.5
 
 
 @pytest.mark.e2e

@@ -1,6 +1,7 @@
 """Run an embedded cluster in the foreground and show its progress, for `halfmoon up`."""
 
 import json
+import math
 import os
 import shlex
 import signal
@@ -21,6 +22,7 @@ from rich.text import Text
 from halfmoon_cli.common.cluster_key import read_cluster_key
 from halfmoon_cli.common.local_key import STATE_FOLDERS, kept_key
 from halfmoon_cli.up.embedded_cluster import ClusterPlan, EmbeddedCluster, ServiceProcess
+from halfmoon_cli.up.restart_policy import MAX_DEATHS, WINDOW_S, RestartPolicy
 from halfmoon_metadata import open_store
 from halfmoon_metadata.cluster_key_source import (
     CLUSTER_KEY_FILE_VARIABLE,
@@ -147,18 +149,44 @@ def _wait_ready(cluster: EmbeddedCluster, console: Console) -> bool:
 
 
 def _watch(cluster: EmbeddedCluster, console: Console) -> int:
-    """Report processes that die; return 1 when the conductor dies."""
-    reported: set[int] = set()
+    """Restart processes that end; return 1 when the conductor ends again and again."""
+    policy = RestartPolicy()
+    #: When processes that ended are started again; never: they stay stopped.
+    starts_s: dict[str, float] = {}
+    restarted: set[str] = set()
     while True:
+        now = time.monotonic()
         for process in cluster.dead():
-            if process.pid in reported:
-                continue
-            reported.add(process.pid)
-            _report_death(process, console)
-            if process.spec.role == "conductor":
-                console.print("[red]without a conductor nothing is served: stopping[/red]")
-                return 1
+            name = process.spec.name
+            if name not in starts_s:
+                starts_s[name] = _after_death(process, policy, console)
+                if starts_s[name] == math.inf and process.spec.role == "conductor":
+                    console.print("[red]without a conductor nothing is served: stopping[/red]")
+                    return 1
+        for name in [name for name, start_s in starts_s.items() if start_s <= now]:
+            del starts_s[name]
+            cluster.restart(name)
+            restarted.add(name)
+        for name in [n for n in restarted if cluster.processes[n].stage == "ready"]:
+            restarted.remove(name)
+            console.print(f"[green]{name} is ready again[/green]")
         time.sleep(_POLL_S)
+
+
+def _after_death(process: ServiceProcess, policy: RestartPolicy, console: Console) -> float:
+    """Report a process that ended; return when it is started again, infinity: it is not."""
+    _report_death(process, console)
+    now, name = time.monotonic(), process.spec.name
+    pause_s = policy.pause_after_death(name, now)
+    if process.refusal is not None:
+        console.print(f"[red]{name} stays stopped: another start would end as this one did[/red]")
+        return math.inf
+    if pause_s is None:
+        often = f"{MAX_DEATHS} times within {WINDOW_S:g} s"
+        console.print(f"[red]{name} stays stopped: it ended {often}; the others go on[/red]")
+        return math.inf
+    console.print(f"{name} is started again in {pause_s:g} s", highlight=False)
+    return now + pause_s
 
 
 def _refuse(reason: str, console: Console) -> None:
