@@ -5,6 +5,7 @@
     a task fails: the others are cancelled, the traceback is logged ────────────────► exit 1
     a task raises the error `lost` of `run_service`: as above, but one line is logged ──► exit 1
     main raises CannotStart: one line is logged, without a traceback ───────────────► exit 2
+                             and where another start may succeed ───────────────────► exit 1
     a second signal: main is cancelled where it is ─────────────────────► exit 128 + signal
     a third one: the process ends at once
 
@@ -20,8 +21,8 @@ import signal
 import ssl
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -45,8 +46,31 @@ class CannotStart(Exception):
     """The settings ask for something that can't be served, such as a broken model.
 
     The text is one line for the user: it names the thing and the way out. The status file holds
-    it as `error`, beside `refused`.
+    it as `error`, beside `refused` unless it may pass.
     """
+
+    def __init__(self, text: str, *, may_pass: bool = False) -> None:
+        """Create the error; `may_pass` says that another start may succeed, as with a port."""
+        super().__init__(text)
+        self.may_pass = may_pass
+
+
+@contextmanager
+def cannot_start_on(
+    kinds: type[Exception] | tuple[type[Exception], ...], about: str = "", *, may_pass: bool = False
+) -> Iterator[None]:
+    """Turn errors of these kinds into `CannotStart`.
+
+    Args:
+        kinds: of errors that a user's settings or machine lead to.
+        about: the setting and its value, before the error's own text.
+        may_pass: see `CannotStart`.
+    """
+    try:
+        yield
+    except kinds as error:
+        text = getattr(error, "strerror", None) or str(error)
+        raise CannotStart(f"{about}: {text}" if about else text, may_pass=may_pass) from error
 
 
 def report_stage(stage: str, **fields: object) -> None:
@@ -253,12 +277,12 @@ class _Run:
             await self._run_main()
         except BaseException as failure:
             reasons = _leaves(failure)
-            refusals = [str(reason) for reason in reasons if isinstance(reason, CannotStart)]
+            refusals = [reason for reason in reasons if isinstance(reason, CannotStart)]
             if refusals:
-                fields = {"worker_id": self._settings.worker_id, "error": refusals[0]}
+                fields = {"worker_id": self._settings.worker_id, "error": str(refusals[0])}
                 _log.error("failed", **fields)
-                _write_status("failed", **fields, refused=True)
-                return 2
+                _write_status("failed", **fields, refused=not refusals[0].may_pass)
+                return 1 if refusals[0].may_pass else 2
             for loss in dict.fromkeys(_find(self._lost, failure)):
                 _log.critical("lost", error=loss, advice="the process ends: start it again")
             for reason in reasons:
@@ -309,7 +333,8 @@ class _Run:
             tls=tls,
         )
         service = Service(tasks, http, tls=tls, on_ready=tune_gc, lost=self._lost)
-        http.start(settings.metrics_port, settings.host)
+        with cannot_start_on(OSError, may_pass=True):
+            http.start(settings.metrics_port, settings.host)
         service.operators = http.url(settings.host)
         # Otherwise each counter gets a second time series with the time of its creation.
         disable_created_metrics()  # type: ignore[no-untyped-call]

@@ -33,7 +33,7 @@ from halfmoon_conductor.resumption.resumption_limits import ResumptionLimits
 from halfmoon_conductor.routes.rest_app import RestLimits, create_app
 from halfmoon_conductor.settings import EMBEDDED, ConductorSettings
 from halfmoon_conductor.stored_responses.response_store import ResponseStore
-from halfmoon_conductor.tenants import Tenants
+from halfmoon_conductor.tenants import Tenants, TenantsFileError
 from halfmoon_conductor.text.tokenizer_interface import Tokenizer, TokenizerUnavailable
 from halfmoon_conductor.text.tokenizer_loader import open_tokenizer
 from halfmoon_conductor.workers.shell import Shell
@@ -46,7 +46,7 @@ from halfmoon_metadata.store_registry import open_values
 from halfmoon_protocol.ids import ConductorId
 from halfmoon_runtime.channels.zmq_network import ZmqNetwork
 from halfmoon_runtime.clock import SystemClock
-from halfmoon_runtime.lifecycle import CannotStart, Service
+from halfmoon_runtime.lifecycle import CannotStart, Service, cannot_start_on
 from halfmoon_runtime.observability.operator_http import operator_tokens
 from halfmoon_runtime.observability.tracer_setup import open_tracer
 from halfmoon_sandbox import Sandbox
@@ -95,7 +95,8 @@ async def run(settings: ConductorSettings, service: Service) -> None:
         service.report_stage("loading", worker_id=settings.worker_id, model=settings.model)
         if tracer := open_tracer(settings, "halfmoon-conductor"):
             stack.push_async_callback(tracer.close)
-        tenants = Tenants.read(Path(settings.tenants)) if settings.tenants else None
+        with cannot_start_on(TenantsFileError):
+            tenants = Tenants.read(Path(settings.tenants)) if settings.tenants else None
         try:
             tokenizer = await asyncio.to_thread(open_tokenizer, settings.model)
         except TokenizerUnavailable as error:
@@ -109,11 +110,12 @@ async def run(settings: ConductorSettings, service: Service) -> None:
             grammars.start()
         cluster_key = settings.cluster_key.get_secret_value()
         lease_clock = StallingClock()
-        store: MetadataStore = (
-            MemoryStore(lease_clock)
-            if embedded
-            else open_store(settings.metadata, cluster_key=cluster_key, tls_ca=settings.tls_ca)
-        )
+        with cannot_start_on(ValueError):
+            store: MetadataStore = (
+                MemoryStore(lease_clock)
+                if embedded
+                else open_store(settings.metadata, cluster_key=cluster_key, tls_ca=settings.tls_ca)
+            )
         stack.callback(store.close)
         network = ZmqNetwork(cluster_key=cluster_key)
         stack.push_async_callback(network.close)
@@ -247,11 +249,12 @@ def _make_preparer(settings: ConductorSettings, tokenizer: Tokenizer) -> Process
 def _open_journal(settings: ConductorSettings) -> JournalFile | None:
     if not settings.journal_path:
         return None
-    return JournalFile(
-        Path(settings.journal_path),
-        settings.scheduling,
-        max_bytes=settings.journal_max_mib * 1024 * 1024,
-    )
+    with cannot_start_on(OSError, f"journal_path {settings.journal_path!r} can't be written"):
+        return JournalFile(
+            Path(settings.journal_path),
+            settings.scheduling,
+            max_bytes=settings.journal_max_mib * 1024 * 1024,
+        )
 
 
 def _rest_limits(settings: ConductorSettings) -> RestLimits:
@@ -285,7 +288,7 @@ def _listen(setting: str, host: str, port: int) -> socket.socket:
     """Open a listening socket.
 
     Raises:
-        OSError: the address is not available; the text names it and the port's setting.
+        CannotStart: the address is not available; the text names it and the port's setting.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio turns Nagle's delay (40 ms per answer) off only if the protocol is named.
@@ -295,8 +298,9 @@ def _listen(setting: str, host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        raise OSError(
+        raise CannotStart(
             f"{setting} {port} on {host} can't be had ({error.strerror}): "
-            f"stop what has it, or choose another with --{setting.replace('_', '-')}"
+            f"stop what has it, or choose another with --{setting.replace('_', '-')}",
+            may_pass=True,
         ) from error
     return listener

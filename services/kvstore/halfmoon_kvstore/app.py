@@ -17,7 +17,7 @@ from halfmoon_kvstore.worker import KvstoreWorker
 from halfmoon_protocol.messages import KvstoreAddress, WorkerInfo
 from halfmoon_runtime.clock import SystemClock
 from halfmoon_runtime.kvstore_clients import KvstoreClients
-from halfmoon_runtime.lifecycle import CannotStart, Service
+from halfmoon_runtime.lifecycle import CannotStart, Service, cannot_start_on
 from halfmoon_runtime.membership import find_model_worker, list_members
 from halfmoon_runtime.observability.tracer_setup import opened_tracer
 from halfmoon_runtime.worker.open_worker import open_worker
@@ -42,10 +42,14 @@ async def run(settings: KvstoreSettings, service: Service) -> None:
             http="" if service.http is None else service.http.url(settings.advertised_host),
         )
         service.report_stage("allocating", worker_id=info.worker_id, mib=settings.capacity_mib)
-        memory = await asyncio.to_thread(opened.transfer.allocate, settings.capacity_bytes)
+        asked = f"capacity_mib {settings.capacity_mib} can't be had; ask for less"
+        with cannot_start_on(OSError, asked, may_pass=True):
+            memory = await asyncio.to_thread(opened.transfer.allocate, settings.capacity_bytes)
         disk = None
         if settings.disk_path:
-            disk = SegmentFolder(Path(settings.disk_path), settings.disk_bytes, info.generation)
+            where = f"disk_path {settings.disk_path!r} can't be used; name a folder to write in"
+            with cannot_start_on(OSError, where):
+                disk = SegmentFolder(Path(settings.disk_path), settings.disk_bytes, info.generation)
             stack.callback(disk.close)
         kvstores = KvstoreClients(opened.network, _COPY_TIMEOUT_S)
         stack.push_async_callback(kvstores.close)

@@ -205,7 +205,9 @@ class OperatorHttp:
             self._server = _Server(host, port, self._answer, self._tls)
         except OSError as error:
             raise OSError(
-                error.errno, f"metrics_port {port} on {host} can't be had: {error.strerror}"
+                error.errno,
+                f"metrics_port {port} on {host} can't be had ({error.strerror}): "
+                f"stop what has it, or choose another with --metrics-port",
             ) from error
         self._thread = threading.Thread(
             target=self._server.serve_until_closed, name="operator-http", daemon=True

@@ -15,7 +15,7 @@ from prometheus_client import Counter
 from halfmoon_protocol.kv_layout import DType, KvLayout
 from halfmoon_protocol.messages import DecodeCost, PrefillCost, WorkerInfo
 from halfmoon_runtime.engine_settings import EngineSettings
-from halfmoon_runtime.lifecycle import CannotStart, Service
+from halfmoon_runtime.lifecycle import CannotStart, Service, cannot_start_on
 from halfmoon_runtime.worker.forward_watchdog import ForwardWatchdog
 
 MODEL_LOADS = Counter(
@@ -169,7 +169,9 @@ async def place_model(
     if register is not None and buffer is not None:
         memory = await asyncio.to_thread(register, buffer)
     else:
-        on_host = await asyncio.to_thread(allocate, n_bytes)
+        asked = f"pool_mib {n_bytes // 2**20} can't be had; ask for less"
+        with cannot_start_on(OSError, asked, may_pass=True):
+            on_host = await asyncio.to_thread(allocate, n_bytes)
         model.attach(on_host.view)
         memory = on_host
     costs = PrefillCost(), DecodeCost()

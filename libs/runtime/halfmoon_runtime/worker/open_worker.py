@@ -19,7 +19,7 @@ from halfmoon_protocol.messages import Role, WorkerInfo
 from halfmoon_protocol.versions import MAX_VERSION, MIN_VERSION
 from halfmoon_runtime.channels.network import Network, Port
 from halfmoon_runtime.channels.zmq_network import ZmqNetwork
-from halfmoon_runtime.lifecycle import CannotStart, Service
+from halfmoon_runtime.lifecycle import CannotStart, Service, cannot_start_on
 from halfmoon_runtime.membership import (
     ImplausibleGeneration,
     Membership,
@@ -139,14 +139,15 @@ async def open_worker(
         above: generation of an earlier start in this process; the new one is higher.
 
     Raises:
-        CannotStart: this worker's record in the metadata server makes no sense.
+        CannotStart: the metadata store is unknown, or this worker's record there makes no sense.
         OSError: an address of the settings can't be listened on, or dialled by others.
-        ValueError: the settings name an unknown metadata store or transfer backend.
+        ValueError: the settings name an unknown transfer backend.
     """
     async with AsyncExitStack() as stack:
         worker_id = WorkerId(settings.worker_id)
         cluster_key = settings.cluster_key.get_secret_value()
-        store = open_store(settings.metadata, cluster_key=cluster_key, tls_ca=settings.tls_ca)
+        with cannot_start_on(ValueError):
+            store = open_store(settings.metadata, cluster_key=cluster_key, tls_ca=settings.tls_ca)
         stack.callback(store.close)
         try:
             generation = await next_generation(store, worker_id, above=above)

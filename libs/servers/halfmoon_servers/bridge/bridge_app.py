@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack, suppress
 
 from halfmoon_metadata import open_store
 from halfmoon_runtime.channels.zmq_network import ZmqNetwork
-from halfmoon_runtime.lifecycle import Service
+from halfmoon_runtime.lifecycle import Service, cannot_start_on
 from halfmoon_runtime.observability.metrics import expose_metrics
 from halfmoon_servers.bridge.bridge_metrics import bridge_metrics
 from halfmoon_servers.bridge.bridge_settings import BridgeSettings
@@ -20,7 +20,8 @@ async def run(settings: BridgeSettings, service: Service) -> None:
     """Bridge servers until told to stop, then let their requests finish."""
     async with AsyncExitStack() as stack:
         cluster_key = settings.cluster_key.get_secret_value()
-        store = open_store(settings.metadata, cluster_key=cluster_key, tls_ca=settings.tls_ca)
+        with cannot_start_on(ValueError):
+            store = open_store(settings.metadata, cluster_key=cluster_key, tls_ca=settings.tls_ca)
         stack.callback(store.close)
         network = ZmqNetwork(
             advertise_host=settings.advertised_host,

@@ -1,0 +1,85 @@
+"""A user's mistake is answered by one line that names it and the way out, without a traceback."""
+
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from halfmoon_metadata.tcp_ports import free_port
+
+pytestmark = pytest.mark.e2e
+
+
+class Mistake(NamedTuple):
+    """A command line, with {port} for a port that is taken, and what is said of it."""
+
+    words: str
+    told: str
+    status: int = 2
+
+
+CONDUCTOR = "conductor --model fake://moon --metadata embedded --metadata-port {free2} --http-port"
+KVSTORE = "kvstore --metadata memory://mistakes"
+DECODE = "decode --model fake://moon --metadata memory://mistakes"
+MISTAKES = [
+    Mistake(f"{CONDUCTOR} {{port}}", "http_port {port} on 127.0.0.1 can't be had", 1),
+    Mistake(
+        "conductor --model fake://moon --metadata embedded --http-port {free} --metadata-port"
+        " {port}",
+        "or choose another with --metadata-port",
+        1,
+    ),
+    Mistake(f"{KVSTORE} --metrics-port {{port}}", "choose another with --metrics-port", 1),
+    Mistake(f"{CONDUCTOR} {{free}} --tenants nowhere.toml", "tenants file nowhere.toml"),
+    Mistake(f"{CONDUCTOR} {{free}} --tenants broken.toml", "tenants file broken.toml: Invalid"),
+    Mistake(
+        f"{CONDUCTOR} {{free}} --journal-path file/a", "journal_path 'file/a' can't be written"
+    ),
+    Mistake("decode --model fake://moon --metadata foo://x", "'foo://x' has no known scheme"),
+    Mistake("kvstore --metadata foo://x", "'foo://x' has no known scheme"),
+    Mistake(f"{KVSTORE} --disk-path file", "disk_path 'file' can't be used; name a folder"),
+    Mistake(f"{KVSTORE} --capacity-mib 99999999", "capacity_mib 99999999 can't be had", 1),
+    Mistake(f"{DECODE} --pool-mib 99999999", "can't be had; ask for less: Cannot allocate", 1),
+    Mistake("decode --model ./modle --metadata memory://x", "modle is not a folder"),
+    Mistake(f"{KVSTORE} --tls-cert nowhere --tls-key nowhere", "tls_cert 'nowhere' can't be read"),
+]
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener.getsockname()[1]
+
+
+@pytest.mark.timeout(180)
+def test_each_mistake_is_one_line(tmp_path: Path, taken_port: int) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "broken.toml").write_text("a = [")
+    started: list[tuple[Mistake, subprocess.Popen[str]]] = []
+    for first in range(0, len(MISTAKES), 4):  # a few at a time: each imports its service
+        batch: list[tuple[Mistake, subprocess.Popen[str]]] = []
+        for mistake in MISTAKES[first : first + 4]:
+            ports = {"port": taken_port, "free": free_port(), "free2": free_port()}
+            service, *words = mistake.words.format(**ports).split()
+            process = subprocess.Popen(
+                [sys.executable, "-m", f"halfmoon_{service}", *words],
+                cwd=tmp_path,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            batch.append((mistake, process))
+        for _, process in batch:
+            process.wait(120)
+        started += batch
+    for mistake, process in started:
+        assert process.stdout is not None
+        said = process.stdout.read()
+        told = mistake.told.format(port=taken_port)
+        assert "Traceback" not in said, said
+        assert told in said.splitlines()[-1], (told, said)
+        assert process.returncode == mistake.status, said
