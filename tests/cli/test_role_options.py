@@ -55,6 +55,7 @@ VALUES = {
     "engine_options": {"enforce_eager": "a=b c"},
     "transfer_backends": "tcp",
     "roles": "prefill,decode",
+    "trace_url": "http://127.0.0.1/{trace_id}?a=b c",
 }
 #: Settings that are refused without each other.
 PARTNERS = {"tls_cert": "tls_key", "tls_key": "tls_cert"}

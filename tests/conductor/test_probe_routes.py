@@ -47,7 +47,7 @@ async def test_the_load_is_of_requests_that_are_being_answered(
     [
         ("POST", "/v1/embeddings"), ("POST", "/v1/score"), ("POST", "/v1/rerank"),
         ("POST", "/v1/audio/transcriptions"), ("POST", "/v1/load_lora_adapter"),
-        ("GET", "/v1/responses/resp_1"), ("POST", "/v1/chat/completions/batch"),
+        ("POST", "/v1/responses/resp_1/cancel"), ("POST", "/v1/chat/completions/batch"),
         ("POST", "/inference/v1/generate"), ("POST", "/invocations"), ("POST", "/pooling"),
         ("POST", "/reset_prefix_cache"), ("GET", "/tokenizer_info"), ("GET", "/version/"),
     ],
