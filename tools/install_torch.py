@@ -10,7 +10,6 @@ Imports the standard library alone: it runs before anything is installed.
 
 import subprocess
 import sys
-import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Literal, get_args
@@ -62,7 +61,7 @@ def _reaches(url: str) -> bool:
     try:
         with urllib.request.urlopen(f"{url}/torch/", timeout=_REACH_S):
             return True
-    except (OSError, urllib.error.URLError):
+    except OSError:
         return False
 
 

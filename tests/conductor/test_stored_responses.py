@@ -1,6 +1,7 @@
 """A response is stored for a time: the next request goes on from it, and only its tenant's can."""
 
 import json
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -176,6 +177,23 @@ async def test_the_rest_of_a_body_is_checked_as_ever(
     assert "not valid JSON" in broken.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-16-le", "utf-32"])
+async def test_a_response_is_gone_on_from_or_refused_however_its_field_is_written(
+    client: httpx.AsyncClient, gateway: ScriptedGateway, tokenizer: HubTokenizer, encoding: str
+) -> None:
+    body = json.dumps({**ASKED, "input": "Sure?", "previous_response_id": "resp_1"})
+    for text in (body, body.replace("_response", "\\u005fresponse")):
+        answer = await client.post(
+            RESPONSES, content=text.encode(encoding), headers={"content-type": "application/json"}
+        )
+        if encoding == "utf-8":
+            assert answer.status_code == 200, answer.text
+            assert "Half." in last_prompt(gateway, tokenizer)
+        else:
+            assert answer.status_code == 400
+            assert not gateway.requests
+
+
 async def test_nothing_is_stored_against_the_clients_will_or_the_settings(
     client: httpx.AsyncClient, opened: Opened
 ) -> None:
@@ -222,6 +240,8 @@ class Failing(MemoryValues):
     """Values of a server that goes away and comes back."""
 
     fails = False
+    #: Calls wait for it; None: they don't.
+    hangs: threading.Event | None = None
     n_calls = 0
 
     def put(self, owner: str, name: str, value: bytes) -> bool:
@@ -234,6 +254,8 @@ class Failing(MemoryValues):
 
     def _check(self) -> None:
         self.n_calls += 1
+        if self.hangs is not None:
+            self.hangs.wait(60)
         if self.fails:
             raise MetadataError("metadata server redis://x: gone")
 
@@ -254,6 +276,26 @@ async def test_a_store_that_fails_costs_no_answer_and_rests(opened: Opened) -> N
         assert "can't be read at present" in answer.json()["error"]["message"]
         values.fails, now[0] = False, 5.0
         assert (await answered(client, previous_response_id=kept))["store"] is True
+
+
+async def test_a_store_that_hangs_holds_up_an_answer_for_its_limit_alone(opened: Opened) -> None:
+    values, over = Failing(ttl_s=60, max_bytes=2**20), threading.Event()
+    values.hangs = over
+    store = ResponseStore(values, 60, call_limit_s=0.05)
+    try:
+        async with opened(store) as client:
+            assert (await answered(client))["store"] is False
+            body = {**ASKED, "previous_response_id": "resp_1"}
+            assert (await client.post(RESPONSES, json=body)).status_code == 503
+    finally:
+        over.set()
+
+
+async def test_what_is_kept_of_a_body_is_bounded_by_its_prompt(opened: Opened) -> None:
+    async with opened(ResponseStore(MemoryValues(ttl_s=60, max_bytes=2**30), 60)) as client:
+        for label, words, stored in ((90_000, 1, False), (90_000, 5_000, True), (9_000, 1, True)):
+            item = {"role": "user", "content": "moon " * words, "id": "a" * label}
+            assert (await answered(client, input=[item]))["store"] is stored
 
 
 async def test_what_is_too_large_is_answered_and_not_stored(opened: Opened) -> None:

@@ -129,6 +129,14 @@ async def test_a_choice_constrains_the_answer(
     assert not accepts(request.sampling.grammar, refused)
 
 
+async def test_where_all_tools_are_allowed_nothing_constrains_the_answer(
+    client: httpx.AsyncClient, gateway: ScriptedGateway
+) -> None:
+    answer = await ask(client, tool_choice=allowed("auto", "tide", "moon_phase"))
+    assert answer.status_code == 200, answer.text
+    assert gateway.requests[0].sampling.grammar == ""
+
+
 async def test_a_model_is_told_of_all_tools_whichever_are_allowed(
     client: httpx.AsyncClient, gateway: ScriptedGateway
 ) -> None:

@@ -245,6 +245,7 @@ def test_a_decision_is_found_by_a_part_of_its_request_id(cluster: Any, open_page
         expect(page.locator("tr.decision")).to_contain_text(wanted[:8])
         search.fill("no such id")
         expect(page.locator("#decisions-body")).to_contain_text("None of the kept decisions")
+        expect(page.locator("#summary")).to_contain_text(re.compile(r"of the last [1-9]"))
         search.fill("")
         expect(page.locator("tr.decision").nth(1)).to_be_visible()
 

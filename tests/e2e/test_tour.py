@@ -8,9 +8,11 @@ import sys
 import time
 from pathlib import Path
 
+import httpx
 import pytest
 
 from halfmoon_metadata.tcp_ports import free_port
+from halfmoon_runtime.observability.operator_http import operator_token
 
 pytestmark = pytest.mark.e2e
 
@@ -60,7 +62,11 @@ def test_the_commands_of_the_tour_show_what_it_says(tmp_path: Path) -> None:
                 check=False,
             )
             assert re.search(shows, done.stdout, re.M), (words, done.stdout, done.stderr)
-        assert "decode-0 was ended by SIGKILL" in output.read_text()
+        assert re.search(r"decode-\d was ended by SIGKILL", output.read_text())
+        key = (tmp_path / ".halfmoon/up/cluster-key").read_text().strip()
+        bearer = {"authorization": f"Bearer {operator_token(key)}"}
+        activity = httpx.get(f"http://127.0.0.1:{port}/debug/activity", headers=bearer).json()
+        assert sum(second["placed_again"] for second in activity["seconds"]) >= 1
     finally:
         up.send_signal(signal.SIGINT)
         assert up.wait(60) == 0

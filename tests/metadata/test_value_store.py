@@ -1,6 +1,5 @@
 """Values that end by themselves, within a limit for each owner: in memory, and in a real Redis."""
 
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,6 +10,7 @@ from halfmoon_metadata.store_registry import open_values
 from halfmoon_metadata.stores.memory_values import MemoryValues
 from halfmoon_metadata.tcp_ports import free_port
 from halfmoon_metadata.value_store import ValueStore
+from tests.metadata.conftest import RedisServer, until
 
 OpenStore = Callable[..., ValueStore]
 
@@ -55,13 +55,22 @@ def test_any_bytes_come_back(open_store: OpenStore) -> None:
 def test_a_value_ends(open_store: OpenStore) -> None:
     store = open_store(ttl_s=0.2)
     store.put("ann", "a", b"1")
-    deadline = time.monotonic() + 10
-    while store.get("ann", "a") is not None:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: store.get("ann", "a") is None)
     assert not store.delete("ann", "a")
     store.put("ann", "a", b"2")
     assert store.get("ann", "a") == b"2"
+
+
+def test_a_value_ends_at_redis_also_while_a_newer_one_keeps_the_keys(
+    redis_server: RedisServer,
+) -> None:
+    store = open_values(f"redis://127.0.0.1:{redis_server.port}/0", ttl_s=60, max_bytes=1000)
+    for name in "ab":
+        store.put("eve", name, b"1")
+    redis_server.client.zadd("halfmoon-values:{eve}:ends", {"a": 1})  # long ago
+    assert (store.get("eve", "a"), store.get("eve", "b")) == (None, b"1")
+    assert (store.delete("eve", "a"), store.delete("eve", "b")) == (False, True)
+    store.close()
 
 
 def test_the_oldest_of_an_owner_make_room_and_no_others_do(open_store: OpenStore) -> None:

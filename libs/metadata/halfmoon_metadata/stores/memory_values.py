@@ -38,10 +38,9 @@ class MemoryValues:
             for each in list(self._owners):
                 self._drop_ended(each, now)
             self._drop(owner, name)
-            values = self._owners.setdefault(owner, OrderedDict())
             while self._n_bytes.get(owner, 0) + len(value) > self._max_bytes:
-                self._drop(owner, next(iter(values)))
-            self._owners[owner] = values
+                self._drop(owner, next(iter(self._owners[owner])))
+            values = self._owners.setdefault(owner, OrderedDict())
             values[name] = now + self._ttl_s, value
             self._n_bytes[owner] = self._n_bytes.get(owner, 0) + len(value)
         return True

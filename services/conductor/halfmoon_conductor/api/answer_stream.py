@@ -54,7 +54,9 @@ class AnswerStream:
 
     def feed(self, piece: OutputPiece) -> Iterator[AnswerPart]:
         """Yield the parts that are certain with this piece; with the last piece, all."""
-        thought, text = self._taken_apart(piece)
+        thought, text = "", piece.text
+        if self._thoughts is not None:
+            thought, text = self._thoughts.read(piece.text, is_last=bool(piece.finish))
         if thought:
             yield Thought(thought)
         if self._calls is None:
@@ -64,15 +66,6 @@ class AnswerStream:
         yield from _text_and_calls(*self._calls.feed(text))
         if piece.finish:
             yield from _text_and_calls(*self._calls.finish(cut=piece.is_cut))
-
-    def _taken_apart(self, piece: OutputPiece) -> tuple[str, str]:
-        if self._thoughts is None:
-            return "", piece.text
-        thought, text = self._thoughts.feed(piece.text)
-        if piece.finish:
-            last_thought, last_text = self._thoughts.finish()
-            thought, text = thought + last_thought, text + last_text
-        return thought, text
 
 
 def join_adjacent(parts: Iterable[AnswerPart]) -> list[AnswerPart]:

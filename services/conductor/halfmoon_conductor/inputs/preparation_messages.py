@@ -7,7 +7,7 @@ without the texts that became tokens: little, whatever the client sent.
 import sys
 from array import array
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from starlette.types import Scope
@@ -98,6 +98,14 @@ def unpack_token_ids(data: bytes) -> list[int]:
 assert array("I").itemsize == 4, sys.platform
 
 
+class ExpandedBody(NamedTuple):
+    """A body's bytes, completed by what they refer to."""
+
+    content: bytes
+    #: Whether they referred to anything.
+    is_expanded: bool
+
+
 class ReadBody(msgspec.Struct, frozen=True):
     """The outcome of reading a request's body."""
 
@@ -105,13 +113,19 @@ class ReadBody(msgspec.Struct, frozen=True):
     received_s: float
     #: Result of a child process; None: the body is small, and the route has all of it.
     prepared: PreparedBody | None = None
-    #: The body's bytes, if the route stores them; empty: it does not, or they are too many.
-    content: bytes = b""
+    #: What the route's body expander returned; None: it has none.
+    expanded: ExpandedBody | None = None
 
 
 def keep_read_body(scope: Scope, read: ReadBody) -> None:
     """Keep the outcome in the scope, for the route."""
     scope[_SCOPE_KEY] = read
+
+
+def take_read_body(scope: Scope) -> ReadBody:
+    """Return the outcome and drop it from the scope, which lives as long as the request."""
+    read: ReadBody = scope.pop(_SCOPE_KEY)
+    return read
 
 
 def read_body_of(scope: Scope) -> ReadBody:

@@ -5,7 +5,6 @@ from typing import Any
 from halfmoon_conductor.api.openai.openai_requests import ChatRequest
 from halfmoon_conductor.api.structured_fields import schema_of
 from halfmoon_conductor.api.tool_fields import (
-    AllowedChoice,
     FunctionDefinition,
     NamedTool,
     Tool,
@@ -52,7 +51,7 @@ def tool_call_rules_of(body: ChatRequest, format: ToolCallFormat | None) -> Tool
         return None  # a call is JSON too, and the requested schema takes precedence
     elif has_schema:
         place = "first"
-    elif isinstance(body.tool_choice, AllowedChoice) or any(
+    elif len(names) < len(body.offered_tools) or any(
         tool.function.strict for tool in body.offered_tools
     ):
         place = "exact"

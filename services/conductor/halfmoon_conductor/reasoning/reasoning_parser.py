@@ -47,6 +47,14 @@ class ReasoningParser:
             self.n_tokens += 1
         return thoughts, self._answer() if self._state in ("behind", "answer") else ""
 
+    def read(self, text: str, *, is_last: bool) -> tuple[str, str]:
+        """Take the text of one more token; with the last one, return also what is left."""
+        thoughts, answer = self.feed(text)
+        if is_last:
+            last_thoughts, last_answer = self.finish()
+            thoughts, answer = thoughts + last_thoughts, answer + last_answer
+        return thoughts, answer
+
     def finish(self) -> tuple[str, str]:
         """Return what is left at the end of the answer."""
         rest, self._buffer = self._buffer, ""

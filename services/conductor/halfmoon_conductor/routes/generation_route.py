@@ -30,14 +30,18 @@ from halfmoon_conductor.http_server.resumption_headers import resumption_of
 from halfmoon_conductor.inputs import body_parsing, preparation_messages
 from halfmoon_conductor.inputs.body_preparers import BodyPreparer
 from halfmoon_conductor.inputs.inline_limits import MAX_INLINE_BYTES, InlineLimitExceeded
-from halfmoon_conductor.inputs.preparation_messages import PreparationJob, PreparedAnswer, ReadBody
+from halfmoon_conductor.inputs.preparation_messages import (
+    ExpandedBody,
+    PreparationJob,
+    PreparedAnswer,
+    ReadBody,
+)
 from halfmoon_conductor.observability.metrics.http_metrics import HttpMetrics
 from halfmoon_conductor.resumption.resumable_streams import ResumableStreams
 from halfmoon_conductor.routes.direct_routes import DirectRoutes
-from halfmoon_conductor.stored_responses.response_store import MAX_STORED_BYTES
 
 #: Takes a body's bytes and a tenant's name, and returns the bytes to parse.
-BodyExpander = Callable[[bytes, str], Awaitable[bytes]]
+BodyExpander = Callable[[bytes, str], Awaitable[ExpandedBody]]
 
 
 def generation_route(
@@ -113,15 +117,14 @@ class _EndpointCaller:
                 if kept is not None:
                     return EventStream(kept.read(resumption.last), kept.error_event)
                 context = replace(context, resumption=resumption)
-        content = received.content
+        content, expanded = received.content, None
         if self._expand is not None:
-            content = await self._expand(content, principal_of(scope).name)
-        keeps = self._expand is not None and len(content) <= MAX_STORED_BYTES
-        kept_content = content if keeps else b""
+            expanded = await self._expand(content, principal_of(scope).name)
+            content = expanded.content
         if len(content) <= MAX_INLINE_BYTES:
             parsed = body_parsing.parse_json(content)
             body = body_parsing.validate_body(self._body_type, parsed)
-            preparation_messages.keep_read_body(scope, ReadBody(received_s, content=kept_content))
+            preparation_messages.keep_read_body(scope, ReadBody(received_s, None, expanded))
             try:
                 return await self._respond(body, request, context)
             except InlineLimitExceeded:
@@ -131,7 +134,8 @@ class _EndpointCaller:
         received.release()
         if isinstance(prepared, PreparedAnswer):
             return Response(prepared.content, media_type="application/json")
-        preparation_messages.keep_read_body(scope, ReadBody(received_s, prepared, kept_content))
+        preparation_messages.keep_read_body(scope, ReadBody(received_s, prepared, expanded))
+        del content, expanded, job  # a generation takes longer than its body is needed
         body = self._body_type.validate_json(prepared.fields)
         return await self._respond(body, request, context)
 

@@ -17,7 +17,7 @@ from halfmoon_conductor.api.responses.responses_requests import ResponsesRequest
 from halfmoon_conductor.api.responses.responses_serializer import ResponsesSerializer
 from halfmoon_conductor.http_server.auth_middleware import principal_of
 from halfmoon_conductor.http_server.request_context import RequestContextDependency
-from halfmoon_conductor.inputs.preparation_messages import read_body_of
+from halfmoon_conductor.inputs.preparation_messages import read_body_of, take_read_body
 from halfmoon_conductor.routes.generation_handler import GenerationHandler
 from halfmoon_conductor.routes.openapi_responses import OpenApiResponses
 from halfmoon_conductor.routes.response_conversations import ResponseConversations
@@ -88,10 +88,12 @@ def responses_router(
         body: ResponsesRequest, request: Request, context: RequestContextDependency
     ) -> Response:
         """Answer an input, or go on from a stored response."""
-        chat, read = body.as_chat(), read_body_of(request.scope)
+        chat, read = body.as_chat(), take_read_body(request.scope)
         engine_request = await handler.inputs.chat(chat, context, read.prepared)
         output = handler.generate(engine_request, context, read.received_s)
-        save = partial(conversations.save, context.principal.name, read.content)
+        content = conversations.content_to_store(body, read.expanded, engine_request.n_prompt)
+        del read
+        save = partial(conversations.save, context.principal.name, content)
         serializer = ResponsesSerializer(output, body, save, stores=conversations.stores)
         return await handler.respond(
             serializer, context, stream=bool(body.stream), error_event=serializer.error_event

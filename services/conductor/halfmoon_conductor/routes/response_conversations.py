@@ -6,12 +6,25 @@ import msgspec
 from pydantic import TypeAdapter
 
 from halfmoon_conductor.api.responses.responses_objects import OutputItem, ResponseObject
-from halfmoon_conductor.errors import NotSupported, PreviousResponseNotFound, UnknownResponse
-from halfmoon_conductor.stored_responses.response_store import ResponseStore, StoredResponse
+from halfmoon_conductor.api.responses.responses_requests import ResponsesRequest
+from halfmoon_conductor.errors import (
+    InvalidRequest,
+    NotSupported,
+    PreviousResponseNotFound,
+    UnknownResponse,
+)
+from halfmoon_conductor.inputs.preparation_messages import ExpandedBody
+from halfmoon_conductor.stored_responses.response_store import (
+    MAX_STORED_BYTES,
+    ResponseStore,
+    StoredResponse,
+)
 
 _OUTPUT: TypeAdapter[Sequence[OutputItem]] = TypeAdapter(list[OutputItem])
 _FIELD = "previous_response_id"
 _MAX_ID_CHARACTERS = 128
+#: Most bytes that are kept of a body: these, and so many for each token of its prompt.
+_FREE_BYTES, _BYTES_PER_TOKEN = 64 * 1024, 32
 
 
 class _Input(msgspec.Struct):
@@ -30,7 +43,7 @@ class ResponseConversations:
     def __init__(self, store: ResponseStore | None) -> None:
         self._store = store
 
-    async def expand(self, content: bytes, tenant: str) -> bytes:
+    async def expand(self, content: bytes, tenant: str) -> ExpandedBody:
         """Return a body whose input begins with the conversation of the response that it names.
 
         A body that names none, or is not JSON of the right form, is returned as it is.
@@ -40,16 +53,16 @@ class ResponseConversations:
             PreviousResponseNotFound: the response is not stored.
             ServiceUnavailable: the store fails.
         """
-        if _FIELD.encode() not in content:
-            return content
+        if _FIELD.encode() not in content and b"\\u" not in content:  # it may be escaped
+            return ExpandedBody(content, False)
         try:
             fields = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
             name = msgspec.json.decode(fields.get(_FIELD, b"null"), type=str | None)
             items = _items_of(fields["input"])
         except (msgspec.MsgspecError, KeyError, UnicodeDecodeError, RecursionError):
-            return content  # the body's own check says what is wrong
+            return ExpandedBody(content, False)  # the body's own check says what is wrong
         if name is None or items is None:
-            return content
+            return ExpandedBody(content, False)
         if self._store is None:
             raise NotSupported(
                 f"{_FIELD} is not supported, as this server stores no responses: send the whole "
@@ -66,14 +79,39 @@ class ResponseConversations:
             )
         before = bytes(found.items)
         fields["input"] = msgspec.Raw(before[:-1] + b"," + items + b"]")
-        return msgspec.json.encode(fields)
+        return ExpandedBody(msgspec.json.encode(fields), True)
+
+    def content_to_store(
+        self, body: ResponsesRequest, expanded: ExpandedBody | None, n_prompt: int
+    ) -> bytes:
+        """Return the bytes to keep until the response is complete; empty: it is not stored.
+
+        They are bounded by the prompt's tokens, and so is what all requests under way keep.
+
+        Args:
+            body: the request, as it was understood.
+            expanded: the same, as `expand` returned it.
+            n_prompt: tokens of its prompt.
+
+        Raises:
+            InvalidRequest: it names a response in a form that only a lenient parser reads.
+        """
+        if body.previous_response_id is not None and not (expanded and expanded.is_expanded):
+            raise InvalidRequest(
+                f"{_FIELD} was not found in the body's text: send strict JSON in UTF-8.",
+                param=_FIELD,
+            )
+        most = min(MAX_STORED_BYTES, _FREE_BYTES + _BYTES_PER_TOKEN * n_prompt)
+        if self._store is None or expanded is None or body.store is False:
+            return b""
+        return expanded.content if len(expanded.content) <= most else b""
 
     async def save(self, tenant: str, content: bytes, response: ResponseObject) -> bool:
         """Store a response with its conversation; return whether it is stored.
 
         Args:
             tenant: whose it is.
-            content: the request's body, as `expand` returned it; empty: it is too long.
+            content: what `content_to_store` returned.
             response: is to be stored.
         """
         if self._store is None or not content:

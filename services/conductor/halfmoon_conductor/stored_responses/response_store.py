@@ -23,6 +23,8 @@ MAX_STORED_BYTES = 2 * 2**20
 #: Seconds in which nothing is stored after the store has failed.
 _REST_S = 5.0
 _N_THREADS = 4
+#: Seconds for one call, the wait for a thread included; an answer waits no longer for its store.
+_CALL_LIMIT_S = 3.0
 T = TypeVar("T")
 
 log = structlog.get_logger()
@@ -43,14 +45,20 @@ class ResponseStore:
         values: where they are kept; closed with this store.
         ttl_s: seconds after which they end, for error texts.
         clock: returns seconds.
+        call_limit_s: seconds for one call, the wait for a thread included.
     """
 
     def __init__(
-        self, values: ValueStore, ttl_s: float, clock: Callable[[], float] = time.monotonic
+        self,
+        values: ValueStore,
+        ttl_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        call_limit_s: float = _CALL_LIMIT_S,
     ) -> None:
         self.ttl_s = ttl_s
         self._values = values
         self._clock = clock
+        self._call_limit_s = call_limit_s
         self._rests_until_s = -1.0
         self._threads = ThreadPoolExecutor(_N_THREADS, thread_name_prefix="responses")
 
@@ -63,9 +71,9 @@ class ResponseStore:
             return False
         try:
             return await self._run(lambda: self._values.put(_owner(tenant), response_id, value))
-        except MetadataError as error:
+        except (MetadataError, TimeoutError) as error:
             self._rests_until_s = self._clock() + _REST_S
-            log.warning("responses are not stored", error=str(error), rest_s=_REST_S)
+            log.warning("responses are not stored", error=_text(error), rest_s=_REST_S)
             return False
 
     async def find(self, tenant: str, response_id: str) -> StoredResponse | None:
@@ -93,15 +101,20 @@ class ResponseStore:
     async def _read(self, call: Callable[[], T]) -> T:
         try:
             return await self._run(call)
-        except MetadataError as error:
-            log.warning("stored responses can't be read", error=str(error))
+        except (MetadataError, TimeoutError) as error:
+            log.warning("stored responses can't be read", error=_text(error))
             raise ServiceUnavailable(
                 "Stored responses can't be read at present: send the whole conversation.",
                 retry_after_s=_REST_S,
             ) from None
 
     async def _run(self, call: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+        running = asyncio.get_running_loop().run_in_executor(self._threads, call)
+        return await asyncio.wait_for(running, self._call_limit_s)
+
+
+def _text(error: Exception) -> str:
+    return str(error) or "it takes too long"
 
 
 def _owner(tenant: str) -> str:

@@ -144,12 +144,7 @@ class ChatSerializer(OpenAiSerializer):
     def _thought_and_text(self, piece: OutputPiece) -> tuple[str, str]:
         if not self._thoughts:
             return "", piece.text
-        parser = self._thoughts[piece.index]
-        thought, text = parser.feed(piece.text)
-        if piece.finish:
-            last_thought, last_text = parser.finish()
-            thought, text = thought + last_thought, text + last_text
-        return thought, text
+        return self._thoughts[piece.index].read(piece.text, is_last=bool(piece.finish))
 
     def _parser(self, index: int) -> ToolCallParser | None:
         """Return the parser of a choice's tool calls, if the chat has tools."""

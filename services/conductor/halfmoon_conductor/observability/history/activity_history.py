@@ -11,8 +11,7 @@ from typing import Literal
 
 import msgspec
 
-#: Seconds that are kept.
-KEPT_SECONDS = 600
+from halfmoon_conductor.observability.history.latency_history import KEPT_SECONDS
 
 #: Phases of requests that wait for a place or for pages.
 WAITING_PHASES = ("deferred", "waiting")

@@ -24,6 +24,8 @@ const state = {
   /** What /debug/roles says; null: no worker can change its role. */
   roles: null,
   decisions: [],
+  /** Those that were searched for; null: nothing is. */
+  found: null,
   decisionsNow: 0,
   errors: {},
   refusals: {},
@@ -114,9 +116,10 @@ async function ask() {
   const newest = state.activity.at(-1)?.at_s ?? 0;
   const active = await api.get(`debug/activity?after_s=${newest}`);
   if (cluster.revision !== revision || !state.cluster || state.searched !== searchShown) {
+    const answer = await api.get("debug/decisions?last=60");
     searchShown = state.searched;
-    const only = searchShown ? `&request_id=${encodeURIComponent(searchShown)}` : "";
-    const answer = await api.get(`debug/decisions?last=60${only}`);
+    const only = `request_id=${encodeURIComponent(searchShown)}`;
+    state.found = searchShown ? (await api.get(`debug/decisions?last=60&${only}`)).decisions : null;
     Object.assign(state, { decisions: answer.decisions, errors: answer.errors, refusals: answer.refusals });
     revision = cluster.revision;
   }
@@ -165,7 +168,7 @@ function show() {
 
 /** The open one; what it was last, once newer ones have taken its place among those that are sent. */
 function selectedDecision() {
-  const known = [...state.decisions, ...(state.selected ? [state.selected] : [])];
+  const known = [...state.decisions, ...(state.found ?? []), ...(state.selected ? [state.selected] : [])];
   return known.find((d) => keyOf(d) === state.selectedId) ?? null;
 }
 

@@ -22,10 +22,11 @@ export class Decisions {
     byId("decisions-body").append(this.empty, this.none, el("div", { class: "scroll" }, this.table));
   }
 
-  show({ cluster, decisions, decisionsNow, errors, refusals, searched, selectedId }) {
+  show({ cluster, decisions: all, found, decisionsNow, errors, refusals, selectedId }) {
+    const decisions = found ?? all;
     const newest = this.listed(decisions, selectedId);
-    this.empty.hidden = newest.length > 0 || searched !== "";
-    this.none.hidden = newest.length > 0 || searched === "";
+    this.empty.hidden = newest.length > 0 || found !== null;
+    this.none.hidden = newest.length > 0 || found === null;
     this.table.hidden = newest.length === 0;
     const items = newest.flatMap((decision) =>
       keyOf(decision) === selectedId ? [{ decision }, { decision, open: true }] : [{ decision }]);
