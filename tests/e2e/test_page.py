@@ -156,7 +156,7 @@ def test_the_map_has_every_worker_and_says_what_to_do_where_nothing_has_happened
         pages = card(page, "prefill-0").get_by_role("meter", name="pages")
         expect(pages).to_have_attribute("aria-valuetext", "0 %")
         expect(page.locator("#decisions-body")).to_contain_text("No requests yet")
-        expect(page.locator("#prefixes-body")).to_contain_text("None yet")
+        expect(page.locator("#pool-body")).to_contain_text("No hot prefix yet")
         expect(page.locator("#ttft .plot")).to_have_attribute(
             "aria-label", "Time to first token: nothing yet"
         )
@@ -235,6 +235,44 @@ def test_an_open_decision_tells_why_there_and_why_not_elsewhere_and_is_marked_on
         expect(page.locator(".why")).to_have_count(0)
 
 
+def test_the_pool_shows_tiers_holders_and_copies_under_way(
+    cluster: Any, open_page: OpenPage
+) -> None:
+    told = cluster.get("/debug/cluster")
+    stores = [worker for worker in told["workers"] if worker["role"] == "kvstore"]
+    first, second = sorted(worker["worker_id"] for worker in stores)
+    for worker in stores:
+        worker["load"]["memory"] |= {"n_stored": 25, "n_blocks": 100}
+        worker["load"]["disk"] = {"n_stored": 50, "n_blocks": 200}
+    told["block_bytes"] = 2**20
+    common = {"n_blocks": 2, "uses": 9.0, "last_request_id": "a"}
+    told["hot_prefixes"] = [
+        {"prefix": "aa" * 16, "n_tokens": 32, "holders": [first, second], **common},
+        {"prefix": "bb" * 16, "n_tokens": 1024, "holders": [first], **common},
+        {"prefix": "cc" * 16, "n_tokens": 64, "holders": [], **common},
+    ]
+    told["copies"] = [{"prefix": "bb" * 16, "n_blocks": 2, "source": first, "target": second}]
+    with open_page(cluster.url) as page:
+        page.route("**/debug/cluster", lambda route: route.fulfill(json=told))
+        page.reload()
+        pool = page.locator("#pool-body")
+        expect(pool).to_contain_text("50.0 MiB of 200 MiB, 25 %")
+        expect(pool).to_contain_text("100 MiB of 400 MiB, 25 %")
+        expect(pool).to_contain_text("1.5 of each hot prefix")
+        rows = pool.locator(".prefix")
+        expect(rows.nth(0)).to_have_text(re.compile("a{10}.*32.*holds it.*holds it"))
+        expect(rows.nth(1)).to_have_text(re.compile("b{10}.*1,024.*holds it.*is copied to it"))
+        expect(rows.nth(2)).to_have_text(re.compile("c{10}.*64.*nono"))
+        expect(pool).to_contain_text(f"{first} → {second}: 2 blocks")
+        rows.nth(1).hover()
+        expect(page.locator("#map .kvstore.holds")).to_have_count(1)
+        # Too many stores for columns: their names stand below the prefix.
+        told["workers"] += [{**stores[0], "worker_id": f"more-{i}"} for i in range(9)]
+        expect(rows.nth(0)).to_contain_text(f"{first}, {second}")
+        expect(rows.nth(2)).to_contain_text("no holder")
+        expect(pool.locator("th.store")).to_have_count(0)
+
+
 def test_a_decision_is_found_by_a_part_of_its_request_id(cluster: Any, open_page: OpenPage) -> None:
     wanted = cluster.complete(prompt=[11] * 30, max_tokens=2)["id"].partition("-")[2]
     cluster.complete(prompt=[12] * 30, max_tokens=2)
@@ -293,12 +331,12 @@ def test_the_playground_streams_and_the_second_time_shows_what_was_reused_and_fr
         expect(second).to_contain_text(re.compile(r"Reused [\d,]+ of [\d,]+ tokens \(9\d %\)"))
         expect(second).to_contain_text(re.compile(r"from kvstore-\d at prefill-\d, answered by"))
         expect(page.locator("#runs tbody tr")).to_have_count(2)
-        expect(page.locator("#prefixes-body .chip")).to_contain_text(["kvstore-"])
+        expect(page.locator("#pool-body [data-state=held]")).not_to_have_count(0)
         reuse = cluster.get("/debug/cluster")["reuse"]
         share = int(100 * reuse["n_cached"] / reuse["n_tokens"] + 0.5)
         tile = page.locator("#summary .tile").filter(has_text="Read from cache")
         expect(tile.locator(".tile-value")).to_have_text(f"{share} %")
-        page.locator("#prefixes-body .prefix").first.focus()
+        page.locator("#pool-body .prefix").first.focus()
         expect(page.locator("#map .kvstore.holds")).not_to_have_count(0)
 
         page.get_by_role("button", name="why there?").last.click()

@@ -85,6 +85,9 @@ def test_what_is_used_often_gets_a_second_holder_where_there_is_most_room() -> N
     assert copy.hashes == tuple(BLOCKS[:3])
     assert (copy.parent, copy.token_ids) == (None, (0, 1, 2))
     assert cache.plan(1.1) == []  # it is under way, and one at a time to each
+    assert cache.replicator.under_way() == [copy]
+    cache.copied(copy)
+    assert cache.replicator.under_way() == []
 
 
 def test_a_holder_more_for_every_so_many_uses() -> None:

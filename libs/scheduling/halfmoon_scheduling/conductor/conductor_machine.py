@@ -63,6 +63,7 @@ from halfmoon_scheduling.conductor.request_timeouts import RequestTimeouts
 from halfmoon_scheduling.config import SchedulingConfig
 from halfmoon_scheduling.directory.kv_event_follower import KvEventFollower
 from halfmoon_scheduling.directory.prefix_index import PrefixIndex
+from halfmoon_scheduling.directory.replication import CopyPrefix
 from halfmoon_scheduling.events import (
     AnyEvent,
     KvChanged,
@@ -160,6 +161,10 @@ class Conductor:
     def following(self) -> KvEventFollower:
         """The follower that keeps the index up to date with the kvstores."""
         return self._kvstores.follower
+
+    def copies_under_way(self) -> list[CopyPrefix]:
+        """Return the copies of hot prefixes that kvstores make now."""
+        return self._kvstores.copies_under_way()
 
     @property
     def prediction_errors(self) -> PredictionErrors:

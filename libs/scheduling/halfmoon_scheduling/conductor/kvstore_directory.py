@@ -107,6 +107,10 @@ class KvstoreDirectory:
             until_s = now + max(answer.retry_after_s, REFUSED_COPY_S)
             self._replicator.on_refused(kvstore, answer.ticket, until_s)
 
+    def copies_under_way(self) -> list[CopyPrefix]:
+        """Return the copies of hot prefixes that kvstores make now."""
+        return [] if self._replicator is None else self._replicator.under_way()
+
     # -- time --------------------------------------------------------------------------------
 
     def on_tick(self, now: float) -> list[AnyCommand]:

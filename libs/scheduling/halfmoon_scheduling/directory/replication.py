@@ -170,6 +170,10 @@ class Replicator:
         self._copying.pop(kvstore, None)
         self._refused_until_s.pop(kvstore, None)
 
+    def under_way(self) -> list[CopyPrefix]:
+        """Return the copies that no kvstore has answered yet."""
+        return [copy for copy, _ in self._copying.values()]
+
     # -- internal ----------------------------------------------------------------------------
 
     def _uses(self, block: BlockHash, now: float) -> float:

@@ -66,6 +66,15 @@ def cluster_view(
             for worker in observer.workers.departed(now)
         ],
         "hot_prefixes": _hot_prefixes(observer, now),
+        "copies": [
+            {
+                "prefix": copy.hashes[-1].hex(),
+                "n_blocks": len(copy.hashes),
+                "source": copy.source,
+                "target": copy.target,
+            }
+            for copy in core.copies_under_way()
+        ],
     }
 
 

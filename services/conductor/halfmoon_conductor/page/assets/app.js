@@ -8,7 +8,7 @@ import { Decisions, keyOf } from "./decisions.js";
 import { byId, el, say } from "./dom.js";
 import { ClusterMap } from "./map.js";
 import { Playground } from "./playground.js";
-import { HotPrefixes } from "./prefixes.js";
+import { Pool } from "./pool.js";
 import { anyCanChange, showNextChange } from "./roles.js";
 import { showSummary } from "./summary.js";
 import { startTheme } from "./theme.js";
@@ -63,7 +63,7 @@ const charts = {
   tbt: new Chart(byId("tbt"), { title: "Time between tokens", what: "p50 · p90", kind: "decode" }),
 };
 const activity = new Activity();
-const prefixes = new HotPrefixes((holders) => {
+const pool = new Pool((holders) => {
   state.holders = new Set(holders);
   show();
 });
@@ -162,7 +162,7 @@ function show() {
   activity.show(state, range);
   decisions.show(state);
   showConfiguration(state.cluster);
-  prefixes.show(state);
+  pool.show(state);
   playground.showDecisions(state.decisions);
 }
 
