@@ -31,16 +31,16 @@ def test_a_journal_with_a_killed_worker_replays_to_the_same_commands(
 ) -> None:
     path = tmp_path / "conductor.journal"
     extra = {"conductor": ["--journal-path", str(path), "--placement", "min_ttft"]}
-    model = "fake://slow?step_s=0.004&max_context=8192"
+    model = "fake://slow?step_s=0.02&max_context=8192"  # a stream outlives the kill by seconds
     with start_cluster(model, n_prefill=2, n_decode=2, n_kvstore=2, extra=extra) as cluster:
         prompt = list(range(300))
         for i in range(3):
             cluster.complete(prompt=[*prompt, i], max_tokens=4)
-        for n_seen, _ in enumerate(stream(cluster, prompt, 100), start=1):
-            if n_seen == 20:
+        for n_seen, _ in enumerate(stream(cluster, prompt, 200), start=1):
+            if n_seen == 10:
                 decode = cluster.decisions()[-1]["placement"]["decode"]
                 cluster.process(decode).signal(signal.SIGKILL)
-        assert n_seen >= 100
+        assert n_seen >= 200
     with path.open("rb") as source:
         entries = list(read_journal(source)[1])
     kinds = {type(entry.event) for entry in entries}
