@@ -42,6 +42,7 @@ MISTAKES = [
     Mistake("decode --model fake://moon --metadata foo://x", "'foo://x' has no known scheme"),
     Mistake("kvstore --metadata foo://x", "'foo://x' has no known scheme"),
     Mistake(f"{KVSTORE} --disk-path file", "disk_path 'file' can't be used; name a folder"),
+    Mistake(f"{KVSTORE} --disk-path . --disk-mib 99999999", "is more than the"),
     Mistake(f"{KVSTORE} --capacity-mib 99999999", "capacity_mib 99999999 can't be had", 1),
     Mistake(f"{DECODE} --pool-mib 99999999", "can't be had; ask for less: Cannot allocate", 1),
     Mistake("decode --model ./modle --metadata memory://x", "modle is not a folder"),

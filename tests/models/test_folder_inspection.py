@@ -16,6 +16,7 @@ from halfmoon_engine.checkpoints.model_folder import check_model, open_model_fol
 from halfmoon_models import folder_inspection as folder_module
 from halfmoon_models.errors import MAX_ERROR_CHARS, ModelError, ModelNotFound
 from halfmoon_models.folder_inspection import inspect_folder
+from halfmoon_models.model_kinds import unserved_inputs
 from halfmoon_models.weight_files import INDEX_FILE, SINGLE_FILE
 from halfmoon_testing.models.llama_folders import (
     LLAMA_CONFIG,
@@ -553,3 +554,12 @@ def _loop(path: Path) -> None:
 
 def _dangling(path: Path) -> None:
     path.symlink_to("nothing-here")
+
+
+def test_inputs_of_a_multimodal_model_that_are_not_served_are_named(tmp_path: Path) -> None:
+    config = {"model_type": "gemma3", "vision_config": {}, "audio_config": {}, "text_config": {}}
+    said = unserved_inputs(config)
+    assert said.startswith("Of a model of type 'gemma3', text is served alone")
+    assert "requests with images or sounds are refused (vision_config, audio_config" in said
+    assert unserved_inputs(check_model(str(make_llama(tmp_path)))) == ""
+    assert unserved_inputs(check_model("fake://tiny")) == ""

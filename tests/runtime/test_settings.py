@@ -241,6 +241,7 @@ def test_payloads_go_where_everything_goes_unless_told_otherwise() -> None:
     ("flag", "value", "reason"),
     [
         ("--host", "127.0.0.0/99", "is no network, such as 10.0.1.0/24"),
+        ("--host", "300.1.1.1", "is no IP address: name one of this machine"),
         ("--host", "198.51.100.0/24", "this machine has no"),
         ("--transfer-host", "0.0.0.0", "name them one by one"),
     ],

@@ -74,11 +74,14 @@ def inspect_folder(
     return InspectedModel(folder, config, weights)
 
 
-def inspect_config(folder: Path, *, needs_tokenizer: bool = False, quantised: bool = False) -> None:
-    """Do the part of `inspect_folder` that needs no weights."""
+def inspect_config(
+    folder: Path, *, needs_tokenizer: bool = False, quantised: bool = False
+) -> Mapping[str, Any]:
+    """Do the part of `inspect_folder` that needs no weights; return the configuration."""
     names = list_files(folder)
     config = _read_config(folder, names, quantised)
     check_text_files(folder, config, names, needs_tokenizer=needs_tokenizer)
+    return config
 
 
 def _read_config(folder: Path, names: frozenset[str], quantised: bool) -> Mapping[str, Any]:

@@ -21,6 +21,13 @@ _SERVED = (
     "served are decoder-only language models whose layers all keep keys and values of one shape"
 )
 _DYNAMIC = "dynamic rotary scaling turns old keys by the longest sequence in the batch"
+#: Parts of a configuration that read something else than text, and what they read.
+_OTHER_INPUTS = {
+    "vision_config": "images",
+    "video_config": "videos",
+    "audio_config": "sounds",
+    "speech_config": "sounds",
+}
 #: Endings of class names in `architectures`, and the task of such a model.
 _HEADS = (
     ("ForMaskedLM", "fills gaps in a text (it is an encoder)"),
@@ -70,6 +77,22 @@ def check_kind(config: Mapping[str, Any]) -> str:
     _refuse_heads(kind, config.get("architectures"))
     _refuse_attention(kind, config)
     return kind
+
+
+def unserved_inputs(config: Mapping[str, Any]) -> str:
+    """Say in one line which inputs of a multimodal model are not served; "" if it reads text only.
+
+    Args:
+        config: a configuration that `check_kind` let through.
+    """
+    there = [part for part in _OTHER_INPUTS if isinstance(config.get(part), dict)]
+    if not there:
+        return ""
+    inputs = sorted({_OTHER_INPUTS[part] for part in there})
+    return (
+        f"Of a model of type {one_line(config.get('model_type'), 60)!r}, text is served alone: "
+        f"requests with {' or '.join(inputs)} are refused ({', '.join(there)} in config.json)."
+    )
 
 
 def _refuse_heads(kind: str, architectures: Any) -> None:

@@ -12,9 +12,10 @@ def resolve_own_address(host: str) -> str:
     """Return an address unchanged, and a network such as "10.0.1.0/24" as our address in it.
 
     Raises:
-        ValueError: `host` is an invalid network, or this machine has no address in it.
+        ValueError: `host` is an invalid address or network, or this machine has no address in it.
     """
     if "/" not in host:
+        _check_address(host)
         return host
     try:
         network = ipaddress.ip_network(host)
@@ -31,6 +32,18 @@ def resolve_own_address(host: str) -> str:
     if ipaddress.ip_address(address) not in network:
         raise ValueError(f"this machine has no address in {host}: it would go there by {address}")
     return address
+
+
+def _check_address(host: str) -> None:
+    """Refuse what can only be an address, as no name has these characters alone, and is none."""
+    if not host or not set(host) <= set("0123456789."):
+        return
+    try:
+        socket.inet_aton(host)
+    except OSError as error:
+        raise ValueError(
+            f"{host!r} is no IP address: name one of this machine, or a network such as 10.0.1.0/24"
+        ) from error
 
 
 def is_loopback(host: str) -> bool:

@@ -1,6 +1,7 @@
 """Build a kvstore node: open its parts in order, close them in reverse."""
 
 import asyncio
+import shutil
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -24,8 +25,19 @@ from halfmoon_runtime.worker.open_worker import open_worker
 from halfmoon_transfer.grant_lender import GrantLender
 from halfmoon_transfer.open_transfer_engine import open_transfer_engine
 
+_MIB = 1024 * 1024
 #: Seconds to wait for another kvstore's answer when its blocks are to be copied.
 _COPY_TIMEOUT_S = 5.0
+
+
+def _check_disk_fits(settings: KvstoreSettings) -> None:
+    """Refuse more disk than there can ever be; room that others take now may be free later."""
+    there = shutil.disk_usage(settings.disk_path).total
+    if settings.disk_bytes > there:
+        raise CannotStart(
+            f"disk_mib {settings.disk_mib} is more than the {there // _MIB} MiB of the file system "
+            f"of disk_path {settings.disk_path!r}; ask for less, or name a folder elsewhere"
+        )
 
 
 async def run(settings: KvstoreSettings, service: Service) -> None:
@@ -51,6 +63,7 @@ async def run(settings: KvstoreSettings, service: Service) -> None:
             with cannot_start_on(OSError, where):
                 disk = SegmentFolder(Path(settings.disk_path), settings.disk_bytes, info.generation)
             stack.callback(disk.close)
+            _check_disk_fits(settings)
         kvstores = KvstoreClients(opened.network, _COPY_TIMEOUT_S)
         stack.push_async_callback(kvstores.close)
         membership = opened.membership(info)

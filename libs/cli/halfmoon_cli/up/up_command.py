@@ -25,6 +25,7 @@ from halfmoon_metadata.tcp_ports import free_port, is_free
 from halfmoon_metadata.tls_trust import TLS_CA_VARIABLE, trust_context
 from halfmoon_models.errors import ModelError
 from halfmoon_models.machine_cores import machine_cores
+from halfmoon_models.model_kinds import unserved_inputs
 from halfmoon_runtime.settings import ENVIRONMENT_PREFIX
 
 #: Port of the REST API where it is free.
@@ -168,9 +169,11 @@ def up(
         flags = [flag for of_role in extra.values() for flag in of_role]
         torch_only = engine == "torch" and not any(f.startswith("--engine=") for f in flags)
         # Other engines can tell themselves which quantised models they serve.
-        check_model(model, quantised=not torch_only)
+        config = check_model(model, quantised=not torch_only)
     except (ModelError, BadRoleOption) as error:
         _give_up(str(error))
+    if unserved := unserved_inputs(config):
+        console.print(escape(unserved), highlight=False, soft_wrap=True)
     plan = ClusterPlan(
         model=model,
         engine=engine,

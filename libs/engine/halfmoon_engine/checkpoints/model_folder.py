@@ -4,7 +4,9 @@ A local folder never touches the network. For a hub id, the small files are fetc
 first, and the weights only if the inspection finds no fault.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from halfmoon_engine.fake_engine import parse_fake_spec
 from halfmoon_models.errors import ModelNotFound, one_line
@@ -15,8 +17,10 @@ _SMALL_FILES = ["*.json", "*.jinja", "tokenizer*", "*.model"]
 _WEIGHTS = ["*.safetensors"]
 
 
-def check_model(spec: str, *, quantised: bool = False) -> None:
+def check_model(spec: str, *, quantised: bool = False) -> Mapping[str, Any]:
     """Check a model as far as possible without loading it or fetching weights.
+
+    Returns its configuration; that of a fake model is empty.
 
     Args:
         spec: ``fake://…``, or a model's folder or hub id.
@@ -27,11 +31,11 @@ def check_model(spec: str, *, quantised: bool = False) -> None:
     """
     if spec.startswith("fake://"):
         parse_fake_spec(spec)
-    elif (local := local_folder(spec)) is not None:
-        inspect_folder(local, needs_tokenizer=True, quantised=quantised)
-    else:
-        folder = _fetch(spec, _SMALL_FILES)
-        inspect_config(folder, needs_tokenizer=True, quantised=quantised)
+        return {}
+    if (local := local_folder(spec)) is not None:
+        return inspect_folder(local, needs_tokenizer=True, quantised=quantised).config
+    folder = _fetch(spec, _SMALL_FILES)
+    return inspect_config(folder, needs_tokenizer=True, quantised=quantised)
 
 
 def open_model_folder(

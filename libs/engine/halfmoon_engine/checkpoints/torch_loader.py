@@ -38,6 +38,7 @@ from halfmoon_engine.stages.stage_probe import check_cut
 from halfmoon_models.errors import ModelError, UnsupportedModel, one_line
 from halfmoon_models.folder_inspection import InspectedModel
 from halfmoon_models.machine_cores import machine_cores
+from halfmoon_models.model_kinds import unserved_inputs
 from halfmoon_protocol.blocks import check_block_size
 from halfmoon_protocol.kv_layout import DType, KvLayout
 
@@ -71,6 +72,8 @@ def load_torch_engine(
         on_cpu=target.type == "cpu",
         native=has_native_form(inspected.config["model_type"], native),
     )
+    if unserved := unserved_inputs(inspected.config):
+        log.info("%s", unserved)
     with _library_errors(f"{folder}/config.json is not one that can be used"):
         config = _read_config(inspected)
         check_architecture(config)
