@@ -1,5 +1,6 @@
 """The scripts in `examples/`: short, and running as a reader would run them."""
 
+import json
 import os
 import subprocess
 import sys
@@ -48,6 +49,22 @@ def test_a_trace_is_simulated_and_plotted(tmp_path: Path) -> None:
 def test_a_placement_policy_of_ones_own_runs_in_the_simulator(tmp_path: Path) -> None:
     printed = run("placement_policy.py", cwd=tmp_path)
     assert "min_ttft: TTFT p90" in printed and "longest_prefix: TTFT p90" in printed
+
+
+def test_a_notebook_studies_placement_from_its_first_cell_to_its_last(tmp_path: Path) -> None:
+    notebook = json.loads((FOLDER / "study_placement.ipynb").read_text())
+    cells = ["".join(c["source"]) for c in notebook["cells"] if c["cell_type"] == "code"]
+    # As it stands, but for its size.
+    program = "\n".join(cells).replace("N_REQUESTS = 500", "N_REQUESTS = 60")
+    program = program.replace("(1.0, 2.0, 3.0)", "(1.0,)")
+    script = tmp_path / "cells.py"
+    body = program.replace("\n", "\n    ")
+    script.write_text(f"if __name__ == '__main__':\n    {body}\n")
+    printed = run(str(script), cwd=tmp_path, MPLBACKEND="agg")
+    assert "60 of 60 requests" in printed
+    assert "longest_prefix   TTFT p90" in printed
+    shown = [c["outputs"] for c in notebook["cells"] if c["cell_type"] == "code"]
+    assert sum("image/png" in out.get("data", {}) for outs in shown for out in outs) == 2
 
 
 def test_a_client_of_the_rest_api_streams_an_answer(tmp_path: Path) -> None:
