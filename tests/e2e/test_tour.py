@@ -16,7 +16,9 @@ from halfmoon_runtime.observability.operator_http import operator_token
 
 pytestmark = pytest.mark.e2e
 
-PAGE = (Path(__file__).parents[2] / "docs" / "tour.md").read_text()
+PAGE, _, DOCKER = (
+    (Path(__file__).parents[2] / "docs" / "tour.md").read_text().partition("## With Docker")
+)
 #: A block of commands, and the pattern of what it shows, which is in a comment behind it.
 STEP = re.compile(r"^```sh\n(.*?)^```\n+<!-- shows: (.*?) -->$", re.M | re.S)
 PORT_OF_PAGE = "127.0.0.1:8000"
