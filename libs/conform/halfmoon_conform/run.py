@@ -60,6 +60,8 @@ class RunPlan:
     #: Subjects of checks that need one alone, at the same time.
     subjects: int = 4
     on_verdict: Callable[[Verdict], None] = field(default=lambda _: None)
+    #: Gets a line when a subject takes long to start.
+    on_wait: Callable[[str], None] = field(default=lambda _: None)
 
 
 async def run_checks(plan: RunPlan) -> list[Verdict]:
@@ -197,6 +199,9 @@ class _Run:
             if plan.role == "conductor"
             else Subject(worker_id, store, plan.cluster_key, process)
         )
+        subject.on_wait = plan.on_wait
+        if server is not None:
+            subject.describe_requests = server.describe_requests
         try:
             await subject.start()
             yield subject

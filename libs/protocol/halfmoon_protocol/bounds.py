@@ -104,8 +104,13 @@ TicketName = Annotated[
 
 # bytes
 
+#: 24 letters of base64 may be 16, 17 or 18 bytes.
+_BASE64_OF_16_BYTES = "^[A-Za-z0-9+/]{21}[AQgw]==$"
 #: `halfmoon_protocol.blocks.HASH_BYTES` long.
-HashBytes = Annotated[BlockHash, Meta(min_length=16, max_length=16)]
+HashBytes = Annotated[
+    BlockHash,
+    Meta(min_length=16, max_length=16, extra_json_schema={"pattern": _BASE64_OF_16_BYTES}),
+]
 Hashes = Annotated[tuple[HashBytes, ...], _ITEMS]
 
 # numbers

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import signal
 import tempfile
 import time
 from pathlib import Path
@@ -134,6 +135,7 @@ def conform(
             seed=seed,
             jobs=jobs,
             on_verdict=show,
+            on_wait=lambda line: typer.echo(line, err=True),
         )
         verdicts, seconds = _run(plan)
     verdicts = mark_known(verdicts, known)
@@ -145,6 +147,8 @@ def conform(
 
 def _run(plan: RunPlan) -> tuple[list[Verdict], float]:
     started = time.monotonic()
+    # As Ctrl-C does: what the kit started ends with it.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         return asyncio.run(run_checks(plan)), time.monotonic() - started
     except (CannotStartSubject, MetadataError, CaseError) as error:

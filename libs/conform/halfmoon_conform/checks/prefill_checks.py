@@ -550,7 +550,7 @@ async def _expires(context: CheckContext) -> None:
 @check(
     "transfer.dialer.damaged-on-the-way",
     roles=_PREFILL,
-    says="with another checksum it is answered 6, and the initiator sends it again.",
+    says="With another checksum it is answered 6, and the initiator sends it again",
 )
 async def _sent_again(context: CheckContext) -> None:
     client = await PrefillClient.open(context)

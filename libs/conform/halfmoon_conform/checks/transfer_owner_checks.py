@@ -185,8 +185,8 @@ async def _other_generation(context: CheckContext) -> None:
 @check(
     "transfer.owner.wrong-checksum",
     roles=_OWNERS,
-    says="A written slice goes straight into the region and is checked there; with another checksum"
-    " it is answered 6, and the initiator sends it again.",
+    says="With another checksum it is answered 6, and the initiator sends it again: until then the"
+    " place may hold anything.",
 )
 async def _wrong_checksum(context: CheckContext) -> None:
     place, connection = await _opened(context)
@@ -477,7 +477,7 @@ async def _nonces(context: CheckContext) -> None:
     "transfer.key.one-side-encrypts",
     roles=_OWNERS,
     keyed=True,
-    says="Sides of which only one has a share refuse each other before any request.",
+    says="Where both have a key and only one has a share, both refuse before any request.",
 )
 async def _one_side_encrypts(context: CheckContext) -> None:
     segment = await context.subject.segment()

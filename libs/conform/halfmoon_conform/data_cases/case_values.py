@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from halfmoon_conform.blocks import BlockChain
+from halfmoon_conform.verdict import CheckFailed
 
 _NAME = re.compile(r"\$([a-z_][a-z0-9_]*)((?:\.[a-z0-9_]+)*)\Z")
 
@@ -45,6 +46,7 @@ def fill(value: Any, known: Mapping[str, Any]) -> Any:
 
     Raises:
         CaseError: a name is not known.
+        CheckFailed: what the subject said lacks a part.
     """
     match value:
         case str():
@@ -82,5 +84,5 @@ def _named(text: str, known: Mapping[str, Any]) -> Any:
             else:
                 value = value.field(part) if isinstance(value, BlockChain) else value[part]
         except (KeyError, IndexError, AttributeError, TypeError):
-            raise CaseError(f"{text!r}: no {part} in {value!r:.80}") from None
+            raise CheckFailed(f"{text[1:]} is not there: no {part!r} in {value!r:.300}") from None
     return value

@@ -12,7 +12,12 @@ from typing import Any
 import zmq
 
 from halfmoon_conform.pattern_matcher import difference
-from halfmoon_conform.peers.curve_sockets import Context, open_socket, secure_caller
+from halfmoon_conform.peers.curve_sockets import (
+    Context,
+    HandshakeWatch,
+    open_socket,
+    secure_caller,
+)
 from halfmoon_conform.peers.wire_maps import WireMap, decode_frame, encode_map
 from halfmoon_conform.verdict import CheckFailed
 
@@ -38,6 +43,7 @@ class Caller:
         self._answer_s = answer_s
         self._socket = open_socket(context, zmq.DEALER)
         secure_caller(self._socket, cluster_key)
+        self._handshakes = HandshakeWatch(self._socket, cluster_key)
         self._socket.connect(endpoint)
         self._foreign_versions = itertools.cycle(range(100, 256))
         #: Messages that no wait has taken, oldest first.
@@ -93,7 +99,8 @@ class Caller:
             try:
                 await asyncio.wait_for(self._arrived.wait_for(look), within_s)
             except TimeoutError:
-                heard = ", ".join(self.received[-6:]) or "nothing"
+                heard = ", ".join(self.received[-6:])
+                heard = heard or f"nothing{await self._handshakes.fault()}"
                 raise CheckFailed(
                     f"no answer within {within_s:g} s: waited for {_short(what)}; received {heard}"
                 ) from None
@@ -113,7 +120,8 @@ class Caller:
         hello: WireMap = {"type": "hello", "conductor_id": self._name, "session": 2}
         await self.send({**hello, "min_version": version, "max_version": version})
         await self.take(
-            lambda m: (m.get("type"), m.get("got")) == ("wrong_version", version), "wrong_version"
+            lambda m: (m.get("type"), m.get("got")) == ("wrong_version", version),
+            f"wrong_version, the answer to a hello of the versions {version} to {version}",
         )
 
     async def expect_none(self, pattern: WireMap) -> None:
@@ -145,6 +153,7 @@ class Caller:
         self._reader.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._reader
+        self._handshakes.close()
         self._socket.close(linger=200)
 
     async def _read(self) -> None:

@@ -1,8 +1,11 @@
 """Open ZeroMQ sockets as docs/protocol.md describes them, with CURVE where there is a key."""
 
+import contextlib
+
 import zmq
 import zmq.asyncio
 from zmq.utils import z85
+from zmq.utils.monitor import parse_monitor_message
 
 from halfmoon_protocol.curve_secrets import curve_secrets
 
@@ -47,6 +50,42 @@ def secure_port(socket: zmq.asyncio.Socket, cluster_key: str) -> None:
         return
     socket.setsockopt(zmq.CURVE_SERVER, 1)
     socket.setsockopt(zmq.CURVE_SECRETKEY, z85.encode(curve_secrets(cluster_key).port))
+
+
+class HandshakeWatch:
+    """Record what becomes of a socket's connections, to explain why nothing comes."""
+
+    def __init__(self, socket: zmq.asyncio.Socket, cluster_key: str) -> None:
+        """Watch a socket that has not connected yet."""
+        self._socket = socket
+        self._with_curve = "with CURVE" if cluster_key else "without CURVE"
+        self._events = socket.get_monitor_socket(
+            zmq.EVENT_CONNECTED
+            | zmq.EVENT_HANDSHAKE_SUCCEEDED
+            | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+            | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+            | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+        )
+
+    async def fault(self) -> str:
+        """Say why the socket has no connection; "" if it has, or had, one."""
+        seen = set()
+        with contextlib.suppress(zmq.Again):
+            while True:
+                frames = await self._events.recv_multipart(zmq.NOBLOCK)
+                seen.add(parse_monitor_message(frames)["event"])
+        if zmq.EVENT_HANDSHAKE_SUCCEEDED in seen:
+            return ""
+        if zmq.EVENT_CONNECTED not in seen:
+            return "; no TCP connection to the socket was made"
+        return (
+            f"; ZeroMQ's handshake failed, {self._with_curve} at the kit's side: has the socket "
+            "the keys of docs/protocol.md#curve, with a cluster key alone?"
+        )
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._socket.disable_monitor()
 
 
 def bind_free_port(socket: zmq.asyncio.Socket) -> str:

@@ -9,7 +9,12 @@ from typing import Any
 import msgspec
 import zmq
 
-from halfmoon_conform.peers.curve_sockets import Context, open_socket, secure_caller
+from halfmoon_conform.peers.curve_sockets import (
+    Context,
+    HandshakeWatch,
+    open_socket,
+    secure_caller,
+)
 from halfmoon_conform.peers.wire_maps import WireMap, decode_frame
 from halfmoon_conform.verdict import CheckFailed
 
@@ -32,12 +37,14 @@ class EventListener:
         self._event_s = event_s
         self._socket = open_socket(context, zmq.SUB)
         secure_caller(self._socket, cluster_key)
+        self._handshakes = HandshakeWatch(self._socket, cluster_key)
         self._socket.setsockopt(zmq.SUBSCRIBE, b"")
         self._socket.connect(endpoint)
         self._topic = f"kv@{worker_id}".encode()
         self.loads: list[WireMap] = []
         #: Sequence number and events of each publication.
         self.publications: list[tuple[int, list[WireMap]]] = []
+        self._heard = False
         self._fault: CheckFailed | None = None
         self._arrived = asyncio.Condition()
         self._reader = asyncio.create_task(self._read())
@@ -57,7 +64,8 @@ class EventListener:
                     self._arrived.wait_for(lambda: self._fault is not None or seen()), limit_s
                 )
             except TimeoutError:
-                raise CheckFailed(f"published no {what} within {limit_s:g} s") from None
+                why = "" if self._heard else await self._handshakes.fault()
+                raise CheckFailed(f"published no {what} within {limit_s:g} s{why}") from None
         if self._fault is not None:
             raise self._fault
 
@@ -70,11 +78,13 @@ class EventListener:
         self._reader.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._reader
+        self._handshakes.close()
         self._socket.close(linger=0)
 
     async def _read(self) -> None:
         while True:
             frames = await self._socket.recv_multipart()
+            self._heard = True
             async with self._arrived:
                 try:
                     self._take(frames)

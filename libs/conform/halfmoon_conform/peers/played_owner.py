@@ -168,8 +168,11 @@ class PlayedOwner:
             raise ConnectionError
         rest = await stream.read(n * frames.ASKED.size)
         (found,) = frames.SUM.unpack(await stream.read(frames.SUM.size))
-        if found != frames.checksum(header + rest):
-            self.faults.append("sent a request whose header has another checksum")
+        if found != (right := frames.checksum(header + rest)):
+            self.faults.append(
+                f"sent a request with the checksum {found:#x}; the xxh3-64 of the "
+                f"{len(header + rest)} bytes before it is {right:#x}"
+            )
         entries = [
             SliceEntry(key, offset, length, total)
             for key, offset, length, _, total in frames.ASKED.iter_unpack(rest)
@@ -245,7 +248,7 @@ class PlayedOwner:
     async def _read_start(self, stream: EncryptedStream, magic: bytes) -> bytes:
         header = await stream.read(frames.START.size)
         found, version, _, length = frames.START.unpack(header)
-        if (found, version) != (magic, 1) or length > frames.MAX_HELLO_BYTES:
-            self.faults.append(f"{header!r} begins no {magic.decode()} of version 1")
+        if wrong := frames.start_fault(magic, found, version, length):
+            self.faults.append(f"{header!r}: {wrong}")
             raise ConnectionError
         return await stream.read(length)

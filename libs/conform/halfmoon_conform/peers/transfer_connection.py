@@ -174,11 +174,16 @@ class TransferConnection:
         header = await self._read(frames.HEADER.size)
         magic, version, op, n, n_text, _, number, _ = frames.HEADER.unpack(header)
         if (magic, version) != (frames.REPLY, 1):
-            raise CheckFailed(f"{header[:8]!r} begins no reply of version 1")
+            raise CheckFailed(
+                f"a reply begins with {header[:5]!r}, not with {frames.REPLY!r} and version 1"
+            )
         rest = await self._read(n * frames.ANSWERED.size)
         (found,) = frames.SUM.unpack(await self._read(frames.SUM.size))
-        if found != frames.checksum(header + rest):
-            raise CheckFailed("a reply whose header has another checksum")
+        if found != (right := frames.checksum(header + rest)):
+            raise CheckFailed(
+                f"a reply with the checksum {found:#x}; the xxh3-64 of the {len(header + rest)} "
+                f"bytes before it is {right:#x}"
+            )
         text = (await self._read(n_text)).decode() if op == frames.FAILED else ""
         return ReplyHead(op, number, list(frames.ANSWERED.iter_unpack(rest)), text)
 
@@ -206,8 +211,8 @@ class TransferConnection:
         """Receive a hello or a proof, and return its map as it was sent."""
         header = await self._read(frames.START.size)
         found, version, _, length = frames.START.unpack(header)
-        if (found, version) != (magic, 1) or length > frames.MAX_HELLO_BYTES:
-            raise CheckFailed(f"{header!r} begins no {magic.decode()} of version 1")
+        if wrong := frames.start_fault(magic, found, version, length):
+            raise CheckFailed(f"{header!r}: {wrong}")
         return await self._read(length)
 
     async def _read(self, n_bytes: int) -> bytes:

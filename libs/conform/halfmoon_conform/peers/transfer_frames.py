@@ -90,3 +90,14 @@ class ReplyHead:
 def encode_start(magic: bytes, body: bytes, version: int = 1) -> bytes:
     """Encode a hello or a proof around its map."""
     return START.pack(magic, version, 0, len(body)) + body
+
+
+def start_fault(magic: bytes, found: bytes, version: int, length: int) -> str:
+    """Say what is wrong with the first 8 bytes of a hello or a proof; "" if nothing is."""
+    if found != magic:
+        return f"it begins with {found!r}, not with {magic!r}"
+    if version != 1:
+        return f"its version is {version}, not 1"
+    if length > MAX_HELLO_BYTES:
+        return f"its length, a u16 of little-endian, is {length}, at most {MAX_HELLO_BYTES}"
+    return ""

@@ -27,6 +27,7 @@ class MetadataServer:
         self._token = metadata_token(cluster_key)
         self._away = threading.Event()
         self._n_writes: Counter[str] = Counter()
+        self._n_answers: Counter[int] = Counter()
         self._server = _QuietServer(("127.0.0.1", 0), self._handler())
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()
@@ -39,6 +40,14 @@ class MetadataServer:
     def n_writes(self, key: str) -> int:
         """Return how often a record was written."""
         return self._n_writes[key]
+
+    def describe_requests(self) -> str:
+        """Say in a sentence what was asked here, for a service that does not register."""
+        if not self._n_answers:
+            return "No request has come to the metadata server."
+        answers = ", ".join(f"{n} with {status}" for status, n in sorted(self._n_answers.items()))
+        why = " (401: the request shows no token of the cluster key)" * (401 in self._n_answers)
+        return f"The metadata server has answered requests: {answers}{why}."
 
     def go_away(self, *, forget: bool = False) -> None:
         """Answer nothing but 503 from now on; with `forget`, lose all records."""
@@ -99,6 +108,13 @@ class MetadataServer:
         self, method: str, target: str, headers: Mapping[str, str], body: bytes
     ) -> tuple[int, Mapping[str, str], bytes]:
         """Answer one request: status, headers and body."""
+        answered = self._answer(method, target, headers, body)
+        self._n_answers[answered[0]] += 1
+        return answered
+
+    def _answer(
+        self, method: str, target: str, headers: Mapping[str, str], body: bytes
+    ) -> tuple[int, Mapping[str, str], bytes]:
         if self._away.is_set():
             return 503, {}, b"away"
         if self._token and headers.get("authorization") != f"Bearer {self._token}":

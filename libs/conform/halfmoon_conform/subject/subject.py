@@ -7,9 +7,10 @@ started one can be killed.
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,10 @@ _POLL_S = 0.05
 #: Seconds for a process to end by a signal that asks it to.
 _STOP_S = 60.0
 _LOG_LINES = 15
+#: A name in braces, unless a shell is to fill it in.
+_PLACEHOLDER = re.compile(r"(?<!\$)\{([a-z_]+)\}")
+#: Seconds without a record after which a person is told what is waited for.
+_TELL_AFTER_S = 5.0
 
 
 class CannotStartSubject(Exception):
@@ -114,6 +119,10 @@ class Subject:
         self.process = process
         #: The record as it was last read.
         self.record: dict[str, Any] = {}
+        #: Says what was asked of the metadata server, if the kit serves that.
+        self.describe_requests: Callable[[], str] = str
+        #: Gets a line when a start takes long.
+        self.on_wait: Callable[[str], None] = lambda _: None
 
     @property
     def generation(self) -> int:
@@ -134,13 +143,17 @@ class Subject:
         before = self.generation
         if self.process is not None and not self.process.running:
             self.process.start()
+        told = asyncio.get_running_loop().call_later(_TELL_AFTER_S, self._tell_what_is_missing)
         try:
             await asyncio.wait_for(self._wait_for_record(above=before), START_S)
         except TimeoutError:
             raise CannotStartSubject(
                 f"no record {member_key(self.worker_id)!r} within {START_S:g} s: does the service "
-                f"use the metadata server and the worker id that it was given? {self._tail()}"
+                "use the metadata server and the worker id that it was given? "
+                f"{self.describe_requests()} {self._tail()}"
             ) from None
+        finally:
+            told.cancel()
 
     async def restart(self) -> None:
         """Start the process again after it ended.
@@ -192,6 +205,12 @@ class Subject:
         segment: dict[str, Any] = msgspec.json.decode(raw)
         return segment
 
+    def _tell_what_is_missing(self) -> None:
+        self.on_wait(
+            f"waiting for the record {member_key(self.worker_id)!r}, {START_S:g} s at the most. "
+            f"{self.describe_requests()}"
+        )
+
     def _own_process(self) -> SubjectProcess:
         if self.process is None:
             raise CheckSkipped("the kit did not start the subject, so it can't stop it")
@@ -227,10 +246,16 @@ def member_key(worker_id: str) -> str:
 
 
 def fill_in(command: Sequence[str], values: Mapping[str, str]) -> list[str]:
-    """Replace the placeholders of a command, such as `{metadata}`."""
-    filled = []
-    for word in command:
-        for name, value in values.items():
-            word = word.replace(f"{{{name}}}", value)
-        filled.append(word)
-    return filled
+    """Replace the placeholders of a command, such as `{metadata}`.
+
+    Raises:
+        CannotStartSubject: a placeholder is none of these; the text names it and all others.
+    """
+
+    def value_of(found: re.Match[str]) -> str:
+        if found[1] not in values:
+            there = ", ".join(f"{{{name}}}" for name in values)
+            raise CannotStartSubject(f"no placeholder {found[0]}; there are {there}")
+        return values[found[1]]
+
+    return [_PLACEHOLDER.sub(value_of, word) for word in command]
