@@ -58,6 +58,13 @@ def test_pydantic_ai_with_an_output_type(
     run_client(python, program("pydantic_ai_python.py"))
 
 
+def test_instructor_reads_answers_into_a_class(
+    run_client: Run, python_with: PythonWith, program: Program
+) -> None:
+    python = python_with("instructor", "instructor==1.17.0")
+    run_client(python, program("instructor_python.py"))
+
+
 def test_lm_eval_scores_a_local_task(
     run_client: Run, python_with: PythonWith, served: Any, tmp_path: Path
 ) -> None:
