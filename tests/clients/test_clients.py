@@ -27,6 +27,17 @@ def test_openai_for_node(run_client: Run, node_with: Callable[..., Path], progra
     run_client("node", script)
 
 
+def test_the_ai_sdk(run_client: Run, node_with: Callable[..., Path], program: Program) -> None:
+    folder = node_with(
+        # The newest major version of `ai` that Node 20 runs, and the providers of its time.
+        "ai-sdk", "ai@6.0.326", "@ai-sdk/openai-compatible@2.0.92", "@ai-sdk/openai@3.0.141",
+        "zod@4.6.7",
+    )  # fmt: skip
+    script = folder / "client.mjs"
+    script.write_text(program("ai_sdk.mjs").read_text())
+    run_client("node", script)
+
+
 def test_anthropic_for_python(run_client: Run, python_with: PythonWith, program: Program) -> None:
     run_client(python_with("anthropic", "anthropic==2.11.0"), program("anthropic_python.py"))
 
