@@ -76,6 +76,11 @@ def test_instructor_reads_answers_into_a_class(
     run_client(python, program("instructor_python.py"))
 
 
+def test_llama_index(run_client: Run, python_with: PythonWith, program: Program) -> None:
+    python = python_with("llama-index", "llama-index-llms-openai-like==0.8.1")
+    run_client(python, program("llama_index_python.py"))
+
+
 def test_lm_eval_scores_a_local_task(
     run_client: Run, python_with: PythonWith, served: Any, tmp_path: Path
 ) -> None:
