@@ -31,6 +31,8 @@ from halfmoon_metadata.tcp_ports import free_port
 from tools.vllm_environment import STOCK, InstallFailed, make_vllm_environment
 
 MODEL = "tiny"
+#: Where a page is from that asks the guarded conductor from a browser.
+PAGE_ORIGIN = "http://chat.example"
 _INSTALL_S, _READY_S = 900, 180.0
 _PROGRAMS = Path(__file__).with_name("programs")
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "halfmoon"
@@ -100,6 +102,7 @@ def served(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     key = add_tenant(folder / "tenants.toml", "clients")
     exact = ["--dtype", "float32", "--block-size", "16"]
     conductor = ["--log-level", "debug", "--log-format", "json", "--tool-call-parser", "hermes"]
+    guarded = ["--tenants", str(folder / "tenants.toml"), "--cors-origins", PAGE_ORIGIN]
     plan = ClusterPlan(
         model=str(model_folder),
         served_model_name=MODEL,
@@ -110,7 +113,7 @@ def served(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
         extra={
             "prefill": exact,
             "decode": exact,
-            "conductor": [*conductor, "--tenants", str(folder / "tenants.toml")],
+            "conductor": [*conductor, *guarded],
         },
     )
     # A second conductor of the same workers, which asks nobody for a key.
@@ -163,6 +166,7 @@ def run_client(served: Served) -> Run:
                 "HALFMOON_URL": served.url,
                 "HALFMOON_KEY": served.key,
                 "HALFMOON_MODEL": MODEL,
+                "HALFMOON_PAGE_ORIGIN": PAGE_ORIGIN,
                 **variables,
             },
             capture_output=True,

@@ -81,6 +81,10 @@ def test_llama_index(run_client: Run, python_with: PythonWith, program: Program)
     run_client(python, program("llama_index_python.py"))
 
 
+def test_a_session_as_open_webui_has_it(run_client: Run, program: Program) -> None:
+    run_client(sys.executable, program("open_webui_session.py"))
+
+
 def test_lm_eval_scores_a_local_task(
     run_client: Run, python_with: PythonWith, served: Any, tmp_path: Path
 ) -> None:
