@@ -120,7 +120,7 @@ def test_an_error_in_the_stream_and_what_is_no_chunk_break_it() -> None:
     [
         (401, b'{"error":{"message":"No key."}}', "No key (401): give a key with --api-key"),
         (404, b'{"error":{"message":"no x","code":"model_not_found"}}', "--model"),
-        (404, b'{"detail":"Not Found"}', "--url names another"),
+        (404, b'{"detail":"Not Found"}', "--url or HALFMOON_URL names another"),
         (429, b'{"error":{"message":"busy","code":"overloaded"}}', "busy (429): try again later"),
         (400, b'{"error":{"message":"long","code":"context_length_exceeded"}}', "send less"),
         (500, b"<h1>oh</h1>", "<h1>oh</h1> (500)"),

@@ -46,7 +46,8 @@ def parse_endpoint(url: str, key: str = "", tls_ca: str = "") -> ApiEndpoint:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise BadEndpointUrl(
-            f"{url!r} is no URL of an endpoint: write it as http://HOST:PORT, with --url"
+            f"{url!r} is no URL of an endpoint: write it as http://HOST:PORT,"
+            " in --url or HALFMOON_URL"
         )
     if not key.isascii() or not key.isprintable():
         raise BadEndpointUrl("the API key has characters that no HTTP header can carry")

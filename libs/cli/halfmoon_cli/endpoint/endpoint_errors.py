@@ -82,7 +82,7 @@ def connection_error(url: str, error: httpx.HTTPError) -> EndpointUnreachable:
         case httpx.ConnectError():
             return EndpointUnreachable(
                 f"nothing answers at {url} ({error}): `halfmoon up` starts a cluster,"
-                " --url names another endpoint"
+                " --url or HALFMOON_URL names another endpoint"
             )
         case httpx.ConnectTimeout():
             return EndpointUnreachable(
@@ -140,7 +140,7 @@ def _way_out(status: int, code: str) -> str:
         case 404 if code == "model_not_found":
             return "name another with --model"
         case 404:
-            return "is this an OpenAI endpoint? --url names another"
+            return "is this an OpenAI endpoint? --url or HALFMOON_URL names another"
         case 429 | 503:
             return "try again later, or have --retry do it"
         case _:

@@ -36,7 +36,8 @@ def list_models(client: httpx.Client, endpoint: ApiEndpoint) -> list[str]:
         return model_names(response.json())
     except ValueError:
         raise EndpointError(
-            f"{endpoint.api}/models is no JSON: is this an OpenAI endpoint? --url names another"
+            f"{endpoint.api}/models is no JSON: is this an OpenAI endpoint?"
+            " --url or HALFMOON_URL names another"
         ) from None
 
 

@@ -31,7 +31,7 @@ from rich.progress import (
 from rich.table import Table
 
 from halfmoon_cli.common.cluster_key import read_cluster_key
-from halfmoon_cli.common.local_key import use_local_key
+from halfmoon_cli.common.metadata_address import DEFAULT_METADATA, Metadata, open_metadata
 
 if TYPE_CHECKING:
     from halfmoon_cli.kv.kvstore_nodes import KvstoreNodes
@@ -42,13 +42,6 @@ app = typer.Typer(no_args_is_help=True, help="Look into the KV pool, put bytes i
 console = Console()
 errors = Console(stderr=True)
 
-Metadata = Annotated[
-    str,
-    typer.Option(
-        envvar="HALFMOON_METADATA", help="The metadata store: http://…, redis://… or etcd://…"
-    ),
-]
-DEFAULT_METADATA = "http://127.0.0.1:7999/metadata"
 Key = Annotated[str, typer.Argument(help="The object's key")]
 Bind = Annotated[str, typer.Option(help="Address at which kvstores could reach this machine")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs")]
@@ -121,7 +114,7 @@ def stat(
             ) as objects:
                 return msgspec.to_builtins(await objects.stat(what))
 
-        with _explained(), _opened(metadata) as store:
+        with _explained(), open_metadata(metadata) as store:
             found = asyncio.run(find(store))
         if json:
             _print_json(found)
@@ -179,7 +172,7 @@ def put(
                 key, source, node=node, progress=lambda n: bar.advance(task, n)
             )
 
-    with _explained(), _opened(metadata) as store, _source(file) as source, _bar(json) as bar:
+    with _explained(), open_metadata(metadata) as store, _source(file) as source, _bar(json) as bar:
         found = asyncio.run(store_it(store, source, bar))
     if json:
         _print_json(msgspec.to_builtins(found))
@@ -210,7 +203,7 @@ def get(
             task = bar.add_task(key, total=(await objects.stat(key)).n_bytes)
             return await objects.get(key, sink, progress=lambda n: bar.advance(task, n))
 
-    with _explained(), _opened(metadata) as store, _sink(file) as sink, _bar(json) as bar:
+    with _explained(), open_metadata(metadata) as store, _sink(file) as sink, _bar(json) as bar:
         found = asyncio.run(fetch(store, sink, bar))
     if json:
         _print_json(msgspec.to_builtins(found))
@@ -266,22 +259,14 @@ def drain(
 
 
 @contextmanager
-def _opened(metadata: str) -> Iterator["MetadataStore"]:
-    from halfmoon_metadata import open_store
-    from halfmoon_metadata.tls_trust import tls_ca_from_environment
-
-    use_local_key(metadata)
-    with contextlib.closing(
-        open_store(metadata, cluster_key=read_cluster_key(), tls_ca=tls_ca_from_environment())
-    ) as store:
-        yield store
-
-
-@contextmanager
 def _nodes(metadata: str) -> Iterator["KvstoreNodes"]:
     from halfmoon_cli.kv.kvstore_nodes import KvstoreNodes
 
-    with _explained(), _opened(metadata) as store, contextlib.closing(KvstoreNodes(store)) as nodes:
+    with (
+        _explained(),
+        open_metadata(metadata) as store,
+        contextlib.closing(KvstoreNodes(store)) as nodes,
+    ):
         yield nodes
 
 

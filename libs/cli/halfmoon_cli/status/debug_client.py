@@ -58,5 +58,5 @@ def parse_status(data: dict[str, Any], endpoint: ApiEndpoint) -> ClusterStatus:
 def _no_conductor(endpoint: ApiEndpoint) -> EndpointError:
     return EndpointError(
         f"{endpoint.root} answers, but not as a conductor of Halfmoon: there is no /debug/cluster."
-        " A proxy may keep it to itself; --url names another"
+        " A proxy may keep it to itself; --url or HALFMOON_URL names another"
     )

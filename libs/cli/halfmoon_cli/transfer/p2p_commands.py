@@ -26,12 +26,10 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from halfmoon_cli.common.cluster_key import read_cluster_key
-from halfmoon_cli.common.local_key import use_local_key
+from halfmoon_cli.common.metadata_address import DEFAULT_METADATA, Metadata, open_metadata
 from halfmoon_cli.common.stop_signals import catch_stop_signals
 
 if TYPE_CHECKING:
-    from halfmoon_metadata import MetadataStore
     from halfmoon_transfer.p2p import GetReport, P2PStore
 
 #: Seconds between two checks of a serving process whether its object was removed.
@@ -40,12 +38,6 @@ _LOOK_S = 2.0
 app = typer.Typer(no_args_is_help=True, help="Move folders between hosts, each a source.")
 console = Console()
 
-Metadata = Annotated[
-    str,
-    typer.Option(
-        envvar="HALFMOON_METADATA", help="The metadata store: http://…, redis://… or etcd://…"
-    ),
-]
 Name = Annotated[str, typer.Argument(help="The object's name")]
 Bind = Annotated[str, typer.Option(help="Address to serve peers at")]
 Advertise = Annotated[
@@ -58,7 +50,7 @@ Seconds = Annotated[float, typer.Option(min=0, help="Serve so long; 0: until Ctr
 def put(
     name: Name,
     folder: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="What to offer")],
-    metadata: Metadata,
+    metadata: Metadata = DEFAULT_METADATA,
     bind: Bind = "127.0.0.1",
     advertise: Advertise = "",
     replace: Annotated[bool, typer.Option(help="Take the place of another object")] = False,
@@ -82,7 +74,7 @@ def put(
 def get(
     name: Name,
     folder: Annotated[Path, typer.Argument(help="Where it shall be; must not exist yet")],
-    metadata: Metadata,
+    metadata: Metadata = DEFAULT_METADATA,
     bind: Bind = "127.0.0.1",
     advertise: Advertise = "",
     serve: Annotated[bool, typer.Option(help="Go on serving it to others")] = False,
@@ -101,14 +93,14 @@ def get(
 
 @app.command("ls")
 def list_objects(
-    metadata: Metadata,
+    metadata: Metadata = DEFAULT_METADATA,
     prefix: Annotated[str, typer.Argument(help="Only names that begin so")] = "",
 ) -> None:
     """List the objects, and the number of their holders."""
     from halfmoon_transfer.p2p import object_record as records
     from halfmoon_transfer.p2p.object_catalog import ObjectCatalog
 
-    with _explained(), _store(metadata) as store:
+    with _explained(), open_metadata(metadata) as store:
         table = Table("name", "files", "size", "publishers", "replicas", "in part", box=None)
         for record in ObjectCatalog(store).list(prefix):
             each = records.summarize(record)
@@ -119,11 +111,11 @@ def list_objects(
 
 
 @app.command()
-def rm(name: Name, metadata: Metadata) -> None:
+def rm(name: Name, metadata: Metadata = DEFAULT_METADATA) -> None:
     """Remove an object's record: no further host gets it, and its sources end."""
     from halfmoon_transfer.p2p.object_catalog import ObjectCatalog
 
-    with _explained(), _store(metadata) as store:
+    with _explained(), open_metadata(metadata) as store:
         if not ObjectCatalog(store).remove(name):
             _give_up(f"there is no object {name}")
         console.print(f"removed {escape(name)}", highlight=False)
@@ -141,7 +133,7 @@ def _client(url: str, bind: str, advertise: str) -> "Iterator[P2PStore]":
 
     name = f"p2p-{socket.gethostname()}-{os.getpid()}-{os.urandom(3).hex()}"
     with ExitStack() as stack:
-        metadata = stack.enter_context(_store(url))
+        metadata = stack.enter_context(open_metadata(url))
         engine = TransferEngine.open(
             name,
             metadata=metadata,
@@ -154,18 +146,6 @@ def _client(url: str, bind: str, advertise: str) -> "Iterator[P2PStore]":
         )
         stack.enter_context(engine)
         yield stack.enter_context(P2PStore(engine, metadata))
-
-
-@contextmanager
-def _store(url: str) -> "Iterator[MetadataStore]":
-    from halfmoon_metadata import open_store
-    from halfmoon_metadata.tls_trust import tls_ca_from_environment
-
-    use_local_key(url)
-    with contextlib.closing(
-        open_store(url, cluster_key=read_cluster_key(), tls_ca=tls_ca_from_environment())
-    ) as store:
-        yield store
 
 
 @contextmanager

@@ -3,9 +3,8 @@
 The transfer library is imported when a command runs.
 """
 
-import contextlib
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -13,14 +12,21 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from halfmoon_cli.common.cluster_key import read_cluster_key
-from halfmoon_cli.common.local_key import use_local_key
+from halfmoon_cli.common.metadata_address import (
+    DEFAULT_METADATA,
+    METADATA_HELP,
+    METADATA_VARIABLE,
+    Metadata,
+    metadata_or_default,
+    open_metadata,
+)
 from halfmoon_cli.common.stop_signals import catch_stop_signals
 
 console = Console()
 app = typer.Typer(no_args_is_help=True, help="Look at the ways that bytes can take.")
 
-_STORES = "The metadata store: http://…, redis://… or etcd://…"
+#: Name of a target that is given none.
+_TARGET = "bench-target"
 Backend = Annotated[str, typer.Option(help="Path to take: tcp, shm, …")]
 Bind = Annotated[str, typer.Option(help="Address to listen at, IPv4 or IPv6")]
 Advertise = Annotated[
@@ -64,8 +70,10 @@ def bench(
     seconds: Annotated[float, typer.Option(min=0.1, help="How long to measure")] = 3.0,
     checksums: Annotated[bool, typer.Option(help="Check what crosses a wire")] = True,
     verify: Annotated[bool, typer.Option(help="Compare copies in memory, too")] = False,
-    metadata: Annotated[str, typer.Option(help=f"{_STORES}; for a target elsewhere")] = "",
-    target: Annotated[str, typer.Option(help="The target's name there")] = "bench-target",
+    metadata: Annotated[str, typer.Option(help=f"{METADATA_HELP}; for a target elsewhere")] = "",
+    target: Annotated[
+        str, typer.Option(help=f"The target's name there; without --metadata: {METADATA_VARIABLE}")
+    ] = "",
     bind: Bind = "127.0.0.1",
     advertise: Advertise = "",
 ) -> None:
@@ -86,23 +94,16 @@ def bench(
         checksums=checksums,
         verify=verify,
     )
-    with _explained(), ExitStack() as stack:
-        if metadata:
-            from halfmoon_metadata import open_store
-            from halfmoon_metadata.tls_trust import tls_ca_from_environment
-
-            use_local_key(metadata)
-            store = stack.enter_context(
-                contextlib.closing(
-                    open_store(
-                        metadata, cluster_key=read_cluster_key(), tls_ca=tls_ca_from_environment()
-                    )
+    is_elsewhere = bool(metadata or target)
+    with _explained():
+        if is_elsewhere:
+            with open_metadata(metadata_or_default(metadata)) as store:
+                found = run_bandwidth_bench_against(
+                    load, store, target or _TARGET, bind=bind, advertise=advertise
                 )
-            )
-            found = run_bandwidth_bench_against(load, store, target, bind=bind, advertise=advertise)
         else:
             found = run_bandwidth_bench(load)
-    sides = "this side" if metadata else "both sides"
+    sides = "this side" if is_elsewhere else "both sides"
     console.print(
         f"{found.gb_per_s:.2f} GB/s   p50 {found.p50_us:.0f} µs   p99 {found.p99_us:.0f} µs   "
         f"{found.cpu_s_per_gb:.2f} CPU seconds per GB ({sides})",
@@ -112,8 +113,8 @@ def bench(
 
 @app.command()
 def target(
-    metadata: Annotated[str, typer.Option(envvar="HALFMOON_METADATA", help=_STORES)],
-    name: Annotated[str, typer.Option(help="What `bench` finds it by")] = "bench-target",
+    metadata: Metadata = DEFAULT_METADATA,
+    name: Annotated[str, typer.Option(help="What `bench` finds it by")] = _TARGET,
     backend: Backend = "tcp",
     size_mib: Annotated[int, typer.Option(min=1, help="Memory for blocks, in MiB")] = 256,
     bind: Bind = "127.0.0.1",
@@ -122,16 +123,11 @@ def target(
 ) -> None:
     """Be what `halfmoon transfer bench` on another host moves blocks to and from."""
     from halfmoon_cli.transfer.bandwidth_target import serve_target
-    from halfmoon_metadata import open_store
-    from halfmoon_metadata.tls_trust import tls_ca_from_environment
 
-    use_local_key(metadata)
     with (
         catch_stop_signals() as ended,
         _explained(),
-        contextlib.closing(
-            open_store(metadata, cluster_key=read_cluster_key(), tls_ca=tls_ca_from_environment())
-        ) as store,
+        open_metadata(metadata) as store,
         serve_target(
             store,
             name,
