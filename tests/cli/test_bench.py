@@ -62,11 +62,34 @@ def test_no_key_is_written_anywhere(endpoint: ScriptedEndpoint, tmp_path: Path) 
     assert "secret-key" not in result.output + path.read_text()
 
 
-def test_nothing_answered_is_a_failure(endpoint: ScriptedEndpoint) -> None:
-    endpoint.scripts = [BUSY]
-    result = bench(endpoint, "--rate", "500", "--requests", "4")
+def test_nothing_answered_is_a_failure_without_latencies(
+    endpoint: ScriptedEndpoint, tmp_path: Path
+) -> None:
+    path = tmp_path / "run.json"
+    endpoint.scripts = [ScriptedAnswer(), *[BUSY] * 3, ScriptedAnswer(cut_after=1), BUSY]
+    result = bench(endpoint, *ONE_BY_ONE, "--requests", "4", "--json", str(path))
     assert result.exit_code == 1
-    assert "4 refused: 429 overloaded" in result.output
+    assert "no request succeeded" in result.output
+    assert "3 refused: 429 overloaded" in result.output and "1 failed: the a" in result.output
+    for word in ("TTFT", "TBT", "end to end", "goodput  ", "p99"):
+        assert word not in result.output
+    summary = figures(path)["summary"]
+    assert summary["refusals"] == {"429 overloaded": 3}
+    for name in ("ttft_s", "tbt_s", "tbt_tail_s", "gap_s", "e2e_s"):
+        assert set(summary[name].values()) == {None}
+    assert set(summary["generator"]["send_lag_s"].values()) != {None}
+
+
+def test_answers_of_one_token_have_no_time_between_tokens(
+    endpoint: ScriptedEndpoint, tmp_path: Path
+) -> None:
+    path = tmp_path / "run.json"
+    endpoint.scripts = [ScriptedAnswer(pieces=("one",))]
+    result = bench(endpoint, *ONE_BY_ONE, "--requests", "2", "--json", str(path))
+    assert result.exit_code == 0, result.output
+    assert set(figures(path)["summary"]["gap_s"].values()) == {None}
+    (line,) = (line for line in result.output.splitlines() if "all gaps" in line)
+    assert line.split() == ["TBT,", "all", "gaps", "–"]
 
 
 def test_two_runs_have_other_prompts_unless_they_have_one_salt(

@@ -1,6 +1,7 @@
 """Show a run: one line on a terminal while it lasts, then a table, and JSON for programs."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -26,7 +27,12 @@ UNITS = {
     "_per_s": "per second of the run's duration",
     "tokens": "tokens, as the endpoint counts them",
     "share": "0 to 1",
+    "null": "no request has this number",
 }
+
+
+#: Said in place of latencies that no request has.
+NO_SUCCESS = "no request succeeded: there are no latencies and no goodput; the reasons by number:"
 
 
 class BenchResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,6 +98,8 @@ def print_result(result: BenchResult, console: Console) -> None:
     for name, value in _rows(result):
         table.add_row(name, value)
     console.print(table)
+    if not summary.n_finished:
+        console.print(Text(NO_SUCCESS, "red"), soft_wrap=True)
     for kind, reasons in (("refused", summary.refusals), ("failed", summary.failures)):
         for reason, n in reasons.items():
             console.print(Text(f"{n:,} {kind}: {reason}", "yellow"), soft_wrap=True)
@@ -101,10 +109,15 @@ def print_result(result: BenchResult, console: Console) -> None:
 
 def _rows(result: BenchResult) -> list[tuple[str, str]]:
     summary = result.summary
-    return [
+    counts = [
         ("finished", f"{summary.n_finished:,} of {summary.n_requests:,} requests"),
         ("refused, failed", f"{summary.n_refused:,}, {summary.n_failed:,}"),
         ("duration", f"{summary.duration_s:,.1f} s"),
+    ]
+    if not summary.n_finished:
+        return counts
+    return [
+        *counts,
         (
             "requests/s",
             f"{summary.finished_per_s:,.2f} finished, {summary.offered_per_s:,.2f} offered",
@@ -177,5 +190,7 @@ def result_warnings(summary: BenchSummary) -> list[str]:
 
 
 def _quantiles(values: DistributionSummary) -> str:
+    if math.isnan(values.mean):
+        return "–"
     numbers = (values.mean, values.p50, values.p90, values.p99, values.max)
     return " / ".join(format_seconds(value) for value in numbers)

@@ -1,7 +1,8 @@
 """Summarise the records of a run. No I/O."""
 
+import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -28,7 +29,10 @@ class GeneratorLag(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BenchSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """A run in numbers. Times are seconds from the scheduled moment of a request."""
+    """A run in numbers. Times are seconds from the scheduled moment of a request.
+
+    The times of no request are NaN, which JSON has as null.
+    """
 
     n_requests: int
     n_finished: int
@@ -98,11 +102,11 @@ def summarize_run(progress: RunProgress, slo: Slo, *, cut_short: bool = False) -
         duration_s=duration_s,
         offered_per_s=(len(records) - 1) / (last_s - first_s) if last_s > first_s else 0.0,
         finished_per_s=per_second(len(finished)),
-        ttft_s=summarize_values([r.ttft_s for r in finished if r.ttft_s is not None]),
-        tbt_s=summarize_values([r.tbt_s for r in finished if r.tbt_s is not None]),
-        tbt_tail_s=summarize_values([r.tbt_tail_s for r in finished if r.tbt_tail_s is not None]),
-        gap_s=summarize_values([gap for r in finished for gap in r.gaps_s]),
-        e2e_s=summarize_values([r.e2e_s for r in finished if r.e2e_s is not None]),
+        ttft_s=_summarize([r.ttft_s for r in finished if r.ttft_s is not None]),
+        tbt_s=_summarize([r.tbt_s for r in finished if r.tbt_s is not None]),
+        tbt_tail_s=_summarize([r.tbt_tail_s for r in finished if r.tbt_tail_s is not None]),
+        gap_s=_summarize([gap for r in finished for gap in r.gaps_s]),
+        e2e_s=_summarize([r.e2e_s for r in finished if r.e2e_s is not None]),
         n_prompt_tokens=n_prompt,
         n_output_tokens=n_out,
         prompt_tokens_per_s=per_second(n_prompt),
@@ -122,6 +126,11 @@ def summarize_run(progress: RunProgress, slo: Slo, *, cut_short: bool = False) -
         ),
         cut_short=cut_short,
     )
+
+
+def _summarize(values: Sequence[float]) -> DistributionSummary:
+    """Return mean and quantiles; NaN, which is no latency, where there is no value."""
+    return summarize_values(values) if values else DistributionSummary(*[math.nan] * 5)
 
 
 def _counted(records: Iterable[BenchRecord]) -> dict[str, int]:
