@@ -35,6 +35,28 @@ def test_a_profile_becomes_a_cost_file(tmp_path: Path, monkeypatch: pytest.Monke
     assert simulated.exit_code == 0, simulated.output
 
 
+@pytest.mark.parametrize("limit", [0.0, 1e9])
+def test_a_bad_fit_is_named_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: float
+) -> None:
+    paths = [profile_command.Bandwidth(name, 1024, 1e9) for name in ("tcp", "shm")]
+    monkeypatch.setattr(profile_command, "measure_transfers", lambda: paths)
+    monkeypatch.setattr(profile_command, "LARGEST_MISFIT", limit)
+    out = tmp_path / "costs.json"
+    result = CliRunner().invoke(app, ["profile", "--model", ENGINE, "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    assert out.exists()
+    assert ("the fit is bad" in result.output) == (limit == 0.0)
+
+
+def test_a_warning_has_the_misfit_and_its_limit() -> None:
+    misfits = {"prefill": 0.3, "decode step": 0.456}
+    (warning,) = profile_command.fit_warnings(misfits)
+    assert "decode step formula misses a measurement by 46%, and 30% is the limit" in warning
+    assert "run halfmoon profile again" in warning
+    assert len(profile_command.fit_warnings({"prefill": float("nan")})) == 1
+
+
 def test_an_engine_that_cannot_be_had_is_named() -> None:
     result = CliRunner().invoke(app, ["profile", "--model", "fake://centipede?legs=100"])
     assert result.exit_code == 2

@@ -35,6 +35,20 @@ def test_a_simulation_prints_a_table_and_writes_what_was_asked_for(tmp_path: Pat
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in pictures.iterdir())
 
 
+@pytest.mark.parametrize("more", [(), ("--coupled", "1"), ("--sweep", "prefill=1,2")])
+def test_the_last_line_says_what_is_not_modelled(more: tuple[str, ...]) -> None:
+    result = halfmoon(*QUICK, *more)
+    assert result.exit_code == 0, result.output
+    last = result.output.splitlines()[-1]
+    assert last.startswith("simulated, not measured")
+    assert "lost messages" in last and "--help" in last
+
+
+def test_the_help_says_what_is_not_modelled() -> None:
+    text = " ".join(halfmoon("simulate", "--help").output.split())
+    assert "Not modelled: slow workers, lost messages" in text
+
+
 def test_a_sweep_has_a_row_for_each_combination(tmp_path: Path) -> None:
     out = tmp_path / "sweep.json"
     result = halfmoon(

@@ -32,6 +32,8 @@ SIZES = (64 * 1024, 1024 * 1024, 8 * 1024 * 1024)
 #: A control message between two processes of one host, there or back: half the round trip that
 #: `python -m benchmarks reservation` measures.
 MESSAGE_S = 0.00025
+#: A formula that misses a measurement by more than this share makes a simulation doubtful.
+LARGEST_MISFIT = 0.3
 
 
 class ProfileFailed(Exception):
@@ -77,7 +79,13 @@ def profile(
         raise typer.Exit(2) from None
     costs = cost_file(points, paths, threads, pool_mib << 20, kvstore_mib << 20)
     out.write_text(dump_costs(costs))
-    _show(costs, points, paths)
+    misfits = {
+        "prefill": _worst_prefill(costs.prefill, points),
+        "decode step": _worst_decode(costs.decode, points),
+    }
+    _show(costs, misfits, paths)
+    for warning in fit_warnings(misfits):
+        console.print("[yellow]halfmoon:[/yellow]", warning, highlight=False, soft_wrap=True)
     console.print(f"wrote {out}: halfmoon simulate --costs {out}", highlight=False)
 
 
@@ -158,16 +166,31 @@ def cost_file(
     )
 
 
+def fit_warnings(misfits: dict[str, float]) -> list[str]:
+    """Return a warning for each formula that is too far from a measurement.
+
+    Args:
+        misfits: the worst relative error of each formula, by what it predicts.
+    """
+    return [
+        f"the fit is bad: the {what} formula misses a measurement by {misfit:.0%}, and"
+        f" {LARGEST_MISFIT:.0%} is the limit. Simulated times can be as wrong: end other programs"
+        " and run halfmoon profile again, or give --threads the cores that a worker has"
+        for what, misfit in misfits.items()
+        if not misfit <= LARGEST_MISFIT
+    ]
+
+
 def _bandwidth(paths: list[Bandwidth], backend: str) -> float:
     return max(path.bytes_per_s for path in paths if path.backend == backend)
 
 
-def _show(costs: CostFile, points: _Points, paths: list[Bandwidth]) -> None:
+def _show(costs: CostFile, misfits: dict[str, float], paths: list[Bandwidth]) -> None:
     table = Table(box=None, pad_edge=False)
     for column in ("what", "formula", "worst misfit"):
         table.add_column(column)
-    table.add_row("prefill", _terms(costs.prefill), f"{_worst_prefill(costs.prefill, points):.0%}")
-    table.add_row("decode step", _terms(costs.decode), f"{_worst_decode(costs.decode, points):.0%}")
+    for what, cost in (("prefill", costs.prefill), ("decode step", costs.decode)):
+        table.add_row(what, _terms(cost), f"{misfits[what]:.0%}")
     for path in paths:
         speed = f"{path.bytes_per_s / 1e9:.2f} GB/s"
         table.add_row(f"{path.backend}, {path.n_bytes // 1024} KiB", speed, "")

@@ -35,6 +35,12 @@ console = Console()
 #: that one event can lead to.
 KEPT_DECISIONS = 4096
 
+#: Said after every run, as its figures look like measurements.
+LIMITS = (
+    "simulated, not measured: slow workers, lost messages, disk errors and other programs on the"
+    " machine are not modelled (halfmoon simulate --help)"
+)
+
 Source = Annotated[
     str,
     typer.Argument(
@@ -133,7 +139,13 @@ def simulate(
     ] = False,
     plots: Annotated[Path | None, typer.Option(help="Write PNG pictures into this folder")] = None,
 ) -> None:
-    """Run the scheduling core on a workload, with modelled engines and wires."""
+    """Run the scheduling core on a workload, with modelled engines and wires.
+
+    Engines take the time that the cost file's formulas say, and transfers the bytes over a share
+    of the bandwidth. Not modelled: slow workers, lost messages, disk errors, other programs on the
+    machine, the queue of a live worker's blocks, and pages kept at decode. Workers report their
+    load every 0.5 s (live: 0.1 s). docs/simulator.md has the whole list.
+    """
     try:
         workload = WorkloadSpec(
             source=source,
@@ -207,6 +219,7 @@ def simulate(
     runs = [(scenario.label, result) for scenario, result in zip(scenarios, results, strict=True)]
     print_summaries([NamedSummary(name, result.summary()) for name, result in runs], console)
     _write(runs, axes, json, plots, with_requests=with_requests)
+    console.print(LIMITS, highlight=False, soft_wrap=True)
 
 
 def _describe(base: Scenario) -> None:
