@@ -17,7 +17,12 @@ from halfmoon_protocol.messages import (
 )
 from halfmoon_runtime.channels.memory_network import MemoryNetwork
 from halfmoon_runtime.channels.network import PeerId, Port, WorkerLink
-from halfmoon_runtime.worker.conductor_connections import ConductorConnections, RejectedByConductors
+from halfmoon_runtime.worker.conductor_connections import (
+    SETTLE_S,
+    STANDSTILL_S,
+    ConductorConnections,
+    RejectedByConductors,
+)
 
 ONE, TWO, THREE = RequestId("1"), RequestId("2"), RequestId("3")
 EAST, WEST = ConductorId("east"), ConductorId("west")
@@ -166,3 +171,32 @@ async def test_a_worker_goes_only_when_no_conductor_wants_it(worker: Worker) -> 
     worker.conductors.on_unwelcome(west_peer, "another layout, said twice")
     with pytest.raises(RejectedByConductors, match="mine too"):
         worker.conductors.on_unwelcome(east_peer, "mine too")
+
+
+async def test_after_a_standstill_nothing_is_current_until_conductors_are_probed_again(
+    worker: Worker,
+) -> None:
+    conductors = worker.conductors
+    assert conductors.is_current(100.0)
+    await conductors.probe(worker.info, 100.0)
+    assert conductors.is_current(100.0 + STANDSTILL_S)
+    assert not conductors.is_current(100.1 + STANDSTILL_S)
+    link, peer = await worker.dialled()
+    await conductors.on_hello(hello_of(EAST), peer, worker.info)
+    conductors.owners.add(ONE, peer)
+    # The connection is closed meanwhile, and that is known a moment after the first look.
+    await conductors.probe(worker.info, 110.0)
+    assert not conductors.is_current(110.0)
+    await link.close()
+    await conductors.probe(worker.info, 110.1)
+    assert worker.let_go == []
+    assert not conductors.is_current(110.1)
+    await conductors.probe(worker.info, 110.0 + SETTLE_S)
+    assert worker.let_go == [ONE]
+    assert conductors.is_current(110.0 + SETTLE_S)
+
+
+async def test_a_worker_that_looks_in_time_is_current_throughout(worker: Worker) -> None:
+    for now in (100.0, 101.0, 104.9, 108.8):
+        await worker.conductors.probe(worker.info, now)
+        assert worker.conductors.is_current(now)

@@ -9,8 +9,13 @@ import pytest
 from halfmoon_engine.fake_engine import FakeEngine
 from halfmoon_protocol.ids import ConductorId, RequestId
 from halfmoon_protocol.kv_layout import KvLayout
-from halfmoon_protocol.messages import DecodeReserved, Hello, ReserveDecode, StartPrefill
-from halfmoon_protocol.regions import Region
+from halfmoon_protocol.messages import (
+    DecodeReserved,
+    Hello,
+    ReserveDecode,
+    StartPrefill,
+)
+from halfmoon_protocol.regions import Landing, Region
 from halfmoon_protocol.sampling import Sampling, Stopping
 from halfmoon_runtime.clock import FakeClock
 from halfmoon_scheduling.decode.decode_batch import DecodeBatch
@@ -130,18 +135,7 @@ async def test_a_prefill_whose_conductor_is_gone_ends_within_seconds_and_writes_
         (landed,) = await decode.wait_for(DecodeReserved)
         conductor = await _caller(cluster, "prefill-0")
         await conductor.send(Hello(conductor_id=ConductorId("east"), session=1))
-        await conductor.send(
-            StartPrefill(
-                request_id=A,
-                token_ids=tuple(range(40)),
-                n_prompt=40,
-                block_hashes=(),
-                landing=landed.landing,
-                landing_expires_s=600.0,
-                sampling=Sampling(temperature=0.0),
-                stopping=STOPPING,
-            )
-        )
+        await conductor.send(_start(landed.landing))
         await cluster.until(engine.inside.is_set)
         pool = cluster.memories["decode-0"].view
         before = bytes(pool[:])
@@ -150,6 +144,42 @@ async def test_a_prefill_whose_conductor_is_gone_ends_within_seconds_and_writes_
         engine.gate.set()
         await cluster.until(lambda: not prefill.jobs)
         assert bytes(pool[:]) == before
+
+
+async def test_a_prefill_that_stood_still_writes_nothing_before_it_knows_what_it_missed(
+    local_cluster: Callable[..., Any],
+) -> None:
+    """By then decode may have given the landing's pages to another request."""
+    async with local_cluster(FakeEngine) as cluster:
+        prefill = cluster.worker("prefill-0")
+        decode = await _caller(cluster, "decode-0")
+        await decode.send(ReserveDecode(request_id=A, n_tokens=40, stopping=STOPPING))
+        (landed,) = await decode.wait_for(DecodeReserved)
+        conductor = await _caller(cluster, "prefill-0")
+        await conductor.send(Hello(conductor_id=ConductorId("east"), session=1))
+        pool = cluster.memories["decode-0"].view
+        before = bytes(pool[:])
+        prefill.conductors.is_current = lambda _: False
+        await conductor.send(_start(landed.landing))
+        await cluster.until(lambda: bool(prefill.jobs) and not prefill.machine.queue)
+        (job,) = prefill.jobs.values()
+        await cluster.until(lambda: bool(job.landing_writes))
+        await conductor.close()
+        await cluster.until(lambda: not prefill.jobs)
+        assert bytes(pool[:]) == before
+
+
+def _start(landing: Landing) -> StartPrefill:
+    return StartPrefill(
+        request_id=A,
+        token_ids=tuple(range(40)),
+        n_prompt=40,
+        block_hashes=(),
+        landing=landing,
+        landing_expires_s=600.0,
+        sampling=Sampling(temperature=0.0),
+        stopping=STOPPING,
+    )
 
 
 async def _caller(cluster: Any, name: str) -> WorkerCaller:

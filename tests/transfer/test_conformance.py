@@ -113,6 +113,33 @@ def test_a_scatter_list_is_as_good_as_its_pieces(world: World, data: st.DataObje
         del local, remote, memory, source
 
 
+def test_a_write_waits_while_writes_are_held_and_a_read_does_not(world: World) -> None:
+    here, there = world.open("here"), world.open("there")
+    source, target = here.allocate(5000), there.allocate(5000)
+    fill(source, 3)
+    piece = Piece(source.region, 0, target.region, 0, 5000)
+    move(here, "read", piece)  # the ways are known from now on, and connections are idle
+    fill(source, 4)
+    before, may_write = bytes(target.view), threading.Event()
+    here.allow_writes_while(may_write.is_set)
+    move(here, "read", Piece(here.allocate(9).region, 0, target.region, 0, 9))
+    held = here.submit("write", [piece])
+    given_up = here.submit("write", [piece])
+    late = here.submit("write", [piece], deadline_s=0.2)
+    given_up.cancel()
+    with pytest.raises(Cancelled):
+        given_up.result(60)
+    with pytest.raises(TransferError):
+        late.result(60)
+    with pytest.raises(TransferError):
+        here.transfer("write", [piece], deadline_s=0.2)
+    assert not held.done()
+    assert bytes(target.view) == before
+    may_write.set()
+    held.result(60)
+    assert target.view == source.view
+
+
 def test_no_pieces_and_empty_pieces_are_done_at_once(world: World) -> None:
     here = world.open("here")
     memory = here.allocate(10)

@@ -10,7 +10,7 @@ asyncio caller is woken once per transfer.
 
 import logging
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from os import PathLike
 from typing import TYPE_CHECKING
@@ -430,6 +430,17 @@ class TransferEngine:
             if report is not None:
                 return FinishedTransfer(report)
         return self._start(op, pieces, deadline_s, notify, checksums=checksums, verify=verify)
+
+    def allow_writes_while(self, may_write: Callable[[], bool]) -> None:
+        """Begin no write while this returns false; those that wait begin when it is true again.
+
+        A process that stood still, as by SIGSTOP, may write to memory that is another request's by
+        now. It says false here until it knows. A write that is being copied in this moment goes on.
+
+        Args:
+            may_write: called from any thread, for each write; quick.
+        """
+        self._fast_path.may_write = self._transfers.may_write = may_write
 
     def transfer(
         self,

@@ -20,6 +20,7 @@ from halfmoon_testing.sim_cluster.virtual_loop import VirtualLoop, VirtualProces
 from halfmoon_transfer.interface import Transfer, TransferError
 from halfmoon_transfer.threads.deadline_watcher import HasDeadline
 from halfmoon_transfer.threads.fair_thread_pool import Job
+from halfmoon_transfer.threads.stop_signal import StopSignal
 from halfmoon_transfer.transfers.engine_threads import EngineThreads, JobPool, Watcher
 
 P = ParamSpec("P")
@@ -141,6 +142,10 @@ class VirtualEngineThreads(EngineThreads):
     def now(self) -> float:
         """Return the virtual time."""
         return self._loop.time()
+
+    def wait_while_held(self, stop: StopSignal) -> bool:
+        """Return at once: one thread can't wait. A batch that is held counts as lost."""
+        return not stop.is_held
 
     def open_pool(self, name: str, *, threads: int, lanes: int) -> JobPool:
         """See `EngineThreads.open_pool`."""

@@ -20,6 +20,8 @@ class StopSignal:
         self.stopped = False
         #: The current wait, for the text of a timeout: "waiting for segment x at y".
         self.doing = ""
+        #: Whether bytes may be moved just now; None: always. Called from any thread.
+        self.may_go_on: Callable[[], bool] | None = None
         self._kicks: list[Callable[[], None]] = []
         # Held while kicks run: leaving `calling_on_stop` waits for them.
         self._lock = threading.Lock()
@@ -32,6 +34,11 @@ class StopSignal:
     def remaining_s(self) -> float:
         """Return the seconds until the deadline, at least 0."""
         return max(0.0, self.deadline - self._now())
+
+    @property
+    def is_held(self) -> bool:
+        """Return whether no bytes may be moved just now."""
+        return self.may_go_on is not None and not self.may_go_on()
 
     def set(self) -> None:
         """Stop, and wake all blocked threads. Kicks must be quick and must not raise."""

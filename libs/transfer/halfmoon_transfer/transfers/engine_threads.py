@@ -10,7 +10,10 @@ from typing import Protocol, TypeVar
 from halfmoon_transfer.metadata.segment_lease import Lease
 from halfmoon_transfer.threads.deadline_watcher import DeadlineWatcher, HasDeadline
 from halfmoon_transfer.threads.fair_thread_pool import FairThreadPool, Job
+from halfmoon_transfer.threads.stop_signal import StopSignal
 
+#: Seconds between two looks whether writes are held still.
+_HELD_POLL_S = 0.01
 Item = TypeVar("Item", bound=HasDeadline)
 WatchedItem = TypeVar("WatchedItem", bound=HasDeadline, contravariant=True)
 
@@ -65,6 +68,12 @@ class EngineThreads:
     def now(self) -> float:
         """Return seconds that only grow."""
         return time.monotonic()
+
+    def wait_while_held(self, stop: StopSignal) -> bool:
+        """Wait in a thread of the pool until a transfer may move bytes; return whether it may."""
+        while stop.is_held and not stop.stopped and stop.remaining_s() > 0.0:
+            time.sleep(_HELD_POLL_S)
+        return not stop.is_held
 
     def open_pool(self, name: str, *, threads: int, lanes: int) -> JobPool:
         """Open a pool that carries the batches of transfers."""

@@ -44,6 +44,8 @@ class FastPath:
         self._context = context
         self._router = router
         self._counters = counters
+        #: Whether writes may begin just now; None: always.
+        self.may_write: Callable[[], bool] | None = None
         #: For copies, which can't be stopped: they are over at once.
         self._no_stop = StopSignal(float("inf"), now)
 
@@ -78,6 +80,8 @@ class FastPath:
 
     def _route(self, op: Op, pieces: Sequence[Piece]) -> FastRoute | None:
         if not pieces or op not in ("read", "write"):
+            return None
+        if op == "write" and self.may_write is not None and not self.may_write():
             return None
         remote = pieces[0].remote
         return self._router.fast_route(remote.segment, remote.generation)

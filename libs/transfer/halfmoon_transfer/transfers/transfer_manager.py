@@ -9,19 +9,21 @@ The plan decides which peer, path and try comes next; this module decides which 
 
 import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from halfmoon_transfer.backends.backend_interface import EngineContext
+from halfmoon_transfer.backends.backend_interface import EngineContext, same_outcome_for_all
 from halfmoon_transfer.interface import Cancelled, Op, Overloaded, Piece, TransferError
 from halfmoon_transfer.planning.transfer_plan import (
     Batch,
     CarryBatch,
     FinishTransfer,
+    OutcomeKind,
     OutgoingNotification,
     PeerKey,
     PlanCommand,
     PlanLimits,
     ResolvePeer,
+    SliceOutcome,
     TransferPlan,
 )
 from halfmoon_transfer.transfers.engine_threads import EngineThreads, Watcher
@@ -63,6 +65,9 @@ class TransferManager:
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._now = threads.now
+        self._threads = threads
+        #: Whether writes may begin just now; None: always.
+        self.may_write: Callable[[], bool] | None = None
         #: Submitted and not done, in that order.
         self._live: dict[LiveTransfer, None] = {}
         self._all_done = threading.Condition(self._lock)
@@ -114,6 +119,8 @@ class TransferManager:
             on_cancel=_on_cancel,
             now=self._now,
         )
+        if op == "write":
+            transfer.stop_signal.may_go_on = self.may_write
         error = self._admit(transfer) or check_request(op, pieces, self._context)
         if error is not None:
             transfer.stop(error)
@@ -162,12 +169,7 @@ class TransferManager:
 
         def job() -> None:
             if transfer.take(batch.number):
-                unreachable = transfer.unreachable(batch)
-                outcomes = (
-                    self._router.carry(batch, transfer.stop_signal)
-                    if unreachable is None
-                    else [unreachable] * len(batch.slices)
-                )
+                outcomes = self._carry(transfer, batch)
                 self._counters.on_carried(batch.path, batch.op, applied_bytes(batch, outcomes))
                 self._counters.on_corrupted(batch.path, corrupted_slices(outcomes))
                 transfer.on_carried(batch.number, outcomes)
@@ -178,6 +180,15 @@ class TransferManager:
             transfer.carrier = None
         if not (here and self._pool.try_run_inline(batch.peer.segment, job)):
             self._pool.submit(batch.peer.segment, job)
+
+    def _carry(self, transfer: LiveTransfer, batch: Batch) -> Sequence[SliceOutcome]:
+        unreachable = transfer.unreachable(batch)
+        if unreachable is not None:
+            return [unreachable] * len(batch.slices)
+        stop = transfer.stop_signal
+        if stop.is_held and not self._threads.wait_while_held(stop):
+            return same_outcome_for_all(batch, OutcomeKind.LOST, "this engine's writes are held")
+        return self._router.carry(batch, stop)
 
     def _finish(self, transfer: LiveTransfer, error: TransferError | None) -> None:
         plan = transfer.plan

@@ -192,6 +192,8 @@ class PrefillWorker:
             Unwanted: no conductor wants this worker.
             EngineLost: the engine can't compute any more, in a group of exceptions.
         """
+        # After a standstill its landings may be others': nothing is written before that is known.
+        self.transfer.allow_writes_while(lambda: self.conductors.is_current(self.clock.now()))
         with closing(self.caching):
             await self._serve()
 

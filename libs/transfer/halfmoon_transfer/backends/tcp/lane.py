@@ -169,6 +169,9 @@ class Lane:
             OSError: the connection broke; slices without an outcome are lost.
         """
         self.used = True
+        # It may be long since the batch was given to its thread: a dial took its time.
+        if carried.stop.is_held:
+            raise OSError("the engine's writes are held")
         # The extension can't damage slices on their way.
         if not self._use_native or carried.damage:
             self._carry(carried, list(_parts(carried)), outcomes, deque(), checksums=checksums)
