@@ -139,12 +139,6 @@ class Compose:
         files = [flag for file in self._files for flag in ("-f", file)]
         return run("docker", "compose", "-p", self.project, *files, *arguments, timeout_s=timeout_s)
 
-    @property
-    def environment(self) -> dict[str, str]:
-        """Variables with which `docker compose` means this cluster in any folder."""
-        files = ":".join(str(ROOT / file) for file in self._files)
-        return {**SMALL, "COMPOSE_PROJECT_NAME": self.project, "COMPOSE_FILE": files}
-
     def docker(self, *arguments: str) -> str:
         """``docker …``."""
         return run("docker", *arguments)

@@ -6,14 +6,11 @@ The tests share one cluster and run in their order.
 import itertools
 import json
 import os
-import re
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -22,7 +19,6 @@ from openai import OpenAI
 
 pytestmark = pytest.mark.timeout(2400)
 
-ROOT = Path(__file__).parents[2]
 N_NEW = 24
 #: So many that something can be done before they are there.
 N_LONG = 3000
@@ -203,23 +199,6 @@ def test_a_killed_worker_costs_no_token_and_is_replaced(
     assert answer.text() == expected(prompt(2), N_LONG)
     compose.until(lambda: decode.inspect()["RestartCount"] == 1)
     compose.until(lambda: worker in compose.live())
-
-
-def test_the_commands_of_the_tour_show_what_it_says(compose: Any, tmp_path: Path) -> None:
-    part = (ROOT / "docs" / "tour.md").read_text().partition("## With Docker")[2]
-    steps = re.findall(r"^```sh\n(.*?)^```\n+<!-- shows: (.*?) -->$", part, re.M | re.S)
-    assert len(steps) == part.count("```sh") == 4
-    for commands, shows in steps:
-        done = subprocess.run(
-            ["bash", "-c", commands.replace("http://127.0.0.1:8000", compose.urls[0])],
-            cwd=tmp_path,
-            env={**os.environ, **compose.environment},
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=False,
-        )
-        assert re.search(shows, done.stdout, re.M), (commands, done.stdout, done.stderr)
 
 
 def test_a_decode_worker_cut_off_the_network_costs_no_token(

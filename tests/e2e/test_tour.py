@@ -16,7 +16,7 @@ from halfmoon_runtime.observability.operator_http import operator_token
 
 pytestmark = pytest.mark.e2e
 
-PAGE, _, DOCKER = (
+PAGE, _, _ = (
     (Path(__file__).parents[2] / "docs" / "tour.md").read_text().partition("## With Docker")
 )
 #: A block of commands, and the pattern of what it shows, which is in a comment behind it.
