@@ -112,7 +112,7 @@ export class BlockStore {
       this.reserved.set(block.hash, block);
       this.count(block.parent, 1);
     }
-    const region = this.pool.toWrite(pagesOf(blocks), this.blockBytes);
+    const region = this.pool.toWriteAndRead(pagesOf(blocks), this.blockBytes);
     this.tickets.set(ticket, { kind: "reservation", blocks, region, expires: now + RESERVATION_S });
     return { ...this.granted(region, blocks), notStored };
   }

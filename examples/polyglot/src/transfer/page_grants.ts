@@ -1,11 +1,11 @@
-/** Decides which bytes of a pool of pages a peer may touch. Every key is for some pages, one way. */
+/** Decides which bytes of a pool of pages a peer may touch. Every key is for some pages. */
 
 import { randomBytes } from "node:crypto";
 import type { Region } from "../wire/messages.js";
 import { READ, type Slice, Status, WRITE } from "./frames.js";
 
 interface Grant {
-  op: typeof READ | typeof WRITE;
+  ops: (typeof READ | typeof WRITE)[];
   pages: Set<number>;
   pageBytes: number;
 }
@@ -20,11 +20,16 @@ export class PageGrants {
   ) {}
 
   toRead(pages: number[], pageBytes: number): Region {
-    return this.grant({ op: READ, pages: new Set(pages), pageBytes });
+    return this.grant({ ops: [READ], pages: new Set(pages), pageBytes });
   }
 
   toWrite(pages: number[], pageBytes: number): Region {
-    return this.grant({ op: WRITE, pages: new Set(pages), pageBytes });
+    return this.grant({ ops: [WRITE], pages: new Set(pages), pageBytes });
+  }
+
+  /** For a put, which the first stage of a group reads back for its sums. */
+  toWriteAndRead(pages: number[], pageBytes: number): Region {
+    return this.grant({ ops: [WRITE, READ], pages: new Set(pages), pageBytes });
   }
 
   /** From now on the region's key opens nothing. */
@@ -37,7 +42,7 @@ export class PageGrants {
     const grant = this.grants.get(key);
     if (!grant) return Status.UnknownKey;
     if (offset + length > this.memory.length) return Status.OutOfBounds;
-    if (grant.op !== op) return Status.NotGranted;
+    if (!grant.ops.some((each) => each === op)) return Status.NotGranted;
     const last = Math.floor((offset + length - 1) / grant.pageBytes);
     for (let page = Math.floor(offset / grant.pageBytes); page <= last; page++) {
       if (!grant.pages.has(page)) return Status.NotGranted;

@@ -84,8 +84,9 @@ class HandshakeWatch:
         )
 
     def close(self) -> None:
-        """Stop watching."""
-        self._socket.disable_monitor()
+        """Stop watching; the socket may be closed already."""
+        if not self._socket.closed:
+            self._socket.disable_monitor()
 
 
 def bind_free_port(socket: zmq.asyncio.Socket) -> str:

@@ -50,7 +50,7 @@ def decode_server_payload(payload: bytes) -> ServerEventBatch:
             return ServerEventBatch(maps.timestamp, maps.events)
         except msgspec.ValidationError:
             return _decode_other(payload)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedMessage(f"not a KV event payload: {error}") from None
 
 
