@@ -147,12 +147,20 @@ def conform(
 
 def _run(plan: RunPlan) -> tuple[list[Verdict], float]:
     started = time.monotonic()
-    # As Ctrl-C does: what the kit started ends with it.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        return asyncio.run(run_checks(plan)), time.monotonic() - started
+        return asyncio.run(_until_stopped(plan)), time.monotonic() - started
+    except asyncio.CancelledError:
+        _end("stopped by SIGTERM, and with it what was started")
     except (CannotStartSubject, MetadataError, CaseError) as error:
         _end(str(error))
+
+
+async def _until_stopped(plan: RunPlan) -> list[Verdict]:
+    """Run the checks; SIGTERM ends them, and what the kit started."""
+    running = asyncio.current_task()
+    assert running is not None, "a coroutine runs in a task"
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.cancel)
+    return await run_checks(plan)
 
 
 def _role(service: str | None, *, needed: bool) -> ServiceRole | None:
