@@ -16,12 +16,18 @@ from halfmoon_runtime.observability.operator_http import operator_token
 
 pytestmark = pytest.mark.e2e
 
-PAGE, _, _ = (
-    (Path(__file__).parents[2] / "docs" / "tour.md").read_text().partition("## With Docker")
-)
+#: The part with Python.
+PAGE = (Path(__file__).parents[2] / "docs/tour.md").read_text().partition("## With Docker")[0]
 #: A block of commands, and the pattern of what it shows, which is in a comment behind it.
 STEP = re.compile(r"^```sh\n(.*?)^```\n+<!-- shows: (.*?) -->$", re.M | re.S)
 PORT_OF_PAGE = "127.0.0.1:8000"
+
+
+def wait_until_printed(pattern: str, output: Path, up: "subprocess.Popen[bytes]") -> None:
+    deadline = time.monotonic() + 120
+    while not re.search(pattern, output.read_text()):
+        assert up.poll() is None and time.monotonic() < deadline, output.read_text()
+        time.sleep(0.1)
 
 
 @pytest.mark.timeout(240)
@@ -41,10 +47,7 @@ def test_the_commands_of_the_tour_show_what_it_says(tmp_path: Path) -> None:
             start_new_session=True,
         )
     try:
-        deadline = time.monotonic() + 120
-        while "Ctrl-C stops it" not in output.read_text():
-            assert up.poll() is None and time.monotonic() < deadline, output.read_text()
-            time.sleep(0.1)
+        wait_until_printed("Ctrl-C stops it", output, up)
         steps = STEP.findall(PAGE)
         assert len(steps) == PAGE.count("```sh") == 5
         for commands, shows in steps:
@@ -64,10 +67,7 @@ def test_the_commands_of_the_tour_show_what_it_says(tmp_path: Path) -> None:
                 check=False,
             )
             assert re.search(shows, done.stdout, re.M), (words, done.stdout, done.stderr)
-        deadline = time.monotonic() + 60
-        while not re.search(r"decode-\d was ended by SIGKILL", output.read_text()):
-            assert time.monotonic() < deadline, output.read_text()
-            time.sleep(0.1)
+        wait_until_printed(r"decode-\d was ended by SIGKILL", output, up)
         key = (tmp_path / ".halfmoon/up/cluster-key").read_text().strip()
         bearer = {"authorization": f"Bearer {operator_token(key)}"}
         activity = httpx.get(f"http://127.0.0.1:{port}/debug/activity", headers=bearer).json()

@@ -17,12 +17,8 @@ from halfmoon_protocol.messages import (
 )
 from halfmoon_runtime.channels.memory_network import MemoryNetwork
 from halfmoon_runtime.channels.network import PeerId, Port, WorkerLink
-from halfmoon_runtime.worker.conductor_connections import (
-    SETTLE_S,
-    STANDSTILL_S,
-    ConductorConnections,
-    RejectedByConductors,
-)
+from halfmoon_runtime.worker.conductor_connections import ConductorConnections, RejectedByConductors
+from halfmoon_runtime.worker.standstill import SETTLE_S, STANDSTILL_S
 
 ONE, TWO, THREE = RequestId("1"), RequestId("2"), RequestId("3")
 EAST, WEST = ConductorId("east"), ConductorId("west")

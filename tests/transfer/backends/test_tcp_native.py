@@ -393,6 +393,16 @@ def test_both_initiators_send_the_same_and_understand_the_same(
     assert results[0] == results[1]
 
 
+@pytest.mark.parametrize("use_native", [True, False])
+def test_nothing_is_sent_over_a_connection_whose_dial_outlasted_the_leave_to_write(
+    use_native: bool,
+) -> None:
+    errand, _ = errand_of("write", [100], 1)
+    reply = replies_to(errand, [AccessStatus.OK])
+    errand.stop.may_go_on = lambda: False
+    assert carried(errand, reply, use_native=use_native) == (b"", [None], "connection")
+
+
 def test_a_batch_of_many_requests_keeps_few_ahead_and_sends_the_same(make_world: Any) -> None:
     errand, _ = errand_of("write", [200_000] * 40, 3)
     reply = replies_to(errand, [AccessStatus.OK] * 40)

@@ -20,11 +20,12 @@ _WEIGHTS = ["*.safetensors"]
 def check_model(spec: str, *, quantised: bool = False) -> Mapping[str, Any]:
     """Check a model as far as possible without loading it or fetching weights.
 
-    Returns its configuration; that of a fake model is empty.
-
     Args:
         spec: ``fake://…``, or a model's folder or hub id.
         quantised: see `folder_inspection.inspect_folder`.
+
+    Returns:
+        Its configuration; that of a fake model is empty.
 
     Raises:
         ModelError: the refusal that a worker would end with.

@@ -16,16 +16,12 @@ from halfmoon_protocol.messages import Hello, Message, Welcome, WorkerInfo
 from halfmoon_protocol.versions import version_fault, wrong_version
 from halfmoon_runtime.channels.network import PeerId, PeerUnreachable, Port
 from halfmoon_runtime.worker.request_owners import RequestOwners
+from halfmoon_runtime.worker.standstill import StandstillWatch
 
 log = structlog.get_logger()
 
 #: Seconds between two probes of a connection.
 _PROBE_S = 1.0
-#: A worker that looked at nothing for longer may have been given up: conductors take it for lost
-#: after three seconds, and decode gives its landings' pages to others six seconds later.
-STANDSTILL_S = 4.0
-#: Seconds after a standstill until connections that were closed meanwhile are known as such.
-SETTLE_S = 0.5
 #: Longest text of a peer in the log, in characters.
 _MAX_LOGGED = 1000
 
@@ -50,19 +46,14 @@ class ConductorConnections:
         #: The worker adds and removes requests.
         self.owners = RequestOwners()
         self._looked_s = float("-inf")
-        #: When the last call of `probe` was; None: there was none.
-        self._round_s: float | None = None
-        #: When the last standstill is settled, and when losses were known last.
-        self._settled_s = float("-inf")
-        self._current_s = float("inf")
+        self._standstill = StandstillWatch()
 
     def is_current(self, now: float) -> bool:
         """Return whether conductors that are gone would be known as such; from any thread.
 
-        False after this process stood still, until they have been probed again. Before the first
-        probe there is nothing to know.
+        False after this process stood still, until they have been probed again.
         """
-        return now <= self._current_s + STANDSTILL_S
+        return self._standstill.is_current(now)
 
     async def on_hello(self, hello: Hello, peer: PeerId, info: WorkerInfo) -> None:
         """Answer a hello with the worker's record, and probe earlier connections of its name.
@@ -91,16 +82,13 @@ class ConductorConnections:
 
     async def probe(self, info: WorkerInfo, now: float) -> None:
         """Probe, about once a second, connections with requests or of names taken over."""
-        if self._round_s is not None and now > self._round_s + STANDSTILL_S:
-            log.warning("stood_still", seconds=round(now - self._round_s, 1))
-            self._settled_s, self._looked_s = now + SETTLE_S, float("-inf")
-        self._round_s = now
-        is_settled = now >= self._settled_s
-        if now >= self._looked_s + _PROBE_S or (is_settled and self._looked_s < self._settled_s):
+        if stood_s := self._standstill.begin_round(now):
+            log.warning("stood_still", seconds=round(stood_s, 1))
+        settled_s = self._standstill.settled_s
+        if now >= self._looked_s + _PROBE_S or self._looked_s < settled_s <= now:
             self._looked_s = now
             await self._try(self.owners.watched_peers(), info)
-        if is_settled:
-            self._current_s = now
+        self._standstill.end_round(now)
 
     def on_unwelcome(self, peer: PeerId, reason: str) -> None:
         """Drop the requests of a conductor that refuses this worker.

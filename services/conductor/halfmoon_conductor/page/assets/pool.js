@@ -5,7 +5,9 @@ import { bytes, count, percent, plural } from "./format.js";
 
 /** With more stores than this their names stand in a row's second line, and columns are left out. */
 const MOST_COLUMNS = 10;
-const SIZES = ["memory", "disk", "copies"];
+const FIGURES = ["memory", "disk", "copies"];
+/** Columns before those of the stores. */
+const FIRST = ["prefix", "tokens", "uses"];
 
 /** `onPoint` is told which workers to mark on the map. */
 export class Pool {
@@ -41,7 +43,7 @@ export class Pool {
       disk: tier(sum((load) => load.disk.n_stored), sum((load) => load.disk.n_blocks)),
       copies: held.length ? `${(n_copies / held.length).toFixed(1)} of each hot prefix` : "–",
     };
-    keyed(this.tiers, SIZES, (name) => name, (name) => el("div", {}, el("dt", {}, name), el("dd")),
+    keyed(this.tiers, FIGURES, (name) => name, (name) => el("div", {}, el("dt", {}, name), el("dd")),
       (element, name) => say(element.lastElementChild, told[name]));
   }
 
@@ -49,18 +51,17 @@ export class Pool {
     this.empty.hidden = hot_prefixes.length > 0;
     this.table.hidden = hot_prefixes.length === 0;
     const columns = stores.length > MOST_COLUMNS ? [] : stores;
-    const heads = ["prefix", "tokens", "uses", ...columns];
-    keyed(this.heads, heads, (head) => head, (head) => el("th", { scope: "col", class: columns.includes(head) ? "store" : head === "prefix" ? null : head }, el("span", {}, head)), () => {});
+    const cells = [...FIRST, ...columns];
+    keyed(this.heads, cells, (name) => name, (name) => el("th", { scope: "col", class: FIRST.includes(name) ? `of-${name}` : "store" }, el("span", {}, name)), () => {});
     keyed(this.rows, hot_prefixes, (prefix) => prefix.prefix, () => this.row(), (row, prefix) => {
       row.holders = prefix.holders;
       say(row.querySelector(".name"), prefix.prefix.slice(0, 10));
       say(row.querySelector(".note"), columns.length ? "" : prefix.holders.join(", ") || "no holder");
-      say(row.querySelector(".tokens"), count(prefix.n_tokens));
-      say(row.querySelector(".uses"), `${prefix.uses >= 10 ? count(prefix.uses) : prefix.uses.toFixed(1)}×`);
+      say(row.querySelector(".of-tokens"), count(prefix.n_tokens));
+      say(row.querySelector(".of-uses"), `${prefix.uses >= 10 ? count(prefix.uses) : prefix.uses.toFixed(1)}×`);
       const coming = copies.filter((copy) => copy.prefix === prefix.prefix).map((copy) => copy.target);
-      const cells = ["prefix", "tokens", "uses", ...columns];
       keyed(row, cells, (cell) => cell, () => el("td", { class: "store" }, el("span", { class: "mark" }), el("span", { class: "sr" })), (cell, store) => {
-        if (!columns.includes(store)) return;
+        if (FIRST.includes(store)) return;
         const state = prefix.holders.includes(store) ? "held" : coming.includes(store) ? "coming" : "";
         cell.dataset.state = state;
         say(cell.querySelector(".sr"), { held: "holds it", coming: "is copied to it" }[state] ?? "no");
@@ -71,8 +72,8 @@ export class Pool {
   row() {
     const row = el("tr", { class: "prefix", tabindex: 0 },
       el("th", { scope: "row", "data-key": "prefix" }, el("span", { class: "name mono" }), el("span", { class: "note" })),
-      el("td", { class: "tokens", "data-key": "tokens" }),
-      el("td", { class: "uses", "data-key": "uses" }));
+      el("td", { class: "of-tokens", "data-key": "tokens" }),
+      el("td", { class: "of-uses", "data-key": "uses" }));
     const point = () => this.onPoint(row.holders);
     const leave = () => this.onPoint([]);
     for (const [name, act] of [["pointerenter", point], ["focus", point], ["pointerleave", leave], ["blur", leave]]) {
