@@ -244,6 +244,24 @@ def test_a_hot_prefix_is_shown_with_those_who_hold_it(watched: Watched) -> None:
     }
 
 
+def test_a_copy_of_a_hot_prefix_is_shown_while_it_is_under_way() -> None:
+    config = SchedulingConfig(replication_bytes_per_s=1e9, replication_hot_uses=2.0)
+    watched = Watched(Conductor(config))
+    watched.join("prefill-0", "decode-0")
+    watched.join("kvstore-0", "kvstore-1", replicates=True)
+    hashes = a_request().block_hashes
+    watched.hear("kvstore-0", BlocksSnapshot(sequence=0, hashes=hashes))
+    watched.hear("kvstore-1", BlocksSnapshot(sequence=0, hashes=()))
+    for name in ("cmpl-1", "cmpl-2", "cmpl-3"):
+        watched.serve(name, n_cached=32)
+    assert watched.view()["copies"] == []
+    watched.now += 5.0
+    watched.handle(Tick())
+    (copy,) = watched.view()["copies"]
+    copied = {"prefix": hashes[-1].hex(), "n_blocks": 2, "source": "kvstore-0"}
+    assert copy == {**copied, "target": "kvstore-1"}
+
+
 def test_reuse_is_counted_over_all_prompts_and_for_each(watched: Watched) -> None:
     watched.serve("cmpl-1")
     watched.hear("kvstore-0", BlocksSnapshot(sequence=0, hashes=a_request().block_hashes))
