@@ -55,6 +55,10 @@ async def answered(client: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:
     return body
 
 
+def reference(item: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "item_reference", "id": item["id"]}
+
+
 def last_prompt(gateway: ScriptedGateway, tokenizer: HubTokenizer) -> str:
     return tokenizer.decode(gateway.requests[-1].prompt_token_ids)
 
@@ -118,6 +122,98 @@ async def test_calls_and_their_results_are_part_of_it(
     await answered(client, tools=tools, input=[result], previous_response_id=first["id"])
     prompt = last_prompt(gateway, tokenizer)
     assert "seven" in prompt and '"name": "f"' in prompt
+
+
+async def test_items_of_stored_responses_are_referred_to_by_id(
+    client: httpx.AsyncClient, gateway: ScriptedGateway, tokenizer: HubTokenizer
+) -> None:
+    call = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+    hello = {"role": "user", "content": "Hi"}
+    tools = [{"type": "function", "name": "f"}]
+    first = await answered(client, input=[hello], tools=tools)
+    gateway.script = [*tokenizer.encode(call, add_special_tokens=False), 0]
+    more = {"role": "user", "content": "Sure?"}
+    refers = [reference(each) for each in first["output"]]
+    second = await answered(client, input=[hello, *refers, more], tools=tools)
+    (called,) = second["output"]
+    result = {"type": "function_call_output", "call_id": called["call_id"], "output": "seven"}
+    conversation = [hello, *refers, more, reference(called), result]
+    third = await answered(client, input=conversation, tools=tools)
+    assert third["store"] is True
+    by_id = last_prompt(gateway, tokenizer)
+    whole = [hello, *first["output"], more, called, result]
+    await answered(client, input=whole, tools=tools)
+    assert by_id == last_prompt(gateway, tokenizer)
+    assert "seven" in by_id and '"name": "f"' in by_id
+    # The last response has the conversation before it: the first need not be stored any more.
+    await client.delete(f"{RESPONSES}/{first['id']}")
+    await answered(client, input=conversation, tools=tools)
+    assert by_id == last_prompt(gateway, tokenizer)
+
+
+async def test_an_item_is_referred_to_beside_the_response_that_is_gone_on_from(
+    client: httpx.AsyncClient, gateway: ScriptedGateway, tokenizer: HubTokenizer
+) -> None:
+    first, other = await answered(client), await answered(client, input="Bye")
+    asked = [reference(other["output"][0]), {"role": "user", "content": "Sure?"}]
+    await answered(client, input=asked, previous_response_id=first["id"])
+    by_id = last_prompt(gateway, tokenizer)
+    whole = [{"role": "user", "content": "Hi"}, *first["output"], *other["output"], asked[1]]
+    await answered(client, input=whole)
+    assert by_id == last_prompt(gateway, tokenizer)
+
+
+@pytest.mark.parametrize(
+    "name", ["msg_2", "msg_", "msg_a_b", "rs_{}", "fc_" + "a" * 500, "", "msg_1\n"]
+)
+async def test_an_item_that_is_not_stored_is_refused_by_name(
+    client: httpx.AsyncClient, name: str
+) -> None:
+    asked = [{"role": "user", "content": "Hi"}, {"type": "item_reference", "id": name}]
+    answer = await client.post(RESPONSES, json={**ASKED, "input": asked})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (404, "item_not_found", "input")
+    assert "input[1]" in error["message"] and len(error["message"]) < 400
+
+
+async def test_references_are_bounded(client: httpx.AsyncClient) -> None:
+    kept = [(await answered(client))["output"][0] for _ in range(17)]
+    for items, says in [
+        ([*kept, kept[0]], "twice"),
+        (kept, "more than 16"),
+        ([*kept[:1], *({"role": "user", "content": ",,,,"},) * 66_000], "commas"),
+    ]:
+        asked = [reference(each) if "id" in each else each for each in items]
+        answer = await client.post(RESPONSES, json={**ASKED, "input": asked})
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (400, "input")
+        assert says in error["message"]
+    asked = [reference(each) for each in kept[:16]]
+    assert (await client.post(RESPONSES, json={**ASKED, "input": asked})).status_code == 200
+
+
+@pytest.mark.parametrize("fields", [{"id": 3}, {}, {"id": None}, {"id": []}])
+async def test_a_reference_without_an_id_is_refused(
+    client: httpx.AsyncClient, fields: dict[str, Any]
+) -> None:
+    asked = [{"type": "item_reference", **fields}]
+    answer = await client.post(RESPONSES, json={**ASKED, "input": asked})
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"].startswith("input")
+
+
+async def test_an_escaped_reference_is_one_too(
+    client: httpx.AsyncClient, gateway: ScriptedGateway
+) -> None:
+    first = await answered(client)
+    asked = {"role": "user", "content": "Sure?"}
+    body = json.dumps({**ASKED, "input": [reference(first["output"][0]), asked]})
+    escaped = body.replace("item_reference", "item\\u005freference")
+    headers = {"content-type": "application/json"}
+    answer = await client.post(RESPONSES, content=escaped, headers=headers)
+    assert answer.status_code == 200, answer.text
+    answer = await client.post(RESPONSES, content=body.encode("utf-16"), headers=headers)
+    assert answer.status_code == 400
 
 
 async def test_long_conversations_go_on_too(
@@ -207,6 +303,9 @@ async def test_nothing_is_stored_against_the_clients_will_or_the_settings(
         body = {**ASKED, "previous_response_id": kept["id"]}
         error = (await plain.post(RESPONSES, json=body)).json()["error"]
         assert (error["code"], error["param"]) == ("not_supported", "previous_response_id")
+        body = {**ASKED, "input": [reference(kept["output"][0])]}
+        error = (await plain.post(RESPONSES, json=body)).json()["error"]
+        assert (error["code"], error["param"]) == ("not_supported", "input")
 
 
 async def test_another_tenants_response_is_as_one_that_never_was(
@@ -223,7 +322,10 @@ async def test_another_tenants_response_is_as_one_that_never_was(
             answer: httpx.Response = await client.post(RESPONSES, json=body, headers=headers)
             return answer
 
-        kept = (await ask(ann)).json()["id"]
+        response = (await ask(ann)).json()
+        kept, refers = response["id"], [reference(response["output"][0])]
+        assert (await ask(ann, input=refers)).status_code == 200
+        assert (await ask(bob, input=refers)).status_code == 404
         assert (await ask(ann, previous_response_id=kept)).status_code == 200
         others = await ask(bob, previous_response_id=kept)
         never = await ask(bob, previous_response_id=kept[:-1] + "x")

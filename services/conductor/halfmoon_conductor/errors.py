@@ -120,6 +120,12 @@ class UnknownResponse(ApiError):
     code = "response_not_found"
 
 
+class UnknownItem(UnknownResponse):
+    """An item of a response that is not stored, or is another tenant's."""
+
+    code = "item_not_found"
+
+
 class UnknownWorker(ApiError):
     """A worker that is not in the cluster."""
 

@@ -14,11 +14,8 @@ const openai = createOpenAI({ baseURL, apiKey });
 const models = { compatible: compatible(name), chat: openai.chat(name), responses: openai(name) };
 
 const Moon = z.object({ phase: z.enum(["half", "full"]), lit: z.boolean() });
-// Of further turns over responses: without it they name the earlier items rather than send them.
-const SEND_ALL = { openai: { store: false } };
 const ONE_CALL = {
-  openai: { ...SEND_ALL.openai, parallelToolCalls: false },
-  halfmoon: { parallel_tool_calls: false },
+  openai: { parallelToolCalls: false }, halfmoon: { parallel_tool_calls: false },
 };
 const texts = {};
 for (const [kind, model] of Object.entries(models)) {
@@ -41,16 +38,19 @@ for (const [kind, model] of Object.entries(models)) {
   assert.equal(usage.inputTokens, whole.usage.inputTokens);
   assert.equal(usage.totalTokens, usage.inputTokens + usage.outputTokens);
 
-  // A conversation goes on.
+  // A conversation goes on; over responses it names the earlier items rather than send them,
+  // unless it is told not to.
   const turns = [
     { role: "user", content: "Hello" },
     ...whole.response.messages,
     { role: "user", content: [{ type: "text", text: "And " }, { type: "text", text: "then?" }] },
   ];
-  const next = await generateText({
-    ...common, messages: turns, maxOutputTokens: 8, providerOptions: SEND_ALL,
-  });
+  const going = { ...common, messages: turns, maxOutputTokens: 8 };
+  const next = await generateText(going);
   assert.ok(next.usage.inputTokens > whole.usage.inputTokens);
+  const sent = await generateText({ ...going, providerOptions: { openai: { store: false } } });
+  assert.equal(sent.text, next.text);
+  assert.equal(sent.usage.inputTokens, next.usage.inputTokens);
 
   // An object of a schema, whole and as it grows.
   const shaped = { ...hello, maxOutputTokens: 300, output: Output.object({ schema: Moon }) };

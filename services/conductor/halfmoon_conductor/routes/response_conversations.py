@@ -1,6 +1,10 @@
-"""Go on from stored responses, and store new ones: OpenAI's `previous_response_id`."""
+"""Go on from stored responses and their items, and store new ones.
+
+OpenAI's `previous_response_id` and `item_reference`.
+"""
 
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 from pydantic import TypeAdapter
@@ -14,6 +18,7 @@ from halfmoon_conductor.errors import (
     UnknownResponse,
 )
 from halfmoon_conductor.inputs.preparation_messages import ExpandedBody
+from halfmoon_conductor.routes.item_references import MARK, replace_references
 from halfmoon_conductor.stored_responses.response_store import (
     MAX_STORED_BYTES,
     ResponseStore,
@@ -44,42 +49,61 @@ class ResponseConversations:
         self._store = store
 
     async def expand(self, content: bytes, tenant: str) -> ExpandedBody:
-        """Return a body whose input begins with the conversation of the response that it names.
+        """Return a body whose input has in full what it refers to in stored responses.
 
-        A body that names none, or is not JSON of the right form, is returned as it is.
+        That is the conversation of the response that it goes on from, and items. A body that
+        refers to nothing, or is not JSON of the right form, is returned as it is.
 
         Raises:
+            InvalidRequest: it refers to too much.
             NotSupported: nothing is stored here.
             PreviousResponseNotFound: the response is not stored.
             ServiceUnavailable: the store fails.
+            UnknownItem: an item is not stored.
         """
-        if _FIELD.encode() not in content and b"\\u" not in content:  # it may be escaped
+        is_escaped = b"\\u" in content
+        names_response = is_escaped or _FIELD.encode() in content
+        names_items = is_escaped or MARK in content
+        if not (names_response or names_items):
             return ExpandedBody(content, False)
         try:
             fields = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
             name = msgspec.json.decode(fields.get(_FIELD, b"null"), type=str | None)
-            items = _items_of(fields["input"])
+            items = given = _items_of(fields["input"])
+            if items is not None and names_items:
+                items = await replace_references(items, partial(self._find_item, tenant)) or items
         except (msgspec.MsgspecError, KeyError, UnicodeDecodeError, RecursionError):
             return ExpandedBody(content, False)  # the body's own check says what is wrong
-        if name is None or items is None:
+        if items is None or (name is None and items is given):
             return ExpandedBody(content, False)
-        if self._store is None:
-            raise NotSupported(
-                f"{_FIELD} is not supported, as this server stores no responses: send the whole "
-                "conversation.",
-                param=_FIELD,
-            )
-        found = await self._find(self._store, tenant, name)
+        if name is not None:
+            items = await self._conversation_before(tenant, name) + b"," + items
+        fields["input"] = msgspec.Raw(b"[" + items + b"]")
+        return ExpandedBody(msgspec.json.encode(fields), True)
+
+    async def _conversation_before(self, tenant: str, name: str) -> bytes:
+        found = await self._find(self._storing(_FIELD), tenant, name)
         if found is None:
             raise PreviousResponseNotFound(
                 f"{_FIELD} names {name[:_MAX_ID_CHARACTERS]!r}, which is not stored: responses are "
-                f"kept for {self._store.ttl_s:g} s unless store is false; send the whole "
+                f"kept for {self._storing(_FIELD).ttl_s:g} s unless store is false; send the whole "
                 "conversation.",
                 param=_FIELD,
             )
-        before = bytes(found.items)
-        fields["input"] = msgspec.Raw(before[:-1] + b"," + items + b"]")
-        return ExpandedBody(msgspec.json.encode(fields), True)
+        return bytes(found.items)[1:-1]
+
+    async def _find_item(self, tenant: str, response_id: str) -> StoredResponse | None:
+        return await self._find(self._storing("input"), tenant, response_id)
+
+    def _storing(self, field: str) -> ResponseStore:
+        if self._store is None:
+            what = "item_reference" if field == "input" else field
+            raise NotSupported(
+                f"{what} is not supported, as this server stores no responses: send the whole "
+                "conversation.",
+                param=field,
+            )
+        return self._store
 
     def content_to_store(
         self, body: ResponsesRequest, expanded: ExpandedBody | None, n_prompt: int

@@ -70,11 +70,10 @@ class OutputItems:
             )
 
     def _call(self, call: ParsedCall) -> Iterator[bytes]:
-        name = tool_call_name(self._name, 0, len(self.done))
         item = FunctionCall(
             type="function_call",
-            id=f"fc_{name}",
-            call_id=f"call_{name}",
+            id=self._id_of("fc"),
+            call_id=f"call_{tool_call_name(self._name, 0, len(self.done))}",
             name=call.name,
             arguments=call.arguments,
             status="completed" if call.whole else "incomplete",
@@ -116,7 +115,10 @@ class OutputItems:
 
     @property
     def _item_id(self) -> str:
-        kind = "rs" if self._open == "reasoning_text" else "msg"
+        return self._id_of("rs" if self._open == "reasoning_text" else "msg")
+
+    def _id_of(self, kind: str) -> str:
+        """Return the id of the next item, which leads to its response (`item_references`)."""
         return f"{kind}_{self._name}_{len(self.done)}" if self.done else f"{kind}_{self._name}"
 
     def _item(self, status: ResponseStatus, text: str | None) -> OutputItem:

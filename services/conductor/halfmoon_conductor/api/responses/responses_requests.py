@@ -72,7 +72,8 @@ def _only_messages(kind: Any) -> Any:
         return kind
     raise PydanticCustomError(
         "not_supported",
-        "is not supported; only message, reasoning, function_call and function_call_output are",
+        "is not supported; only message, reasoning, function_call, function_call_output and "
+        "item_reference are",
         {},
     )
 
@@ -133,9 +134,30 @@ class FunctionOutput(ApiModel):
         return ChatMessage(role="tool", tool_call_id=self.call_id, content=_joined(self.output))
 
 
+def _not_replaced(kind: Any) -> Any:
+    raise PydanticCustomError(
+        "invalid_reference",
+        "was not found in the body's text: send strict JSON in UTF-8, and a text as id",
+        {},
+    )
+
+
+class ItemReference(ApiModel):
+    """An item of a stored response, which takes its place before the body is read."""
+
+    type: Annotated[
+        Any, AfterValidator(_not_replaced), WithJsonSchema({"enum": ["item_reference"]})
+    ]
+    id: Text
+
+    def as_chat(self) -> ChatMessage:
+        """Raise: none gets this far."""
+        raise AssertionError(self)
+
+
 def _item_form(value: Any) -> str:
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    known = ("function_call", "function_call_output", "reasoning")
+    known = ("function_call", "function_call_output", "reasoning", "item_reference")
     return kind if kind in known else "message"
 
 
@@ -143,7 +165,8 @@ Item = Annotated[
     Annotated[InputMessage, Tag("message")]
     | Annotated[FunctionCallItem, Tag("function_call")]
     | Annotated[FunctionOutput, Tag("function_call_output")]
-    | Annotated[EchoedReasoning, Tag("reasoning")],
+    | Annotated[EchoedReasoning, Tag("reasoning")]
+    | Annotated[ItemReference, Tag("item_reference")],
     Discriminator(_item_form),
 ]
 

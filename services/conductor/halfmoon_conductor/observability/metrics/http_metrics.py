@@ -151,7 +151,9 @@ class HttpMetrics:
         """Return the current values of all metrics."""
         return {
             "halfmoon_http_requests_total": (
-                "Requests answered, by route and status (499: the client was gone).",
+                "Requests answered, by route and status as sent (499: the client was gone)."
+                " A stream that breaks later counts with its 200, and in"
+                " halfmoon_request_success_total as abort or error.",
                 LabelledValues(("route", "status"), dict(self._answered)),
             ),
             "halfmoon_http_requests_in_flight": (
