@@ -9,6 +9,7 @@ tokens. So what is measured is the order of work, and not the cores that both sh
 
 import argparse
 import json
+import multiprocessing
 import random
 import statistics
 import tempfile
@@ -19,6 +20,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
+from rich.console import Console
+from rich.progress import track
 
 from benchmarks.cluster import running
 from halfmoon_conductor.tenants import add_tenant
@@ -48,20 +51,15 @@ def main() -> None:
 
 
 def _measure(url: str, honest: str, flood: str, options: argparse.Namespace) -> None:
-    floods: dict[str, Callable[[Client], object]] = {
-        "requests": lambda client: client.ask(200, 32),
-        "long prompts": lambda client: client.ask(8000, 8),
-        "cancels": lambda client: client.leave(4000),
-    }
-    found: dict[str, list[float]] = {name: [] for name in floods}
-    alone: dict[str, list[float]] = {name: [] for name in floods}
-    for _ in range(options.rounds):
-        for name, send in floods.items():
-            alone[name].append(_median_ttft_s(url, honest, options.requests))
-            with flooding(url, flood, send):
-                found[name].append(_median_ttft_s(url, honest, options.requests))
+    found: dict[str, list[float]] = {name: [] for name in FLOODS}
+    alone: dict[str, list[float]] = {name: [] for name in FLOODS}
+    rounds = [name for _ in range(options.rounds) for name in FLOODS]
+    for name in track(rounds, "floods", console=Console(stderr=True)):
+        alone[name].append(_median_ttft_s(url, honest, options.requests))
+        with flooding(url, flood, name):
+            found[name].append(_median_ttft_s(url, honest, options.requests))
     print("| flood | TTFT alone | beside it | ratio |\n|---|---|---|---|")
-    for name in floods:
+    for name in FLOODS:
         before, beside = statistics.median(alone[name]), statistics.median(found[name])
         print(f"| {name} | {before * 1e3:.0f} ms | {beside * 1e3:.0f} ms | {beside / before:.2f} |")
 
@@ -118,26 +116,40 @@ def _median_ttft_s(url: str, key: str, n: int) -> float:
     return statistics.median(ttfts_s)
 
 
+#: What each client of a flood sends, again and again.
+FLOODS: dict[str, Callable[[Client], object]] = {
+    "requests": lambda client: client.ask(200, 32),
+    "long prompts": lambda client: client.ask(8000, 8),
+    "cancels": lambda client: client.leave(4000),
+}
+
+
 @contextmanager
-def flooding(url: str, key: str, send: Callable[[Client], object]) -> Iterator[None]:
-    """Send requests of a tenant from many clients while the block runs."""
-    stopping = threading.Event()
+def flooding(url: str, key: str, name: str) -> Iterator[None]:
+    """Send a flood from many clients of a tenant while the block runs.
 
-    def flood() -> None:
-        client = Client(url, key)
-        while not stopping.is_set():
-            send(client)
-
-    threads = [threading.Thread(target=flood) for _ in range(N_FLOODERS)]
-    for thread in threads:
-        thread.start()
-    time.sleep(2.0)  # queues are full
+    They are threads of a process of their own: its end cuts their connections, and with them what
+    they still wait for.
+    """
+    process = multiprocessing.get_context("spawn").Process(target=_flood, args=(url, key, name))
+    process.start()
+    time.sleep(4.0)  # queues are full
     try:
         yield
     finally:
-        stopping.set()
-        for thread in threads:
-            thread.join()
+        process.kill()
+        process.join()
+
+
+def _flood(url: str, key: str, name: str) -> None:
+    def send() -> None:
+        client = Client(url, key)
+        while True:
+            with suppress(httpx.HTTPError):
+                FLOODS[name](client)
+
+    for _ in range(N_FLOODERS):
+        threading.Thread(target=send).start()
 
 
 if __name__ == "__main__":
