@@ -31,7 +31,7 @@ FLAGS: dict[ServiceRole, list[str]] = {
     "kvstore": ["--transfer-grants", "on", "--capacity-mib", "8", "--reservation-ttl-s", "4",
                 "--lease-ttl-s", "3"],
     "decode": ["--transfer-grants", "on", "--model", _FAKE, "--block-size", "16", "--pool-mib", "1",
-               "--no-measure", "--landing-ttl-s", "8"],
+               "--no-measure", "--landing-ttl-s", "8", "--local-prefill-tokens", "64"],
     "prefill": ["--model", _FAKE, "--block-size", "16", "--pool-mib", "4", "--no-measure"],
     "conductor": ["--model", "fake://", "--http-port", "{port}", "--metadata-port", "0"],
 }  # fmt: skip

@@ -10,10 +10,14 @@ from halfmoon_conform.check import check
 from halfmoon_conform.check_context import CheckContext
 from halfmoon_conform.peers.caller import Caller
 from halfmoon_conform.peers.event_listener import EventListener
+from halfmoon_conform.peers.wire_maps import WireMap
+from halfmoon_conform.played_kvstore import PlayedKvstore
 from halfmoon_conform.verdict import CheckFailed, CheckSkipped, require
 
 #: Memory that the kit fills, at the most.
 _MAX_FILLED_BYTES = 64 * 1024 * 1024
+#: Times that a copy is asked for, half a second apart at the most.
+_COPY_TRIES = 40
 #: Operations of the random run.
 _N_OPERATIONS = 1000
 #: Blocks of about so many bytes, so that a small memory holds few of them.
@@ -362,3 +366,130 @@ async def _restart_truth(context: CheckContext) -> None:
             known += 1
         found = await puts.count(chain)
         require(found == known, f"lists {known} blocks of a chain and serves {found}")
+
+
+# -- copies ----------------------------------------------------------------------------------------
+
+
+class _Copies:
+    """Have the subject copy blocks from a kvstore of the kit's."""
+
+    def __init__(self, context: CheckContext, caller: Caller, source: PlayedKvstore) -> None:
+        self.context, self.caller, self.source = context, caller, source
+        self.puts = Puts(context, caller)
+
+    @classmethod
+    async def open(cls, context: CheckContext) -> "_Copies":
+        """Connect, and open a source; a subject without a layout gets the kit's."""
+        caller = await context.connect()
+        copies = cls(context, caller, await PlayedKvstore.open(context))
+        await copies.puts.put(context.blocks(1))
+        return copies
+
+    async def copy(
+        self, chain: BlockChain, *, token_ids: list[int] | None = None, may_refuse: bool = False
+    ) -> int:
+        """Return the number of blocks that it says are stored now; wait while it copies others."""
+        token_ids = chain.token_ids if token_ids is None else token_ids
+        answer = await self._ask(chain, token_ids)
+        for _ in range(_COPY_TRIES):
+            if answer["type"] != "kvstore_refused" or answer.get("code") != "no_room":
+                break
+            await asyncio.sleep(min(answer.get("retry_after_s") or 0.5, 0.5))
+            answer = await self._ask(chain, token_ids)
+        kind = answer["type"]
+        if may_refuse and kind == "kvstore_refused":
+            return 0
+        require(kind == "blocks_replicated", f"answered {kind}: {answer.get('reason', '')}")
+        return int(answer["n_blocks"])
+
+    async def _ask(self, chain: BlockChain, token_ids: list[int]) -> WireMap:
+        ticket = self.context.name("copy")
+        await self.caller.send(
+            {
+                "type": "replicate_blocks",
+                "ticket": ticket,
+                "source": self.source.port.address,
+                "layout": chain.layout,
+                "hashes": chain.hashes,
+                "parent": chain.parent,
+                "token_ids": token_ids,
+            }
+        )
+        return await self.caller.take(lambda m: m.get("ticket") == ticket, "replicate_blocks")
+
+    async def require_served(self, chain: BlockChain) -> None:
+        """See that a lease has the chain's blocks, with their bytes."""
+        ticket = self.context.name("lease")
+        await self.caller.send(
+            {
+                "type": "lease_blocks",
+                "ticket": ticket,
+                "layout": chain.layout,
+                "hashes": chain.hashes,
+            }
+        )
+        leased = await self.caller.expect({"type": "blocks_leased", "ticket": ticket})
+        found = [place[0] for place in leased["places"]]
+        require(found == chain.hashes, "a lease has not all blocks that it says are stored")
+        size = block_bytes(chain.layout)
+        connection = await self.context.dial(leased["region"])
+        for place, body, total in zip(leased["places"], chain.bodies, chain.checksums, strict=True):
+            ((status, read),) = await connection.read_bytes(leased["region"], [(place[1], size)])
+            require(status == 0 and read == body, "serves other bytes than its source")
+            require(place[2] == total, "says another checksum than its source")
+        await connection.close()
+        await self.puts.release(ticket)
+
+
+@check(
+    "kvstore.replicate.copies",
+    roles=("kvstore",),
+    claims=("replicates",),
+    says="Please copy these from another kvstore: they are hot, or it is about to leave.",
+)
+async def _copied(context: CheckContext) -> None:
+    copies = await _Copies.open(context)
+    for knows_tokens in (True, False):
+        chain = context.blocks(3)
+        for each, body in zip(chain.hashes, chain.bodies, strict=True):
+            copies.source.keep(each, body)
+        n_blocks = await copies.copy(chain, token_ids=chain.token_ids if knows_tokens else [])
+        require(n_blocks == 3, f"{n_blocks} of 3 blocks are stored")
+        await copies.require_served(chain)
+
+
+@check(
+    "kvstore.replicate.what-is-left",
+    roles=("kvstore",),
+    claims=("replicates",),
+    says="That may be fewer than were asked for: what the source no longer has is left out.",
+)
+async def _copied_in_part(context: CheckContext) -> None:
+    copies = await _Copies.open(context)
+    chain = context.blocks(3)
+    for each, body in zip(chain.hashes[:2], chain.bodies[:2], strict=True):
+        copies.source.keep(each, body)
+    n_blocks = await copies.copy(chain)
+    require(n_blocks == 2, f"{n_blocks} blocks are stored, and the source has 2")
+    await copies.require_served(chain.first(2))
+    require(await copies.puts.count(chain) == 2, "serves a block that the source does not have")
+
+
+@check(
+    "kvstore.replicate.damaged-source",
+    roles=("kvstore",),
+    claims=("replicates",),
+    says="Bytes that are not what their checksum says are not stored: they and those behind them"
+    " are left out, or the answer is `kvstore_refused`, `peer_failed`.",
+)
+async def _copied_damaged(context: CheckContext) -> None:
+    copies = await _Copies.open(context)
+    chain = context.blocks(2)
+    for each, body in zip(chain.hashes, chain.bodies, strict=True):
+        copies.source.keep(each, body)
+    offset, total = copies.source.stored[chain.hashes[1]]
+    copies.source.stored[chain.hashes[1]] = (offset, total ^ 1)
+    n_blocks = await copies.copy(chain, may_refuse=True)
+    require(n_blocks <= 1, "copied bytes that are not what their checksum says")
+    require(await copies.puts.count(chain) <= 1, "serves bytes that are not what they should be")
