@@ -24,7 +24,8 @@ class Region(msgspec.Struct, frozen=True):
     #: The segment's generation: a restarted process has a higher one, and an access with
     #: an old one is refused rather than applied to other memory.
     generation: Count
-    #: 16 random bytes (at most 64 are read), the right to read and write the region.
+    #: 16 random bytes, the right to read and write the region, or what a ticket or landing has of
+    #: it. TCP takes 16 bytes alone; at most 64 are read from a message.
     key: Annotated[bytes, Meta(max_length=64)]
     #: Its length; accesses beyond it are refused.
     length: Bytes

@@ -145,9 +145,10 @@ export class BlockStore {
     this.touch(blocks);
   }
 
-  /** Holds the longest stored prefix, perhaps of no block. */
-  lease(ticket: string, hashes: string[], now: number): Granted {
+  /** Holds the longest stored prefix, perhaps of no block; a hash that comes twice counts once. */
+  lease(ticket: string, asked: string[], now: number): Granted {
     this.mustBeNew(ticket);
+    const hashes = [...new Set(asked)];
     const end = hashes.findIndex((hash) => !this.blocks.has(hash));
     const held = end < 0 ? hashes : hashes.slice(0, end);
     const blocks = held.map((hash) => this.blocks.get(hash) as Block);

@@ -73,6 +73,13 @@ test("a put's key writes and reads the places of its ticket until the ticket end
   assert.equal(store.roomBytes, 4 * BLOCK_BYTES);
 });
 
+test("a hash that a lease names twice counts once", () => {
+  const { store } = storeOf(4);
+  put(store, ["a0", "a1"]);
+  assert.equal(store.lease("get", ["a0", "a0", "a1"], 0).places.length, 2);
+  assert.equal(store.counts.found, 2);
+});
+
 test("a block that would be its own ancestor is refused", () => {
   const { store } = storeOf(4);
   put(store, ["a0"], "a1");

@@ -66,8 +66,8 @@ class Puts:
         await self._caller.expect({"type": "blocks_committed", "ticket": ticket})
         return not answer.get("not_stored")
 
-    async def lease(self, chain: BlockChain) -> tuple[str, int]:
-        """Lease blocks, and return the ticket and how many are there."""
+    async def leased(self, chain: BlockChain) -> WireMap:
+        """Lease blocks, and return the answer."""
         ticket = self._context.name("lease")
         await self._caller.send(
             {
@@ -77,8 +77,12 @@ class Puts:
                 "hashes": chain.hashes,
             }
         )
-        leased = await self._caller.expect({"type": "blocks_leased", "ticket": ticket})
-        return ticket, len(leased["places"])
+        return await self._caller.expect({"type": "blocks_leased", "ticket": ticket})
+
+    async def lease(self, chain: BlockChain) -> tuple[str, int]:
+        """Lease blocks, and return the ticket and how many are there."""
+        leased = await self.leased(chain)
+        return leased["ticket"], len(leased["places"])
 
     async def count(self, chain: BlockChain) -> int:
         """Return how many blocks of a chain's beginning are stored."""
@@ -177,7 +181,10 @@ async def _truth(context: CheckContext) -> None:
     await _caught_up(listener, snapshot, started)
     numbers = [number for number, _ in listener.publications if number <= snapshot["sequence"]]
     wanted = list(range(started + 1, snapshot["sequence"] + 1))
-    require(numbers == wanted, f"numbers of events: {numbers[:20]}…, not {wanted[:20]}…")
+    require(
+        numbers == wanted,
+        f"numbers of events: {numbers[:20]}…, not {wanted[:20]}…; 8 bytes each, signed, big-endian",
+    )
     for number, events in listener.publications:
         if number <= snapshot["sequence"]:
             apply_events(stored, events)
@@ -317,8 +324,8 @@ async def _load_counts(context: CheckContext) -> None:
     "kvstore.layout.of-registered-workers",
     roles=("kvstore",),
     needs="fresh",
-    says="While a prefill or decode worker is registered, it takes the first put of that worker's"
-    " layout alone.",
+    says="While a prefill or decode worker is registered, the first put is taken if it has that"
+    " worker's layout, and refused otherwise.",
 )
 async def _registered_layout(context: CheckContext) -> None:
     if context.subject.record.get("layout"):
@@ -366,6 +373,34 @@ async def _restart_truth(context: CheckContext) -> None:
             known += 1
         found = await puts.count(chain)
         require(found == known, f"lists {known} blocks of a chain and serves {found}")
+
+
+# -- several places at once ------------------------------------------------------------------------
+
+
+@check(
+    "kvstore.get.slice-over-places",
+    roles=("kvstore",),
+    says="A slice may begin and end anywhere in what its key opens, and may cover several places or"
+    " pages that lie side by side.",
+)
+async def _slice_over_places(context: CheckContext) -> None:
+    puts = Puts(context, await context.connect())
+    chain = context.blocks(8)
+    require(await puts.put(chain), "not all of 8 blocks are stored")
+    leased = await puts.leased(chain)
+    size = block_bytes(chain.layout)
+    bodies = dict(zip(chain.hashes, chain.bodies, strict=True))
+    at = {offset: bodies[block] for block, offset, _ in leased["places"]}
+    both = next((offset for offset in at if offset + size in at), None)
+    if both is None:
+        raise CheckSkipped("no two of 8 places lie side by side")
+    connection = await context.dial(leased["region"])
+    start = both + size // 2
+    ((status, read),) = await connection.read_bytes(leased["region"], [(start, size)])
+    require(status == 0, f"a slice over two places has the status {status}")
+    wanted = at[both][size // 2 :] + at[both + size][: size // 2]
+    require(read == wanted, "a slice over two places has other bytes")
 
 
 # -- copies ----------------------------------------------------------------------------------------
@@ -420,16 +455,7 @@ class _Copies:
 
     async def require_served(self, chain: BlockChain) -> None:
         """See that a lease has the chain's blocks, with their bytes."""
-        ticket = self.context.name("lease")
-        await self.caller.send(
-            {
-                "type": "lease_blocks",
-                "ticket": ticket,
-                "layout": chain.layout,
-                "hashes": chain.hashes,
-            }
-        )
-        leased = await self.caller.expect({"type": "blocks_leased", "ticket": ticket})
+        leased = await self.puts.leased(chain)
         found = [place[0] for place in leased["places"]]
         require(found == chain.hashes, "a lease has not all blocks that it says are stored")
         size = block_bytes(chain.layout)
@@ -439,7 +465,7 @@ class _Copies:
             require(status == 0 and read == body, "serves other bytes than its source")
             require(place[2] == total, "says another checksum than its source")
         await connection.close()
-        await self.puts.release(ticket)
+        await self.puts.release(leased["ticket"])
 
 
 @check(

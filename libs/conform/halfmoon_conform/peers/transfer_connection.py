@@ -13,6 +13,10 @@ from halfmoon_conform.peers.transfer_frames import ReplyHead, RequestHead, Slice
 from halfmoon_conform.verdict import CheckFailed
 
 _REPLY_S = 20.0
+_PROOF_HINT = (
+    "A proof is over four parts: the text, the prover's role, the initiator's map and the owner's,"
+    " as they were sent. Each but the first comes after its length, a u32 in little-endian"
+)
 #: A region of a message: segment, generation, key and length.
 RegionMap = dict[str, Any]
 
@@ -102,9 +106,11 @@ class TransferConnection:
         await self.stream.write(frames.encode_start(frames.PROOF, body))
         theirs = msgspec.msgpack.decode(await self.read_start(frames.PROOF))
         if theirs.get("refused"):
-            raise CheckFailed(f"refused the proof: {theirs['refused']}")
+            raise CheckFailed(f"refused the proof: {theirs['refused']}. {_PROOF_HINT}")
         if theirs.get("proof") != prove(cluster_key, b"owner", sent, answered):
-            raise CheckFailed("its proof is not the owner's proof under the cluster key")
+            raise CheckFailed(
+                f"its proof is not the owner's proof under the cluster key. {_PROOF_HINT}"
+            )
         if share is not None:
             if len(self.owner.get("share", b"")) != 32:
                 raise CheckFailed("its hello has no share of 32 bytes, and ours has one")

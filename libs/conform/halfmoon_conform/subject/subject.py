@@ -28,7 +28,7 @@ _LOG_LINES = 15
 #: A name in braces, unless a shell is to fill it in.
 _PLACEHOLDER = re.compile(r"(?<!\$)\{([a-z_]+)\}")
 #: Seconds without a record after which a person is told what is waited for.
-_TELL_AFTER_S = 5.0
+_TELL_AFTER_S = 15.0
 
 
 class CannotStartSubject(Exception):
