@@ -45,19 +45,31 @@ class ByHand(Transfer):
         return await_future(self.future)
 
 
+class SlowToEnd(ByHand):
+    """A transfer that goes on for a while after it was cancelled, as a thread does."""
+
+    def cancel(self) -> None:
+        pass
+
+
 class Bench:
     """A read, its transfers so far, and the replicas that there are."""
 
     def __init__(
-        self, *replicas: str, groups: Sequence[range] = ONE_BY_ONE, patience_s: float = 60.0
+        self,
+        *replicas: str,
+        groups: Sequence[range] = ONE_BY_ONE,
+        patience_s: float = 60.0,
+        kind: type[ByHand] = ByHand,
     ) -> None:
         self.replicas = list(replicas)
+        self.kind = kind
         self.transfers: list[ByHand] = []
         self.errors: list[tuple[str, int]] = []
         self.read = PrefixFetch(groups, self.submit, self.take_over, patience_s)
 
     def submit(self, group: range) -> ByHand:
-        self.transfers.append(ByHand(self.replicas[0], group))
+        self.transfers.append(self.kind(self.replicas[0], group))
         return self.transfers[-1]
 
     async def take_over(self, error: TransferError, n_here: int) -> bool:
@@ -102,6 +114,26 @@ async def test_layers_are_announced_in_their_order_without_a_turn_of_the_event_l
     bench.read.cancel()
     with pytest.raises(Cancelled):
         await bench.read.layers[3]
+
+
+@pytest.mark.parametrize("n_cancels", [1, 3])
+async def test_layers_end_when_their_reads_are_over_though_cancelled_while_another_failed(
+    n_cancels: int,
+) -> None:
+    bench = Bench("a", "b", kind=SlowToEnd)
+    first, *others = await bench.asked("a")
+    first.fail()
+    for _ in range(n_cancels):
+        await asyncio.sleep(0.01)  # it waits for the others to end
+        bench.read._task.cancel()
+    await asyncio.sleep(0.01)
+    assert not any(layer.done() for layer in bench.read.layers), "pages are still written to"
+    for other in others:
+        ByHand.cancel(other)
+    for layer in bench.read.layers:
+        with pytest.raises(Cancelled):
+            await layer
+    assert bench.errors == []
 
 
 def test_a_late_callback_of_a_replica_that_was_given_up_announces_nothing() -> None:

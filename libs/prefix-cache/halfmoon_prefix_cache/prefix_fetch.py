@@ -17,7 +17,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from contextlib import suppress
 from threading import Lock
 
 import msgspec
@@ -184,9 +183,22 @@ class LayerFetch(Transfer):
 
 
 async def cancel_and_wait(transfers: Sequence[Transfer]) -> None:
-    """Stop what is under way and wait until it is over."""
+    """Stop what is under way and wait until it is over.
+
+    Raises:
+        asyncio.CancelledError: the caller was cancelled meanwhile. All is over even then: what is
+            moved in memory may not be given to others before.
+    """
     for transfer in transfers:
         transfer.cancel()
+    cancelled: asyncio.CancelledError | None = None
     for transfer in transfers:
-        with suppress(Exception):  # it is over, which is all that matters here
-            await transfer
+        while not transfer.done():
+            try:
+                await transfer
+            except asyncio.CancelledError as error:
+                cancelled = error
+            except Exception:  # it is over, which is all that matters here
+                break
+    if cancelled is not None:
+        raise cancelled
