@@ -89,8 +89,9 @@ def test_pages_rest_when_a_write_goes_on_after_its_key_was_taken_back() -> None:
 def test_pages_of_a_shared_key_rest_if_the_writer_may_not_know_and_it_is_cut_off_before() -> None:
     scene = Scene(Lender(shared=True))
     scene.ends.free(A, in_doubt=True)
-    assert scene.free_after(0.1) == 2
-    assert scene.free_after(QUARANTINE_S - 0.2) == 2
+    assert scene.free_after(QUARANTINE_S - 1.1) == 2
+    assert scene.lender.n_cuts == 0, "its writes may begin even now"
+    assert scene.free_after(1.0) == 2
     assert scene.lender.n_cuts == 1
     assert scene.free_after(0.2) == 4
     assert scene.lender.n_cuts == 1

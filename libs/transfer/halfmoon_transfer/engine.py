@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from halfmoon_metadata import MemoryStore
 from halfmoon_metadata.store_interface import MetadataStore
 from halfmoon_protocol.regions import Region
-from halfmoon_transfer.backends.backend_interface import Backend, EngineContext
+from halfmoon_transfer.backends.backend_interface import Backend, EngineContext, SupportsHangUp
 from halfmoon_transfer.devices.device_spans import device_span, host_view
 from halfmoon_transfer.engine_setup import make_context, make_descriptor, open_backends
 from halfmoon_transfer.interface import (
@@ -364,14 +364,16 @@ class TransferEngine:
             raise Rejected(f"not a grant of segment {self.name} (any more)")
         return self._router.revoke_region(entry, patience_s)
 
-    def cut_accesses(self, region: Region) -> None:
-        """Cut the connections that access a region of ours by its own key now.
+    def cut_connections(self) -> None:
+        """Cut the connections by which peers reach our regions.
 
-        Nothing that was half received lands any more, a moment later. The peers write again over
-        other connections, unless they gave up. Memory that peers have mapped can't be cut.
+        A moment later nothing lands any more that was sent over them, whether it is half received
+        or still in the network. The peers write again over other connections, unless they gave up.
+        Memory that peers have mapped can't be cut, nor can RDMA.
         """
         for backend in self._router.backends.values():
-            backend.evict(region.key)
+            if isinstance(backend, SupportsHangUp):
+                backend.hang_up()
 
     def can_grant(self, region: Region) -> bool:
         """Return whether a grant of this region holds on one of our paths: one that is checked."""

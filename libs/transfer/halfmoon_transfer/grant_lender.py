@@ -131,8 +131,8 @@ class GrantLender(Generic[HolderT]):
             return True  # the region was unregistered, and its grants with it
 
     def cut(self) -> None:
-        """Cut the connections that access the region by its own key now."""
-        self._engine.cut_accesses(self._region)
+        """Cut the connections by which peers reach the region."""
+        self._engine.cut_connections()
 
 
 def unkeyed(region: Region) -> Region:

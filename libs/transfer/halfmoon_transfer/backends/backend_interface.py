@@ -169,6 +169,15 @@ class SupportsSettling(Protocol):
 
 
 @runtime_checkable
+class SupportsHangUp(Protocol):
+    """A backend whose connections can be cut, with all that peers have on their way."""
+
+    def hang_up(self) -> None:
+        """Cut each connection by which peers reach our regions; they may open others."""
+        ...
+
+
+@runtime_checkable
 class SupportsFastPath(Protocol):
     """A backend that can move a few pieces over a connection that is open and idle."""
 

@@ -23,6 +23,7 @@ from halfmoon_transfer.backends.backend_interface import (
     Backend,
     BackendGauges,
     CarryRequest,
+    SupportsHangUp,
     SupportsSettling,
     same_outcome_for_all,
 )
@@ -199,6 +200,11 @@ class FaultyBackend:
     def is_unsettled(self, peer: SegmentDescriptor) -> bool:
         """See `SupportsSettling`; False for a path whose writes end with their transfer."""
         return isinstance(self._inner, SupportsSettling) and self._inner.is_unsettled(peer)
+
+    def hang_up(self) -> None:
+        """See `SupportsHangUp`."""
+        if isinstance(self._inner, SupportsHangUp):
+            self._inner.hang_up()
 
     def settle(self, peer: SegmentDescriptor, stop: StopSignal) -> None:
         """See `SupportsSettling`."""

@@ -14,6 +14,10 @@ from halfmoon_runtime.clock import Clock
 from halfmoon_scheduling.decode.decode_batch import DecodeBatch
 from halfmoon_workers.decode.landing_keys import KeyEnd, LandingKeys
 
+#: Part of the quarantine after which connections are cut: no write begins any more, and there is
+#: time for what is being received to end.
+_CUT_AFTER = 5 / 6
+
 
 class LandingEnds:
     """Ends landings of one batch, with the keys that they gave out."""
@@ -31,7 +35,7 @@ class LandingEnds:
         """
         self._batch, self._keys, self._clock = batch, keys, clock
         self._quarantine_s = quarantine_s
-        #: When connections that are in the middle of a write are cut, for pages aside.
+        #: When connections are cut, for pages aside.
         self._cuts_due_s: list[float] = []
 
     def take_back_key(self, request_id: RequestId) -> bool:
@@ -45,8 +49,8 @@ class LandingEnds:
         if lands and (key_end is KeyEnd.UNDER_WAY or (in_doubt and key_end is KeyEnd.SHARED)):
             now = self._clock.now()
             aside_until_s = now + self._quarantine_s
-            # A peer may hang in the middle of a slice for longer than that.
-            self._cuts_due_s.append(now + self._quarantine_s / 2)
+            # The network may hold a write, or the rest of one, for longer than that.
+            self._cuts_due_s.append(now + self._quarantine_s * _CUT_AFTER)
         self._batch.cancel(request_id, aside_until_s=aside_until_s)
 
     def expire(self) -> list[RequestId]:

@@ -84,9 +84,9 @@ class LandingKeys:
         return KeyEnd.ENDED if self._lender.take_back(request_id) else KeyEnd.UNDER_WAY
 
     def cut(self) -> None:
-        """Cut the connections in the middle of an access to the pool by its own key.
+        """Cut the connections by which peers reach the pool, with what is on its way there.
 
-        Their peers send again over others, unless they gave up.
+        Peers send again over others, unless they gave up.
         """
         if self._lender is not None:
             self._lender.cut()

@@ -121,6 +121,10 @@ class MultiRailTcp:
         """Cut the connections that access the region now."""
         self._inner.evict(key)
 
+    def hang_up(self) -> None:
+        """Cut all connections of peers to us, on each rail."""
+        self._inner.hang_up()
+
     def forget(self, segment: str) -> None:
         """Close idle connections to this peer, and forget the measurements of its rails."""
         with self._lock:

@@ -226,6 +226,11 @@ class TcpBackend:
         for server in self._servers:
             server.evict(key)
 
+    def hang_up(self) -> None:
+        """Cut all connections of peers to us."""
+        for server in self._servers:
+            server.hang_up()
+
     def forget(self, segment: str) -> None:
         """Close idle connections to this peer."""
         self._gate.forget(segment)

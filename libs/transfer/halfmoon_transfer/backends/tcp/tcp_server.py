@@ -106,6 +106,12 @@ class TcpServer:
                 if key in connection.accessing:
                     connection.hang_up()
 
+    def hang_up(self) -> None:
+        """Close all connections; peers may open others."""
+        with self._lock:
+            for connection in self._connections:
+                connection.hang_up()
+
     def close(self) -> None:
         """Stop listening and close all connections."""
         self._listener.close()
