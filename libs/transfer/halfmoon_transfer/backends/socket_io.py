@@ -200,7 +200,8 @@ class ReadAhead:
             OSError: the connection broke.
         """
         if self._start == self._end:
-            self._start = 0
+            # Both before it may raise: bytes that were taken must not come again.
+            self._start = self._end = 0
             self._end = self._socket.recv_into(self._ahead)
         return self._end > 0
 
