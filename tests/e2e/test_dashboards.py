@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import promql_parser
@@ -236,26 +237,21 @@ def test_stages_of_real_requests_add_up_to_their_times_to_first_token(served: Se
     assert sum(sums) == pytest.approx(whole, rel=0.01)
 
 
-def test_prometheus_scrapes_what_compose_starts() -> None:
-    compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+def test_prometheus_reaches_what_the_conductor_of_compose_lists() -> None:
+    compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
     config = yaml.safe_load((ROOT / "deploy/prometheus.yml").read_text())
-    scraped: dict[str, set[int]] = {}
-    for job in config["scrape_configs"]:
-        for sd in job["dns_sd_configs"]:
-            for name in sd["names"]:
-                scraped.setdefault(name, set()).add(sd["port"])
-    assert set(scraped) <= set(compose["services"])
-    # What makes the model or the key ends at once; what uses the machine's own network has no
-    # name there.
-    ours = {
-        name
-        for name, service in compose["services"].items()
-        if "halfmoon" in str(service.get("image"))
-        and name not in ("demo-model", "cluster-key")
-        and service.get("network_mode") != "host"
-        and service["image"] != "halfmoon-polyglot"  # it has no metrics
-    }
-    assert ours == set(scraped)
-    mounted = str(compose["services"]["prometheus"]["volumes"])
+    (job,) = config["scrape_configs"]
+    (discovery,) = job["http_sd_configs"]
+    asked = urlsplit(discovery["url"])
+    assert asked.path == "/debug/prometheus-targets"
+    conductor = compose[asked.hostname]
+    assert str(asked.port) in re.findall(r":(\d+)$", conductor["ports"][0])
+    assert conductor["environment"]["HALFMOON_HTTP_PORT"] == asked.port
+    # Workers name their addresses in this network; what uses the machine's own has none there.
+    assert compose["prometheus"]["networks"] == ["control"]
+    for name, service in compose.items():
+        if "halfmoon" in service["image"] and "network_mode" not in service:
+            assert "control" in service["networks"], name
+    mounted = str(compose["prometheus"]["volumes"])
     for file in ("prometheus.yml", *config["rule_files"]):
         assert f"./deploy/{Path(file).name}:/etc/prometheus/{Path(file).name}" in mounted

@@ -146,7 +146,10 @@ async def run(settings: ConductorSettings, service: Service) -> None:
         await stack.enter_async_context(service.running(links.run()))
 
         info = ConductorInfo(
-            settings.worker_id, settings.metadata.partition(":")[0], settings.trace_url
+            settings.worker_id,
+            settings.metadata.partition(":")[0],
+            settings.trace_url,
+            _metrics_urls(settings, service, listener),
         )
         debug = debug_app(observer, links, clock, info, traced.trace_id)
         mounts: list[tuple[str, ASGIApp]] = [("/debug", debug)]
@@ -230,8 +233,21 @@ def _make_server(
     )
 
 
-def _url(listener: socket.socket, tls: ssl.SSLContext | None) -> str:
-    host, port = listener.getsockname()[:2]
+def _metrics_urls(
+    settings: ConductorSettings, service: Service, listener: socket.socket
+) -> tuple[str, ...]:
+    """Return where a Prometheus on another host scrapes this conductor."""
+    try:
+        host = settings.advertised_host
+    except OSError:  # peers never dial a conductor, so no other part needs this address
+        host = socket.gethostname()
+    rest = _url(listener, service.tls, host)
+    return (rest,) if service.http is None else (rest, service.http.url(host))
+
+
+def _url(listener: socket.socket, tls: ssl.SSLContext | None, advertised: str = "") -> str:
+    own_host, port = listener.getsockname()[:2]
+    host = advertised or own_host
     scheme = "http" if tls is None else "https"
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 

@@ -22,6 +22,7 @@ from halfmoon_conductor.errors import InvalidRequest
 from halfmoon_conductor.http_server.error_responses import error_response, on_http_error
 from halfmoon_conductor.observability.history.observer import CoreObserver
 from halfmoon_conductor.page.cluster_view import ConductorInfo, cluster_view
+from halfmoon_conductor.page.prometheus_targets import PrometheusTargets
 from halfmoon_conductor.page.role_routes import role_routes
 from halfmoon_conductor.workers.worker_links import WorkerLinks
 from halfmoon_protocol.ids import RequestId
@@ -58,6 +59,7 @@ def debug_app(
         trace_id: returns the trace id of a sampled request, else nothing.
     """
     core = observer.core
+    targets = PrometheusTargets(conductor.conductor_id, conductor.metrics_urls)
 
     async def cluster(request: Request) -> Response:
         return _json(cluster_view(observer, links, conductor, clock.now()))
@@ -114,12 +116,16 @@ def debug_app(
             }
         )
 
+    async def scraped(request: Request) -> Response:
+        return _json(targets.groups(links.records(), core.cluster.model))
+
     return Starlette(
         routes=[
             Route("/cluster", cluster),
             Route("/decisions", decisions),
             Route("/latencies", latencies),
             Route("/activity", activity),
+            Route("/prometheus-targets", scraped),
             *role_routes(links.shell, clock),
         ],
         exception_handlers={HTTPException: on_http_error},
