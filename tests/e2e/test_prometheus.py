@@ -1,5 +1,6 @@
 """Prometheus finds a cluster whose ports are free ones, by the conductor's list of targets."""
 
+import json
 import re
 import shutil
 import signal
@@ -18,7 +19,8 @@ from halfmoon_runtime.observability.operator_http import operator_token
 pytestmark = pytest.mark.e2e
 
 KEY = "a cluster key for prometheus"
-PAGE = (Path(__file__).parents[2] / "docs/metrics.md").read_text()
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/metrics.md").read_text()
 PROMETHEUS = shutil.which("prometheus")
 TARGETS = "/debug/prometheus-targets"
 #: Job and worker of each target of the cluster, in the list's order.
@@ -128,6 +130,25 @@ def test_a_prometheus_set_up_as_the_page_says_scrapes_all_of_them(
     assert workers["metric"]["job"] == "conductor"
     assert workers["value"][1] == "2"
     assert workers["metric"]["model"] == live.model
+
+    # It takes what the dashboard asks, and has a value for each of its variables.
+    board = json.loads((ROOT / "deploy/grafana/dashboards/halfmoon.json").read_text())
+    for panel in board["panels"]:
+        for target in panel.get("targets", ()):
+            query = re.sub(r"\$(model|role|worker|tenant)", ".*", target["expr"])
+            prometheus.get("query", query=query.replace("$__rate_interval", "1m"))
+    found: dict[str, Any] = {}
+    for variable in board["templating"]["list"]:
+        asked = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["definition"])
+        assert asked is not None
+        series = re.sub(r"\$\w+", ".*", asked[1])
+        found[variable["name"]] = prometheus.get(f"label/{asked[2]}/values", **{"match[]": series})
+    assert found == {
+        "model": [live.model],
+        "role": sorted({job for job, _ in EXPECTED}),
+        "worker": sorted({worker for _, worker in EXPECTED}),
+        "tenant": [],
+    }
 
     # It follows a worker that leaves.
     live.process("decode-1").signal(signal.SIGTERM)
