@@ -43,12 +43,12 @@ class Variable(NamedTuple):
 
 VARIABLES = [
     Variable("model", "Model", 'label_values(up{worker!=""}, model)'),
-    Variable("role", "Role", 'label_values(up{model=~"$model", worker!=""}, job)'),
+    Variable("role", "Role", 'label_values(up{model=~"$model|", worker!=""}, job)'),
     Variable(
-        "worker", "Worker", 'label_values(up{model=~"$model", job=~"$role", worker!=""}, worker)'
+        "worker", "Worker", 'label_values(up{model=~"$model|", job=~"$role", worker!=""}, worker)'
     ),
     Variable(
-        "tenant", "Tenant", 'label_values(halfmoon_tenant_tokens_total{model=~"$model"}, tenant)'
+        "tenant", "Tenant", 'label_values(halfmoon_tenant_tokens_total{model=~"$model|"}, tenant)'
     ),
 ]
 
@@ -66,7 +66,8 @@ class Panel(NamedTuple):
 
 def chosen(name: str, *more: str) -> str:
     """Return a metric's series that the variables choose."""
-    matchers = ['model=~"$model"']
+    # Targets need not say their model, such as a conductor's before the first worker is there.
+    matchers = ['model=~"$model|"']
     if _OF_WORKERS.match(name):
         matchers += ['job=~"$role"', 'worker=~"$worker"']
     if _OF_TENANTS.match(name):

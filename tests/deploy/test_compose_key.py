@@ -46,8 +46,7 @@ def test_prometheus_reads_the_operators_token_that_is_made_with_the_key() -> Non
         "condition": "service_completed_successfully"
     }
     config = yaml.safe_load((ROOT / "deploy/prometheus.yml").read_text())
-    (job,) = config["scrape_configs"]
-    (discovery,) = job["http_sd_configs"]
+    (discovery,) = config["scrape_configs"][0]["http_sd_configs"]
     made = Path(COMPOSE["services"]["cluster-key"]["entrypoint"][-1]).name
     assert discovery["authorization"] == {
         "type": "Bearer",

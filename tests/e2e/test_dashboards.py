@@ -24,8 +24,8 @@ ADDED = {"instance", "job", "worker", "model"}
 #: Of the metrics library's own, without ours.
 PROCESS = re.compile(r"(process|python)_")
 MODEL = "fake://tiny"
-#: Labels of Prometheus' targets that variables of the dashboard choose by.
-CHOSEN = {"model": "$model", "job": "$role", "worker": "$worker", "tenant": "$tenant"}
+#: Labels that variables of the dashboard choose by. Targets need not say their model.
+CHOSEN = {"model": "$model|", "job": "$role", "worker": "$worker", "tenant": "$tenant"}
 
 
 @dataclass
@@ -213,8 +213,9 @@ def labels_to_choose(served: Served, name: str) -> set[str]:
 
 def test_each_variable_lists_what_prometheus_has(served: Served, board: dict[str, Any]) -> None:
     variables = {each["name"]: each for each in board["templating"]["list"]}
-    assert [f"${name}" for name in variables] == list(CHOSEN.values())
-    for label, name in ((label, value.removeprefix("$")) for label, value in CHOSEN.items()):
+    named = {label: value.strip("$|") for label, value in CHOSEN.items()}
+    assert list(variables) == list(named.values())
+    for label, name in named.items():
         variable = variables[name]
         query = variable["query"]["query"]
         asked = re.fullmatch(r"label_values\((.+), (\w+)\)", query)
@@ -349,9 +350,11 @@ def test_stages_of_real_requests_add_up_to_their_times_to_first_token(served: Se
 def test_prometheus_reaches_what_the_conductor_of_compose_lists() -> None:
     compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
     config = yaml.safe_load((ROOT / "deploy/prometheus.yml").read_text())
-    (job,) = config["scrape_configs"]
-    (discovery,) = job["http_sd_configs"]
+    workers, conductors = config["scrape_configs"]
+    (discovery,) = workers["http_sd_configs"]
     asked = urlsplit(discovery["url"])
+    for found in conductors["dns_sd_configs"]:
+        assert (found["names"], found["port"] in (asked.port, 9100)) == ([asked.hostname], True)
     assert asked.path == "/debug/prometheus-targets"
     conductor = compose[asked.hostname]
     assert str(asked.port) in re.findall(r":(\d+)$", conductor["ports"][0])
