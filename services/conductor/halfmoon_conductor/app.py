@@ -146,12 +146,10 @@ async def run(settings: ConductorSettings, service: Service) -> None:
         await stack.enter_async_context(service.running(links.run()))
 
         info = ConductorInfo(
-            settings.worker_id,
-            settings.metadata.partition(":")[0],
-            settings.trace_url,
-            _metrics_urls(settings, service, listener),
+            settings.worker_id, settings.metadata.partition(":")[0], settings.trace_url
         )
-        debug = debug_app(observer, links, clock, info, traced.trace_id)
+        metrics_urls = _metrics_urls(settings, service, listener)
+        debug = debug_app(observer, links, clock, info, traced.trace_id, metrics_urls)
         mounts: list[tuple[str, ASGIApp]] = [("/debug", debug)]
         streams = ResumableStreams(_resumption_limits(settings))
         stack.push_async_callback(streams.close)

@@ -27,8 +27,6 @@ class ConductorInfo(NamedTuple):
     metadata: str = "embedded"
     #: URL of a trace, with ``{trace_id}`` in it; empty: traces are not linked.
     trace_url: str = ""
-    #: Where it serves metrics: of requests at its REST port, of its process at the operators'.
-    metrics_urls: tuple[str, ...] = ()
 
 
 class _Queues(NamedTuple):

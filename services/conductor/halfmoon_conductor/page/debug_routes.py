@@ -7,7 +7,7 @@ its outcome beside it, and the errors of the predictions are shown in total.
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any
 
@@ -48,6 +48,7 @@ def debug_app(
     clock: Clock,
     conductor: ConductorInfo,
     trace_id: Callable[[RequestId], str | None] = lambda request_id: None,
+    metrics_urls: Sequence[str] = (),
 ) -> Starlette:
     """Build the app to mount at ``/debug``.
 
@@ -57,9 +58,10 @@ def debug_app(
         clock: the shell's clock.
         conductor: describes this conductor.
         trace_id: returns the trace id of a sampled request, else nothing.
+        metrics_urls: where this conductor serves metrics, of requests and of its process.
     """
     core = observer.core
-    targets = PrometheusTargets(conductor.conductor_id, conductor.metrics_urls)
+    targets = PrometheusTargets(conductor.conductor_id, metrics_urls)
 
     async def cluster(request: Request) -> Response:
         return _json(cluster_view(observer, links, conductor, clock.now()))
