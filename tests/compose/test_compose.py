@@ -81,6 +81,24 @@ def test_the_first_start_makes_a_key_that_only_services_can_read(compose: Any) -
             assert compose.cluster_key not in json.dumps(container.inspect())
 
 
+def test_prometheus_may_ask_for_targets_and_reaches_the_workers(compose: Any) -> None:
+    conductor = compose.containers("conductor")[0]
+    token = conductor.execute("cat", "/run/halfmoon/operator-token").strip()
+    told = conductor.execute("stat", "-c", "%a", "/run/halfmoon/operator-token")
+    assert told.strip() == "644"
+    shown = {"authorization": f"Bearer {token}"}
+    url = f"{compose.urls[0]}/debug/prometheus-targets"
+    groups = httpx.get(url, headers=shown, timeout=30).json()
+    assert {group["labels"]["job"] for group in groups} == {
+        "conductor", "prefill", "decode", "kvstore"
+    }  # fmt: skip
+    # Prometheus is in the conductor's network, and nowhere else.
+    read = "import sys, urllib.request as u; print(u.urlopen(sys.argv[1]).status)"
+    for group in groups:
+        page = f"http://{group['targets'][0]}/metrics"
+        assert conductor.execute("python", "-c", read, page).strip() == "200"
+
+
 def test_a_client_streams_a_chat(compose: Any) -> None:
     client = OpenAI(base_url=f"{compose.urls[0]}/v1", api_key="none")
     chunks = list(

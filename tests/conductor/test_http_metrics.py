@@ -102,3 +102,37 @@ def test_the_stages_of_a_second_try_begin_where_the_first_began() -> None:
         "prefill": 2.0,
         "transfer": 1.0,
     }
+
+
+def test_each_tenant_has_its_own_counts_and_a_request_without_one_has_none() -> None:
+    registry = CollectorRegistry()
+    metrics = HttpMetrics(registry)
+    for tenant, n_tokens in (("lab", 2), ("shop", 1), ("", 3)):
+        meter = GenerationTimer(metrics, 0.0, tenant)
+        meter.on_first_token(TokenEvent(7, n_cached=40), n_prompt=100)
+        for _ in range(n_tokens - 1):
+            meter.on_token()
+        meter.on_end("length")
+    metrics.on_rejected("tenant_limit", "lab")
+    metrics.on_rejected("invalid_key")
+
+    def values(name: str, label: str) -> dict[str, dict[str, float]]:
+        found: dict[str, dict[str, float]] = {}
+        for family in registry.collect():
+            for sample in family.samples:
+                if sample.name == f"halfmoon_tenant_{name}":
+                    labels = sample.labels
+                    found.setdefault(labels["tenant"], {})[labels[label]] = sample.value
+        return found
+
+    prompt = {"computed": 60, "cached": 40}
+    assert values("tokens_total", "kind") == {
+        "lab": prompt | {"generated": 2},
+        "shop": prompt | {"generated": 1},
+    }
+    assert values("request_success_total", "finished_reason") == {
+        "lab": {"length": 1},
+        "shop": {"length": 1},
+    }
+    assert values("rejections_total", "reason") == {"lab": {"tenant_limit": 1}}
+    assert set(values("time_to_first_token_seconds_count", "tenant")) == {"lab", "shop"}

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import yaml
 
-COMPOSE = yaml.safe_load((Path(__file__).parents[2] / "docker-compose.yml").read_text())
+ROOT = Path(__file__).parents[2]
+COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, Any] = {
     name: each
     for name, each in COMPOSE["services"].items()
@@ -30,8 +31,24 @@ def test_every_service_reads_the_key_once_it_is_made(name: str) -> None:
 def test_the_container_that_makes_the_key_has_no_network_and_a_key_of_ones_own() -> None:
     maker = COMPOSE["services"]["cluster-key"]
     assert maker["network_mode"] == "none" and maker["restart"] == "no"
-    *_, module, path = maker["entrypoint"]
+    *_, module, path, token_path = maker["entrypoint"]
     assert module == "halfmoon_runtime.make_cluster_key"
     # The images have this folder, of the services' user: a new volume there is that user's too.
     assert maker["volumes"] == [f"cluster-key:{Path(path).parent}"]
+    assert Path(token_path).parent == Path(path).parent
     assert maker["environment"] == {"HALFMOON_CLUSTER_KEY": "${HALFMOON_CLUSTER_KEY:-}"}
+
+
+def test_prometheus_reads_the_operators_token_that_is_made_with_the_key() -> None:
+    prometheus = COMPOSE["services"]["prometheus"]
+    assert f"cluster-key:{FOLDER}:ro" in prometheus["volumes"]
+    assert prometheus["depends_on"]["cluster-key"] == {
+        "condition": "service_completed_successfully"
+    }
+    config = yaml.safe_load((ROOT / "deploy/prometheus.yml").read_text())
+    (discovery,) = config["scrape_configs"][0]["http_sd_configs"]
+    made = Path(COMPOSE["services"]["cluster-key"]["entrypoint"][-1]).name
+    assert discovery["authorization"] == {
+        "type": "Bearer",
+        "credentials_file": f"{FOLDER}/{made}",
+    }

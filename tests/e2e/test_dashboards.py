@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import promql_parser
@@ -14,14 +15,17 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from halfmoon_conductor.observability.metrics.vllm_metric_names import VLLM_METRIC_NAMES
+from halfmoon_conductor.tenants import add_tenant
 
 pytestmark = pytest.mark.e2e
 ROOT = Path(__file__).parents[2]
-#: What Prometheus adds to every sample.
-ADDED = {"instance", "job"}
+#: What Prometheus adds to every sample, some of it from the conductor's list of targets.
+ADDED = {"instance", "job", "worker", "model"}
 #: Of the metrics library's own, without ours.
 PROCESS = re.compile(r"(process|python)_")
 MODEL = "fake://tiny"
+#: Labels that variables of the dashboard choose by. Targets need not say their model.
+CHOSEN = {"model": "$model|", "job": "$role", "worker": "$worker", "tenant": "$tenant"}
 
 
 @dataclass
@@ -78,8 +82,15 @@ def _add(served: Served, service: str, family: Any) -> None:
 
 
 @pytest.fixture(scope="module")
-def served(start_cluster: Callable[..., Any]) -> Iterator[Served]:
-    with start_cluster(MODEL, n_kvstore=1) as live:
+def served(
+    start_cluster: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
+    tenants = tmp_path_factory.mktemp("tenants") / "tenants.toml"
+    key, limited = add_tenant(tenants, "lab", operator=True), add_tenant(tenants, "shop")
+    with tenants.open("a") as file:
+        file.write("requests_per_minute = 1\n")
+    flags = {"conductor": [f"--tenants={tenants}"], "kvstore": ["--tenant-quotas-mib=lab=8"]}
+    with start_cluster(MODEL, n_kvstore=1, key=key, extra=flags) as live:
         live.complete(prompt=list(range(300)), max_tokens=4)
         live.until(
             lambda: (
@@ -89,22 +100,44 @@ def served(start_cluster: Callable[..., Any]) -> Iterator[Served]:
                 > 0
             )
         )
+        ask = {"model": live.model, "prompt": [1, 2], "max_tokens": 1}
+        shop = {"authorization": f"Bearer {limited}"}
+        answers = [
+            httpx.post(f"{live.url}/v1/completions", json=ask, headers=shop, timeout=60)
+            for _ in range(2)
+        ]
+        assert [answer.status_code for answer in answers] == [200, 429]
         yield scrape(live)
 
 
-def queries() -> list[str]:
-    """All that is asked: by the dashboard, by alerts."""
+@pytest.fixture(scope="module")
+def board() -> dict[str, Any]:
+    """The dashboard, as its script makes it and as its file has it."""
     script = spec_from_file_location("build", ROOT / "deploy/grafana/build.py")
     assert script is not None and script.loader is not None
     build = module_from_spec(script)
     script.loader.exec_module(build)
     assert build.TARGET.read_text() == build.written(), "run python deploy/grafana/build.py"
-    panels = [panel for panel in build.dashboard()["panels"] if panel["type"] != "row"]
-    shown = [target["expr"] for panel in panels for target in panel["targets"]]
+    found: dict[str, Any] = build.dashboard()
+    return found
+
+
+def graphs(board: dict[str, Any]) -> list[dict[str, Any]]:
+    return [panel for panel in board["panels"] if panel["type"] == "timeseries"]
+
+
+def shown(board: dict[str, Any]) -> list[str]:
+    """All that the dashboard asks for."""
+    found = [target["expr"] for panel in graphs(board) for target in panel["targets"]]
+    assert len(found) > 50
+    return [query.replace("$__rate_interval", "1m") for query in found]
+
+
+def alerts() -> list[str]:
     groups = yaml.safe_load((ROOT / "deploy/prometheus-alerts.yml").read_text())["groups"]
-    alerts = [rule["expr"] for group in groups for rule in group["rules"]]
-    assert len(shown) > 50 and len(alerts) > 10
-    return [query.replace("$__rate_interval", "1m") for query in (*shown, *alerts)]
+    found = [rule["expr"] for group in groups for rule in group["rules"]]
+    assert len(found) > 10
+    return found
 
 
 def selectors(node: Any) -> Iterator[Any]:
@@ -133,8 +166,10 @@ def kept_labels(node: Any) -> set[str]:
     return labels
 
 
-def test_every_query_asks_for_metrics_and_labels_that_are_served(served: Served) -> None:
-    for query in queries():
+def test_every_query_asks_for_metrics_and_labels_that_are_served(
+    served: Served, board: dict[str, Any]
+) -> None:
+    for query in (*shown(board), *alerts()):
         node = promql_parser.parse(query)
         asked = list(selectors(node))
         assert asked, query
@@ -154,6 +189,82 @@ def test_every_query_asks_for_metrics_and_labels_that_are_served(served: Served)
             if family.labels is None:
                 labels_served |= kept_labels(node)  # nothing is known of them
         assert kept_labels(node) <= labels_served, query
+
+
+def test_variables_choose_the_series_that_can_be_told_apart_by_them(
+    served: Served, board: dict[str, Any]
+) -> None:
+    """A conductor's own numbers are of all workers: one worker's name would leave nothing."""
+    for query in shown(board):
+        for selector in selectors(promql_parser.parse(query)):
+            matched = {m.name: m.value for m in selector.matchers.matchers}
+            assert {k: v for k, v in matched.items() if k in CHOSEN} == {
+                label: CHOSEN[label] for label in labels_to_choose(served, selector.name)
+            }, query
+
+
+def labels_to_choose(served: Served, name: str) -> set[str]:
+    if PROCESS.match(name):
+        return {"model", "job", "worker"}
+    family = served.families[served.names[name]]
+    of_workers = {"job", "worker"} if family.services != {"conductor"} else set()
+    return {"model", *of_workers} | ({"tenant"} & (family.labels or set()))
+
+
+def test_each_variable_lists_what_prometheus_has(served: Served, board: dict[str, Any]) -> None:
+    variables = {each["name"]: each for each in board["templating"]["list"]}
+    named = {label: value.strip("$|") for label, value in CHOSEN.items()}
+    assert list(variables) == list(named.values())
+    for label, name in named.items():
+        variable = variables[name]
+        query = variable["query"]["query"]
+        asked = re.fullmatch(r"label_values\((.+), (\w+)\)", query)
+        assert asked is not None and asked[2] == label and variable["definition"] == query
+        (selector,) = selectors(promql_parser.parse(asked[1]))
+        known = ADDED | (
+            served.families[selector.name].labels or set() if label == "tenant" else set()
+        )
+        assert label in known
+        assert selector.name == ("halfmoon_tenant_tokens_total" if label == "tenant" else "up")
+        for matcher in selector.matchers.matchers:
+            assert matcher.name in known
+            # Grafana fills variables in from left to right.
+            chosen_before = list(CHOSEN.values())[: list(CHOSEN).index(label)]
+            assert matcher.value in ("", *chosen_before)
+        # Without a choice, series that lack the label are shown too.
+        assert (variable["includeAll"], variable["allValue"]) == (True, ".*")
+
+
+def test_the_board_is_one_that_grafana_reads(board: dict[str, Any]) -> None:
+    """Ids are unique, nothing overlaps, rows come in their order, and the data source is there."""
+    panels = board["panels"]
+    assert [panel["id"] for panel in panels] == list(range(1, len(panels) + 1))
+    taken: set[tuple[int, int]] = set()
+    for panel in panels:
+        at = panel["gridPos"]
+        assert at["x"] + at["w"] <= 24
+        cells = {
+            (x, y)
+            for x in range(at["x"], at["x"] + at["w"])
+            for y in range(at["y"], at["y"] + at["h"])
+        }
+        assert not taken & cells, panel["title"]
+        taken |= cells
+    rows = [panel for panel in panels if panel["type"] == "row"]
+    assert [row["title"][:4] for row in rows] == [f"{n} · " for n in range(1, len(rows) + 1)]
+    assert panels[0]["type"] == "text" and panels[1]["type"] == "row"
+    assert all(f"**{n}**" in panels[0]["options"]["content"] for n in range(1, len(rows) + 1))
+    titles = [panel["title"] for panel in graphs(board)]
+    assert len(set(titles)) == len(titles)
+    provisioned = yaml.safe_load((ROOT / "deploy/grafana/datasources/prometheus.yml").read_text())
+    uids = {source["uid"] for source in provisioned["datasources"]}
+    for panel in graphs(board):
+        references = [target["refId"] for target in panel["targets"]]
+        assert len(set(references)) == len(references)
+        for each in (panel, *panel["targets"]):
+            assert each["datasource"]["uid"] in uids
+    provider = yaml.safe_load((ROOT / "deploy/grafana/dashboards/provider.yml").read_text())
+    assert [each["type"] for each in provider["providers"]] == ["file"]
 
 
 def test_names_units_and_texts_are_as_prometheus_wants_them(served: Served) -> None:
@@ -236,26 +347,23 @@ def test_stages_of_real_requests_add_up_to_their_times_to_first_token(served: Se
     assert sum(sums) == pytest.approx(whole, rel=0.01)
 
 
-def test_prometheus_scrapes_what_compose_starts() -> None:
-    compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+def test_prometheus_reaches_what_the_conductor_of_compose_lists() -> None:
+    compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
     config = yaml.safe_load((ROOT / "deploy/prometheus.yml").read_text())
-    scraped: dict[str, set[int]] = {}
-    for job in config["scrape_configs"]:
-        for sd in job["dns_sd_configs"]:
-            for name in sd["names"]:
-                scraped.setdefault(name, set()).add(sd["port"])
-    assert set(scraped) <= set(compose["services"])
-    # What makes the model or the key ends at once; what uses the machine's own network has no
-    # name there.
-    ours = {
-        name
-        for name, service in compose["services"].items()
-        if "halfmoon" in str(service.get("image"))
-        and name not in ("demo-model", "cluster-key")
-        and service.get("network_mode") != "host"
-        and service["image"] != "halfmoon-polyglot"  # it has no metrics
-    }
-    assert ours == set(scraped)
-    mounted = str(compose["services"]["prometheus"]["volumes"])
+    workers, conductors = config["scrape_configs"]
+    (discovery,) = workers["http_sd_configs"]
+    asked = urlsplit(discovery["url"])
+    for found in conductors["dns_sd_configs"]:
+        assert (found["names"], found["port"] in (asked.port, 9100)) == ([asked.hostname], True)
+    assert asked.path == "/debug/prometheus-targets"
+    conductor = compose[asked.hostname]
+    assert str(asked.port) in re.findall(r":(\d+)$", conductor["ports"][0])
+    assert conductor["environment"]["HALFMOON_HTTP_PORT"] == asked.port
+    # Workers name their addresses in this network; what uses the machine's own has none there.
+    assert compose["prometheus"]["networks"] == ["control"]
+    for name, service in compose.items():
+        if "halfmoon" in service["image"] and "network_mode" not in service:
+            assert "control" in service["networks"], name
+    mounted = str(compose["prometheus"]["volumes"])
     for file in ("prometheus.yml", *config["rule_files"]):
         assert f"./deploy/{Path(file).name}:/etc/prometheus/{Path(file).name}" in mounted

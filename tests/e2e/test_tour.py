@@ -1,77 +1,35 @@
 """docs/tour.md, its part with Python: each command is run, and shows what the page says."""
 
 import re
-import shlex
-import signal
 import subprocess
-import sys
-import time
 from pathlib import Path
 
 import httpx
 import pytest
 
-from halfmoon_metadata.tcp_ports import free_port
 from halfmoon_runtime.observability.operator_http import operator_token
+from tests.tutorial_page import ROOT, PageReader
 
 pytestmark = pytest.mark.e2e
 
 #: The part with Python.
-PAGE = (Path(__file__).parents[2] / "docs/tour.md").read_text().partition("## With Docker")[0]
-#: A block of commands, and the pattern of what it shows, which is in a comment behind it.
-STEP = re.compile(r"^```sh\n(.*?)^```\n+<!-- shows: (.*?) -->$", re.M | re.S)
-PORT_OF_PAGE = "127.0.0.1:8000"
+PAGE = (ROOT / "docs/tour.md").read_text().partition("## With Docker")[0]
 
 
-def wait_until_printed(pattern: str, output: Path, up: "subprocess.Popen[bytes]") -> None:
-    deadline = time.monotonic() + 120
-    while not re.search(pattern, output.read_text()):
-        assert up.poll() is None and time.monotonic() < deadline, output.read_text()
-        time.sleep(0.1)
+def only_of(words: str, up: "subprocess.Popen[bytes] | None") -> str:
+    """Kill workers of this cluster alone: others may run on the machine."""
+    assert up is not None
+    return words.replace("pkill -9 -f", f"pkill -9 -P {up.pid} -f")
 
 
 @pytest.mark.timeout(240)
 def test_the_commands_of_the_tour_show_what_it_says(tmp_path: Path) -> None:
-    start = re.search(r"^```\nmake up (.*)\n```$", PAGE, re.M)
-    assert start is not None
-    settings = dict(word.split("=") for word in shlex.split(start[1]))
-    port = free_port()
-    flags = [f"--{name.lower()}={value}" for name, value in settings.items()]
-    output = tmp_path / "output"
-    with output.open("wb") as sink:
-        up = subprocess.Popen(
-            [sys.executable, "-m", "halfmoon_cli", "up", *flags, "--port", str(port)],
-            cwd=tmp_path,
-            stdout=sink,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    try:
-        wait_until_printed("Ctrl-C stops it", output, up)
-        steps = STEP.findall(PAGE)
-        assert len(steps) == PAGE.count("```sh") == 5
-        for commands, shows in steps:
-            words = commands.replace(PORT_OF_PAGE, f"127.0.0.1:{port}")
-            words = words.replace(
-                ".venv/bin/halfmoon status",
-                f"{sys.executable} -m halfmoon_cli status --url http://127.0.0.1:{port}",
-            )
-            # Only workers of this cluster: others may run on the machine.
-            words = words.replace("pkill -9 -f", f"pkill -9 -P {up.pid} -f")
-            done = subprocess.run(
-                ["bash", "-c", words],
-                cwd=tmp_path,
-                capture_output=True,
-                text=True,
-                timeout=120,
-                check=False,
-            )
-            assert re.search(shows, done.stdout, re.M), (words, done.stdout, done.stderr)
-        wait_until_printed(r"decode-\d was ended by SIGKILL", output, up)
+    assert re.search(r"^```\nmake up .*\n```$", PAGE, re.M)
+    with PageReader(PAGE, tmp_path, only_of) as reader:
+        assert reader.follow() == PAGE.count("```sh") == 5
+        reader.wait_for(r"decode-\d was ended by SIGKILL")
         key = (tmp_path / ".halfmoon/up/cluster-key").read_text().strip()
         bearer = {"authorization": f"Bearer {operator_token(key)}"}
-        activity = httpx.get(f"http://127.0.0.1:{port}/debug/activity", headers=bearer).json()
+        url = f"http://127.0.0.1:{reader.port}/debug/activity"
+        activity = httpx.get(url, headers=bearer).json()
         assert sum(second["placed_again"] for second in activity["seconds"]) >= 1
-    finally:
-        up.send_signal(signal.SIGINT)
-        assert up.wait(60) == 0

@@ -73,7 +73,13 @@ GETS = (
     *("/", "/page/page.js", "/health", "/ready", "/ping", "/version", "/load", "/metrics"),
     *("/v1/models", f"/v1/models/{MODEL}", "/openapi.json", "/debug/cluster", "/debug/decisions"),
     *("/debug/activity", "/debug/decisions?request_id=a", "/v1/responses/resp_1"),
-    *("/debug/latencies", "/debug/roles", "/debug/decisions?last=3", "/debug/latencies?after_s=1"),
+    *(
+        "/debug/latencies",
+        "/debug/roles",
+        "/debug/prometheus-targets",
+        "/debug/decisions?last=3",
+        "/debug/latencies?after_s=1",
+    ),
 )
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "api.md"
 _HEADER = re.compile(r"^\| field \| ((?:\w+ \| )+)example \|", re.M)

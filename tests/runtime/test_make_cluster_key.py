@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from halfmoon_metadata.cluster_key_source import read_cluster_key_file
+from halfmoon_runtime.observability.operator_http import operator_token
 
 
-def make(path: Path, key: str = "") -> "subprocess.CompletedProcess[str]":
+def make(path: Path, *more: Path, key: str = "") -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [sys.executable, "-m", "halfmoon_runtime.make_cluster_key", str(path)],
+        [sys.executable, "-m", "halfmoon_runtime.make_cluster_key", str(path), *map(str, more)],
         env={**os.environ, "HALFMOON_CLUSTER_KEY": key},
         capture_output=True,
         text=True,
@@ -41,10 +42,25 @@ def test_a_key_is_made_once_for_its_user_alone(path: Path) -> None:
 
 def test_a_key_of_the_environment_takes_its_place(path: Path) -> None:
     make(path)
-    assert make(path, "a key of one's own").returncode == 0
+    assert make(path, key="a key of one's own").returncode == 0
     assert read_cluster_key_file(str(path)) == "a key of one's own"
     assert path.stat().st_mode & 0o777 == 0o600
     assert [each.name for each in path.parent.iterdir()] == ["cluster-key"]
+
+
+def test_the_operators_token_is_that_of_the_key_and_all_users_may_read_it(path: Path) -> None:
+    token = path.with_name("operator-token")
+    for key in ("", "the first of the keys,the second of the keys"):
+        assert make(path, token, key=key).returncode == 0
+        assert token.read_text().strip() == operator_token(path.read_text())
+        assert token.stat().st_mode & 0o777 == 0o644
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_key_that_services_refuse_is_refused_here_in_one_line(path: Path) -> None:
+    ended = make(path, path.with_name("operator-token"), key="short")
+    assert ended.returncode == 1
+    assert "5 characters" in ended.stderr and "Traceback" not in ended.stderr
 
 
 def test_two_keys_are_never_the_same(path: Path) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from halfmoon_engine.fake_engine import FakeEngine, FakeModelSpec
 from halfmoon_metadata import MetadataStore, open_store
@@ -21,6 +22,7 @@ from halfmoon_runtime.engine_settings import EngineSettings
 from halfmoon_runtime.lifecycle import CannotStart, Service
 from halfmoon_runtime.membership import MEMBERS, list_members
 from halfmoon_runtime.observability.metrics import MetricSnapshot
+from halfmoon_runtime.observability.operator_http import OperatorHttp
 from halfmoon_runtime.settings import ServiceSettings
 from halfmoon_runtime.worker.open_model import load_model, model_info, place_model
 from halfmoon_runtime.worker.open_worker import OpenedWorker, open_worker
@@ -164,6 +166,21 @@ async def test_its_port_answers_until_the_end_and_its_record_says_where(
     with pytest.raises(PeerUnreachable):
         await link.receive()
     await network.close()
+
+
+async def test_its_record_says_where_operators_reach_it(
+    settings: ServiceSettings, steps: Steps
+) -> None:
+    http = OperatorHttp(asyncio.get_running_loop(), lambda: True, registry=CollectorRegistry())
+    http.start(0, settings.host)
+    async with some_service() as service:
+        async with open_worker(settings, service, "decode", steps.open_transfer) as opened:
+            assert opened.info.http == ""
+        service.http = http
+        elsewhere = settings.model_copy(update={"advertise_host": "gpu-3"})
+        async with open_worker(elsewhere, service, "decode", steps.open_transfer) as opened:
+            assert opened.info.http == http.url("gpu-3") != http.url(settings.host)
+    http.stop()
 
 
 async def test_a_second_start_has_a_higher_generation_for_record_and_transfers(

@@ -28,6 +28,17 @@ What a conductor serves to operators, beside its REST API. With a cluster key it
 operators' token, with a tenants file an operator's key, with both one of the two. Answers without \
 a schema of their fields are for people and for Halfmoon's own page; fields may be added."""
 _OBJECT = {"type": "object", "additionalProperties": True}
+_TARGET_GROUPS = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "required": ["targets", "labels"],
+        "properties": {
+            "targets": {"type": "array", "items": {"type": "string"}},
+            "labels": {"type": "object", "additionalProperties": {"type": "string"}},
+        },
+    },
+}
 _SECONDS = {"type": "number", "minimum": 0, "x-unit": "s"}
 _REFUSED = {
     "401": error_response("No token or key was shown, or none that is valid.", 401),
@@ -101,6 +112,14 @@ def debug_document() -> Document:
                     "Show TTFT and TBT of the last minutes, by second",
                     _OBJECT,
                     after_s=_SECONDS,
+                )
+            },
+            "/debug/prometheus-targets": {
+                "get": _get(
+                    "prometheusTargets",
+                    "List the metrics endpoints of the conductor and of all live workers, for "
+                    "Prometheus' http_sd_configs",
+                    _TARGET_GROUPS,
                 )
             },
             "/debug/roles": {

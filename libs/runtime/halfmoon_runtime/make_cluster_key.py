@@ -1,8 +1,12 @@
-"""Make the file of a cluster key: `python -m halfmoon_runtime.make_cluster_key FILE`.
+"""Make the file of a cluster key: `python -m halfmoon_runtime.make_cluster_key FILE [TOKEN_FILE]`.
 
 It is for orchestrators that give containers a key at their first start. A file that is there stays,
 so that it may run at each start. Where HALFMOON_CLUSTER_KEY is set, that key is written instead, in
 place of another one. `halfmoon up` makes its key by the same function.
+
+TOKEN_FILE gets the operators' token of that key, which all users may read: Prometheus finds its
+targets with it, and can't make the key of it. A folder that only the right containers mount keeps
+it from others.
 """
 
 import os
@@ -12,9 +16,11 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from halfmoon_metadata.cluster_key_source import CLUSTER_KEY_VARIABLE
+from halfmoon_metadata.cluster_key_source import CLUSTER_KEY_VARIABLE, read_cluster_key_file
+from halfmoon_runtime.observability.operator_http import operator_token
 
 _N_BYTES = 32
+_READABLE = 0o644
 
 
 def make_cluster_key(path: Path) -> None:
@@ -27,6 +33,17 @@ def make_cluster_key(path: Path) -> None:
     """
     if not path.exists():
         _write(path, secrets.token_hex(_N_BYTES))
+
+
+def write_operator_token(path: Path, key_path: Path) -> None:
+    """Write the operators' token of a key file into a file that all users may read.
+
+    Raises:
+        OSError: it can't be written.
+        ValueError: the key can't be read, or is none that services take.
+    """
+    _write(path, operator_token(read_cluster_key_file(str(key_path))), replace=True)
+    path.chmod(_READABLE)
 
 
 def _write(path: Path, key: str, *, replace: bool = False) -> None:
@@ -44,14 +61,19 @@ def _write(path: Path, key: str, *, replace: bool = False) -> None:
 
 
 def main() -> None:
-    """Make the file that the command line names, or take the key of the environment into it."""
-    if len(sys.argv) != 2:
-        sys.exit("usage: python -m halfmoon_runtime.make_cluster_key FILE")
+    """Make the files that the command line names, from the key of the environment if it has one."""
+    if len(sys.argv) not in (2, 3):
+        sys.exit("usage: python -m halfmoon_runtime.make_cluster_key FILE [TOKEN_FILE]")
     path = Path(sys.argv[1])
     if key := os.environ.get(CLUSTER_KEY_VARIABLE, ""):
         _write(path, key, replace=True)
     else:
         make_cluster_key(path)
+    if len(sys.argv) == 3:
+        try:
+            write_operator_token(Path(sys.argv[2]), path)
+        except ValueError as error:
+            sys.exit(f"no operators' token: {error}")
 
 
 if __name__ == "__main__":

@@ -148,7 +148,8 @@ async def run(settings: ConductorSettings, service: Service) -> None:
         info = ConductorInfo(
             settings.worker_id, settings.metadata.partition(":")[0], settings.trace_url
         )
-        debug = debug_app(observer, links, clock, info, traced.trace_id)
+        metrics_urls = _metrics_urls(settings, service, listener)
+        debug = debug_app(observer, links, clock, info, traced.trace_id, metrics_urls)
         mounts: list[tuple[str, ASGIApp]] = [("/debug", debug)]
         streams = ResumableStreams(_resumption_limits(settings))
         stack.push_async_callback(streams.close)
@@ -230,8 +231,21 @@ def _make_server(
     )
 
 
-def _url(listener: socket.socket, tls: ssl.SSLContext | None) -> str:
-    host, port = listener.getsockname()[:2]
+def _metrics_urls(
+    settings: ConductorSettings, service: Service, listener: socket.socket
+) -> tuple[str, ...]:
+    """Return where a Prometheus on another host scrapes this conductor."""
+    try:
+        host = settings.advertised_host
+    except OSError:  # peers never dial a conductor, so no other part needs this address
+        host = socket.gethostname()
+    rest = _url(listener, service.tls, host)
+    return (rest,) if service.http is None else (rest, service.http.url(host))
+
+
+def _url(listener: socket.socket, tls: ssl.SSLContext | None, advertised: str = "") -> str:
+    own_host, port = listener.getsockname()[:2]
+    host = advertised or own_host
     scheme = "http" if tls is None else "https"
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 

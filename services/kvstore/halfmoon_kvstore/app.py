@@ -48,11 +48,7 @@ async def run(settings: KvstoreSettings, service: Service) -> None:
         opened = await stack.enter_async_context(
             open_worker(settings, service, "kvstore", open_transfer_engine)
         )
-        info = msgspec.structs.replace(
-            opened.info,
-            replicates=True,
-            http="" if service.http is None else service.http.url(settings.advertised_host),
-        )
+        info = msgspec.structs.replace(opened.info, replicates=True)
         service.report_stage("allocating", worker_id=info.worker_id, mib=settings.capacity_mib)
         asked = f"capacity_mib {settings.capacity_mib} can't be had; ask for less"
         with cannot_start_on(OSError, asked, may_pass=True):

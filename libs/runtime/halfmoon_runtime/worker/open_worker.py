@@ -186,5 +186,6 @@ async def open_worker(
             min_version=MIN_VERSION,
             max_version=MAX_VERSION,
             features=() if role == "kvstore" else features.ALL,
+            http="" if service.http is None else service.http.url(settings.advertised_host),
         )
         yield OpenedWorker(service, store, transfer, network, port, info)

@@ -122,7 +122,7 @@ class _Choice:
             request.stop_strings,
             min_tokens=self._generation.stopping.min_new_tokens,
         )
-        self._timer = GenerationTimer(metrics, received_s)
+        self._timer = GenerationTimer(metrics, received_s, self._generation.tenant)
         self._charge = charge
         self._on_token = on_token
 

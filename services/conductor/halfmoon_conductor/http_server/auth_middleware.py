@@ -193,13 +193,15 @@ class AuthMiddleware:
     async def _serve_guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
         connection, body = connection_of(scope), self._bodies.open()
         is_here = connection is not None and not connection.is_receiving
+        tenant = ""
         try:
             try:
                 principal = self._identify(scope)
+                tenant = principal.name
                 await body.read(receive, is_here=is_here)
                 self._acquire(principal)
             except ApiError as error:
-                self._metrics.on_rejected(_rejection_reason(error, body))
+                self._metrics.on_rejected(_rejection_reason(error, body), tenant)
                 response = error_responses.error_response(error, scope["path"])
                 if not body.is_read and not isinstance(error, InvalidKey):
                     response.headers["connection"] = "close"

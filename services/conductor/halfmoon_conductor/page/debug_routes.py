@@ -7,7 +7,7 @@ its outcome beside it, and the errors of the predictions are shown in total.
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any
 
@@ -22,6 +22,7 @@ from halfmoon_conductor.errors import InvalidRequest
 from halfmoon_conductor.http_server.error_responses import error_response, on_http_error
 from halfmoon_conductor.observability.history.observer import CoreObserver
 from halfmoon_conductor.page.cluster_view import ConductorInfo, cluster_view
+from halfmoon_conductor.page.prometheus_targets import PrometheusTargets
 from halfmoon_conductor.page.role_routes import role_routes
 from halfmoon_conductor.workers.worker_links import WorkerLinks
 from halfmoon_protocol.ids import RequestId
@@ -47,6 +48,7 @@ def debug_app(
     clock: Clock,
     conductor: ConductorInfo,
     trace_id: Callable[[RequestId], str | None] = lambda request_id: None,
+    metrics_urls: Sequence[str] = (),
 ) -> Starlette:
     """Build the app to mount at ``/debug``.
 
@@ -56,8 +58,10 @@ def debug_app(
         clock: the shell's clock.
         conductor: describes this conductor.
         trace_id: returns the trace id of a sampled request, else nothing.
+        metrics_urls: where this conductor serves metrics, of requests and of its process.
     """
     core = observer.core
+    targets = PrometheusTargets(conductor.conductor_id, metrics_urls)
 
     async def cluster(request: Request) -> Response:
         return _json(cluster_view(observer, links, conductor, clock.now()))
@@ -114,12 +118,16 @@ def debug_app(
             }
         )
 
+    async def scraped(request: Request) -> Response:
+        return _json(targets.groups(links.records(), core.cluster.model))
+
     return Starlette(
         routes=[
             Route("/cluster", cluster),
             Route("/decisions", decisions),
             Route("/latencies", latencies),
             Route("/activity", activity),
+            Route("/prometheus-targets", scraped),
             *role_routes(links.shell, clock),
         ],
         exception_handlers={HTTPException: on_http_error},

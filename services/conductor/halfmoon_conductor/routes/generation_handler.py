@@ -71,7 +71,7 @@ class GenerationHandler:
         try:
             context.principal.charge_prompt(request.n_prompt)
         except RateLimited:
-            self._metrics.on_rejected("tenant_limit")
+            self._metrics.on_rejected("tenant_limit", context.principal.name)
             raise
         return OutputProcessor(
             self._gateway,

@@ -207,6 +207,10 @@ class WorkerLinks:
         """Return the workers that are present and not used, each with the reason."""
         return {worker_id: m.refused for worker_id, m in self._members.items() if m.refused}
 
+    def records(self) -> list[WorkerInfo]:
+        """Return the records of all workers whose lease lives, used or not."""
+        return [member.info for member in self._members.values()]
+
     def refused_workers(self) -> list[WorkerInfo]:
         """Return the records of workers that are present and not used."""
         return [member.info for member in self._members.values() if member.refused]

@@ -9,11 +9,15 @@ from halfmoon_conductor.observability.metrics.http_metrics import HttpMetrics, H
 class GenerationTimer:
     """Record times and counts of one generation in the metrics."""
 
-    __slots__ = ("_active_s", "_first_s", "_last_s", "_metrics", "_n", "_received_s", "_sent_s")
+    __slots__ = (
+        *("_active_s", "_first_s", "_last_s", "_metrics", "_n", "_received_s", "_sent_s"),
+        "_tenant",
+    )
 
-    def __init__(self, metrics: HttpMetrics, received_s: float) -> None:
+    def __init__(self, metrics: HttpMetrics, received_s: float, tenant: str = "") -> None:
         """Start timing at `received_s`: `time.perf_counter` when the body had been received."""
         self._metrics = metrics
+        self._tenant = metrics.tenants.of(tenant)
         self._received_s = received_s
         self._sent_s = self._first_s = self._last_s = received_s
         #: Seconds before the first token in which the request was worked on.
@@ -33,6 +37,8 @@ class GenerationTimer:
             ttft_s, self._sent_s - self._received_s, event.stages, n_prompt, event.n_cached
         )
         metrics.n_generated += 1
+        if self._tenant is not None:
+            self._tenant.on_first_token(ttft_s, n_prompt, event.n_cached)
         self._first_s = self._last_s = now_s
         self._n = 1
 
@@ -57,3 +63,5 @@ class GenerationTimer:
     def on_end(self, outcome: HttpOutcome) -> None:
         """Record how the generation ended."""
         self._metrics.on_outcome(outcome)
+        if self._tenant is not None:
+            self._tenant.on_end(outcome, self._n)

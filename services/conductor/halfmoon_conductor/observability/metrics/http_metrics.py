@@ -10,6 +10,7 @@ from typing import Literal
 from prometheus_client import CollectorRegistry
 
 from halfmoon_conductor.observability.history.latency_history import LatencyHistory
+from halfmoon_conductor.observability.metrics.tenant_metrics import TenantMetrics
 from halfmoon_conductor.observability.metrics.ttft_stages import ACTIVE_STAGES, TTFT_STAGES
 from halfmoon_runtime.observability.histogram import FastHistogram, time_buckets, token_buckets
 from halfmoon_runtime.observability.metrics import (
@@ -49,6 +50,8 @@ class HttpMetrics:
     ) -> None:
         #: TTFT and TBT of recent seconds.
         self.latencies = latencies or LatencyHistory()
+        #: The same of each tenant.
+        self.tenants = TenantMetrics(registry)
         #: Requests that are being answered.
         self.n_in_flight = 0
         #: Requests answered, by route and status.
@@ -84,9 +87,11 @@ class HttpMetrics:
         key = route, str(status or "none")
         self._answered[key] = self._answered.get(key, 0) + 1
 
-    def on_rejected(self, reason: RejectionReason) -> None:
-        """Count a request that was rejected before its body was used."""
+    def on_rejected(self, reason: RejectionReason, tenant: str = "") -> None:
+        """Count a request that was rejected before its body was used; empty: of no known tenant."""
         self._rejections[reason] += 1
+        if (counts := self.tenants.of(tenant)) is not None:
+            counts.on_rejected(reason)
 
     def on_resumed(self, source: ResumptionSource) -> None:
         """Count a client that came back to a stream."""
