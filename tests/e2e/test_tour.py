@@ -13,14 +13,12 @@ import pytest
 
 from halfmoon_metadata.tcp_ports import free_port
 from halfmoon_runtime.observability.operator_http import operator_token
+from halfmoon_testing.page_steps import read_steps
 
 pytestmark = pytest.mark.e2e
 
 #: The part with Python.
 PAGE = (Path(__file__).parents[2] / "docs/tour.md").read_text().partition("## With Docker")[0]
-#: A block of commands, and the pattern of what it shows, which is in a comment behind it.
-STEP = re.compile(r"^```sh\n(.*?)^```\n+<!-- shows: (.*?) -->$", re.M | re.S)
-PORT_OF_PAGE = "127.0.0.1:8000"
 
 
 def wait_until_printed(pattern: str, output: Path, up: "subprocess.Popen[bytes]") -> None:
@@ -48,25 +46,18 @@ def test_the_commands_of_the_tour_show_what_it_says(tmp_path: Path) -> None:
         )
     try:
         wait_until_printed("Ctrl-C stops it", output, up)
-        steps = STEP.findall(PAGE)
-        assert len(steps) == PAGE.count("```sh") == 5
-        for commands, shows in steps:
-            words = commands.replace(PORT_OF_PAGE, f"127.0.0.1:{port}")
-            words = words.replace(
-                ".venv/bin/halfmoon status",
-                f"{sys.executable} -m halfmoon_cli status --url http://127.0.0.1:{port}",
-            )
+        words = {
+            "127.0.0.1:8000": f"127.0.0.1:{port}",
+            ".venv/bin/halfmoon status": (
+                f"{sys.executable} -m halfmoon_cli status --url http://127.0.0.1:{port}"
+            ),
             # Only workers of this cluster: others may run on the machine.
-            words = words.replace("pkill -9 -f", f"pkill -9 -P {up.pid} -f")
-            done = subprocess.run(
-                ["bash", "-c", words],
-                cwd=tmp_path,
-                capture_output=True,
-                text=True,
-                timeout=120,
-                check=False,
-            )
-            assert re.search(shows, done.stdout, re.M), (words, done.stdout, done.stderr)
+            "pkill -9 -f": f"pkill -9 -P {up.pid} -f",
+        }
+        steps = read_steps(PAGE)
+        assert len(steps) == 5
+        for step in steps:
+            step.run(tmp_path, words)
         wait_until_printed(r"decode-\d was ended by SIGKILL", output, up)
         key = (tmp_path / ".halfmoon/up/cluster-key").read_text().strip()
         bearer = {"authorization": f"Bearer {operator_token(key)}"}
