@@ -25,6 +25,7 @@ from pathlib import Path
 from types import TracebackType
 
 from halfmoon_metadata.tcp_ports import free_port
+from halfmoon_testing.page_steps import PageStep
 
 ROOT = Path(__file__).resolve().parents[1]
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$(?:\n+<!-- shows: (.*?) -->$)?", re.M | re.S)
@@ -112,20 +113,14 @@ class PageReader:
         self.wait_for("Ctrl-C stops it")
 
     def _run(self, words: str, shows: str) -> None:
-        words = words.replace("127.0.0.1:8000", f"127.0.0.1:{self.port}")
-        words = words.replace("127.0.0.1:7999", f"127.0.0.1:{self._metadata_port}")
+        ports = {
+            "127.0.0.1:8000": f"127.0.0.1:{self.port}",
+            "127.0.0.1:7999": f"127.0.0.1:{self._metadata_port}",
+        }
         where = {
             "HALFMOON_URL": f"http://127.0.0.1:{self.port}",
             "HALFMOON_METADATA": f"http://127.0.0.1:{self._metadata_port}/metadata",
             "COLUMNS": "120",
         }
-        done = subprocess.run(
-            ["bash", "-c", self._adapt(words, self.up)],
-            cwd=self._folder,
-            env={**os.environ, **where},
-            capture_output=True,
-            text=True,
-            timeout=_WITHIN_S,
-            check=False,
-        )
-        assert re.search(shows, done.stdout, re.M), (words, done.stdout, done.stderr)
+        step = PageStep(self._adapt(words, self.up), shows)
+        step.run(self._folder, ports, timeout_s=_WITHIN_S, environment={**os.environ, **where})

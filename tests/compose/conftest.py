@@ -31,11 +31,8 @@ def two_free_ports() -> tuple[int, int]:
 
 #: One for each conductor; a restarted one takes the one that it left.
 PORTS = two_free_ports()
-SMALL = {
-    "HALFMOON_POOL_MIB": "256",
-    "HALFMOON_CAPACITY_MIB": "128",
-    "HALFMOON_DISK_MIB": "256",
-    "HALFMOON_THREADS": "1",
+#: What another cluster on this machine may have too.
+OWN = {
     "HTTP_PORT": f"{PORTS[0]}-{PORTS[1]}",
     "CONTROL_SUBNET": "172.30.18.0/24",
     "PAYLOAD_SUBNET": "172.30.19.0/24",
@@ -69,7 +66,7 @@ def run(*command: str, timeout_s: float = 300.0, **more: str) -> str:
     done = subprocess.run(
         command,
         cwd=ROOT,
-        env={**os.environ, **SMALL, **more},
+        env={**os.environ, **more},
         capture_output=True,
         text=True,
         timeout=timeout_s,
@@ -131,13 +128,17 @@ class Compose:
 
     project = "halfmoon-test"
 
-    def __init__(self, files: list[str]) -> None:
-        self._files = files
+    def __init__(self, files: list[Path], environment: dict[str, str]) -> None:
+        #: With these variables ``docker compose`` in any folder is about this cluster.
+        self.environment = {
+            **environment,
+            "COMPOSE_PROJECT_NAME": self.project,
+            "COMPOSE_FILE": os.pathsep.join(str(file) for file in files),
+        }
 
     def __call__(self, *arguments: str, timeout_s: float = 300.0) -> str:
         """``docker compose …``."""
-        files = [flag for file in self._files for flag in ("-f", file)]
-        return run("docker", "compose", "-p", self.project, *files, *arguments, timeout_s=timeout_s)
+        return run("docker", "compose", *arguments, timeout_s=timeout_s, **self.environment)
 
     def docker(self, *arguments: str) -> str:
         """``docker …``."""
@@ -210,23 +211,27 @@ class Compose:
 
 
 @pytest.fixture(scope="session")
-def compose() -> Iterator[Compose]:
-    files, more = ["docker-compose.yml"], {}
+def images() -> Iterator[Compose]:
+    """The project with all images built; no container runs, and none stays."""
+    files, environment = [ROOT / "docker-compose.yml"], dict(OWN)
     if (wheels := folder_with_torch()) is not None:
-        files.append("tests/compose/wheels.yml")
-        more["WHEELS_DIR"] = wheels
-    os.environ.update(more)
-    compose = Compose(files)
+        files.append(ROOT / "tests/compose/wheels.yml")
+        environment["WHEELS_DIR"] = wheels
+    compose = Compose(files, environment)
     compose("down", "--volumes", "--remove-orphans")
     began_s = time.monotonic()
     compose("build", timeout_s=BUILT_WITHIN_S)
-    built_s = time.monotonic()
+    print(f"images built in {time.monotonic() - began_s:.0f} s")
     try:
-        compose.up()
-        print(
-            f"images built in {built_s - began_s:.0f} s, "
-            f"all containers well {time.monotonic() - built_s:.0f} s later"
-        )
         yield compose
     finally:
         compose("down", "--volumes", "--remove-orphans")
+
+
+@pytest.fixture(scope="session")
+def compose(images: Compose) -> Compose:
+    """The cluster, started."""
+    began_s = time.monotonic()
+    images.up()
+    print(f"all containers well {time.monotonic() - began_s:.0f} s later")
+    return images

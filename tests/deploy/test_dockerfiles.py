@@ -83,6 +83,16 @@ def test_an_image_runs_as_nobody_and_says_whether_it_is_well(
     assert '"halfmoon_runtime.healthcheck"' in text.rpartition("\nHEALTHCHECK ")[2]
 
 
+def test_a_conductor_waits_as_long_as_the_slowest_worker_may_take(
+    image: Callable[[str], str],
+) -> None:
+    def start_period_s(stage: str) -> int:
+        return int(re.findall(r"--start-period=(\d+)s", image(stage))[-1])
+
+    # It is well once workers are there: an end of its own time would end `up --wait` before that.
+    assert start_period_s("conductor") >= max(map(start_period_s, ("prefill", "decode", "vllm")))
+
+
 def test_an_image_with_rdma_runs_as_nobody_again(image: Callable[[str], str]) -> None:
     assert re.findall(r"^USER (\S+)", image("rdma"), re.MULTILINE) == ["0", "10001"]
 
