@@ -114,4 +114,8 @@ class EncryptedStream:
         try:
             return self._open.decrypt(nonce, sealed, length)
         except InvalidTag:
-            raise CheckFailed("a record that does not open with the connection's key") from None
+            raise CheckFailed(
+                "a record that does not open with the connection's key: the first 32 bytes of the"
+                " HKDF are for the initiator's records, the nonce counts from 0, and the 4 bytes of"
+                " n are authenticated"
+            ) from None

@@ -98,7 +98,10 @@ class EventListener:
         elif frames[0] == self._topic and len(frames) == _KV_FRAMES:
             self.publications.append((_sequence(frames[1]), _events(frames[2])))
         else:
-            raise CheckFailed(f"published {len(frames)} frames under {frames[0]!r}")
+            raise CheckFailed(
+                f"published {len(frames)} frames under {frames[0]!r}: loads are 2 under b'load',"
+                f" KV events are {_KV_FRAMES} under {self._topic!r}"
+            )
 
 
 def _sequence(frame: bytes) -> int:

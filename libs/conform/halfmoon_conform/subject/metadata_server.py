@@ -88,7 +88,12 @@ class MetadataServer:
                 pass  # a run's own lines are its output
 
             def _answer(self) -> None:
-                body = self.rfile.read(int(self.headers.get("content-length") or 0))
+                n_bytes = int(self.headers.get("content-length") or 0)
+                body = self.rfile.read(n_bytes)
+                if len(body) < n_bytes:
+                    # The caller was killed in the middle: nothing is stored of it.
+                    self.close_connection = True
+                    return
                 status, headers, answer = served.answer(
                     self.command,
                     self.path,
