@@ -94,7 +94,10 @@ FACTS = [
         f" {store_interface.MAX_LISTED_BYTES // MIB} MiB",
     ),
     # Blocks.
-    ("docs/protocol.md", f"is renewed, {KVSTORE['lease_ttl_s'].default:g} s in Halfmoon's kvstores"),
+    (
+        "docs/protocol.md",
+        f"is renewed, {KVSTORE['lease_ttl_s'].default:g} s in Halfmoon's kvstores",
+    ),
     (
         "docs/protocol.md",
         f"is discarded \\({KVSTORE['reservation_ttl_s'].default:g} s unless set otherwise;",
