@@ -22,7 +22,7 @@ def only_of(words: str, up: "subprocess.Popen[bytes] | None") -> str:
     return words.replace("pkill -9 -f", f"pkill -9 -P {up.pid} -f")
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(480)
 def test_the_commands_of_the_tour_show_what_it_says(tmp_path: Path) -> None:
     assert re.search(r"^```\nmake up .*\n```$", PAGE, re.M)
     with PageReader(PAGE, tmp_path, only_of) as reader:
