@@ -13,6 +13,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from halfmoon_conductor.engine_io.gateway_interface import ModelCard
+from halfmoon_conductor.routes.item_references import MAX_COMMAS, replace_references
 from halfmoon_conductor.routes.rest_app import create_app
 from halfmoon_conductor.stored_responses.response_store import MAX_STORED_BYTES, ResponseStore
 from halfmoon_conductor.tenants import Tenants, add_tenant
@@ -178,18 +179,31 @@ async def test_an_item_that_is_not_stored_is_refused_by_name(
 
 async def test_references_are_bounded(client: httpx.AsyncClient) -> None:
     kept = [(await answered(client))["output"][0] for _ in range(17)]
-    for items, says in [
-        ([*kept, kept[0]], "twice"),
-        (kept, "more than 16"),
-        ([*kept[:1], *({"role": "user", "content": ",,,,"},) * 66_000], "commas"),
-    ]:
-        asked = [reference(each) if "id" in each else each for each in items]
+    for items, says in [([*kept, kept[0]], "twice"), (kept, "more than 16")]:
+        asked = [reference(each) for each in items]
         answer = await client.post(RESPONSES, json={**ASKED, "input": asked})
         error = answer.json()["error"]
         assert (answer.status_code, error["param"]) == (400, "input")
         assert says in error["message"]
     asked = [reference(each) for each in kept[:16]]
     assert (await client.post(RESPONSES, json={**ASKED, "input": asked})).status_code == 200
+
+
+async def test_an_input_of_many_commas_is_searched_for_no_reference(
+    client: httpx.AsyncClient,
+) -> None:
+    async def find(name: str) -> None:
+        raise AssertionError(name)
+
+    texts = json.dumps({"role": "user", "content": "," * (MAX_COMMAS + 1)}).encode()
+    refers = json.dumps({"type": "item_reference", "id": "msg_1"}).encode()
+    assert await replace_references(texts, find) is None
+    assert await replace_references(refers + b"," + texts, find) is None
+    asked = [json.loads(refers), json.loads(texts)]
+    answer = await client.post(RESPONSES, json={**ASKED, "input": asked})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "input[0].type")
+    assert f"{MAX_COMMAS:,} commas" in error["message"]
 
 
 @pytest.mark.parametrize("fields", [{"id": 3}, {}, {"id": None}, {"id": []}])

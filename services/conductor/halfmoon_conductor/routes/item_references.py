@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from halfmoon_conductor.api.request_fields import MAX_TURNS
-from halfmoon_conductor.errors import InvalidRequest, RequestTooCostly, UnknownItem
+from halfmoon_conductor.errors import InvalidRequest, UnknownItem
 from halfmoon_conductor.stored_responses.response_store import MAX_STORED_BYTES, StoredResponse
 
 #: Is in the text of each input that has references, unless it is escaped.
@@ -15,7 +15,7 @@ MARK = b"item_reference"
 _MAX_RESPONSES = 16
 _MAX_ID_CHARACTERS = 128
 #: An input of no more commas has no more items: they are looked at on the event loop.
-_MAX_COMMAS = 256 * 1024
+MAX_COMMAS = 256 * 1024
 #: An item's kind, its response's name, and its place if it is not the first.
 _ITEM_ID = re.compile(r"(?:msg|rs|fc)_([0-9A-Za-z-]+)(?:_\d{1,9})?")
 
@@ -42,7 +42,7 @@ def response_id_of(item_id: str) -> str | None:
 async def replace_references(
     items: bytes, find: Callable[[str], Awaitable[StoredResponse | None]]
 ) -> bytes | None:
-    """Return an input's items with each reference replaced; None: there is no reference.
+    """Return an input's items with each reference replaced; None: none is.
 
     The last response that is referred to has the conversation before it. So most inputs need one.
 
@@ -52,16 +52,11 @@ async def replace_references(
 
     Raises:
         InvalidRequest: an item is referred to twice, or they are too many or too large.
-        RequestTooCostly: the input is too large to look for references.
         UnknownItem: a reference is to nothing that is stored.
         msgspec.MsgspecError: the items are not JSON.
     """
-    if items.count(b",") > _MAX_COMMAS:
-        raise RequestTooCostly(
-            f"input refers to stored items, and has more than {_MAX_COMMAS} commas: send the items "
-            "themselves, or make the input shorter.",
-            param="input",
-        )
+    if items.count(b",") > MAX_COMMAS:
+        return None  # a reference is refused by the body's own check, and texts are as good as ever
     parts = msgspec.json.decode(b"[" + items + b"]", type=list[msgspec.Raw])
     if len(parts) > MAX_TURNS:
         return None  # the body's own check says so
