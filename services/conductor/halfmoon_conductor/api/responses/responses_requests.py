@@ -137,7 +137,7 @@ class FunctionOutput(ApiModel):
 def _not_replaced(kind: Any) -> Any:
     raise PydanticCustomError(
         "invalid_reference",
-        "was not found in the body's text: send strict JSON in UTF-8, a text as id, and no more than"
+        "was not found in the body's text: send strict JSON in UTF-8, a text as id, and at most"
         " 262,144 commas",
         {},
     )
