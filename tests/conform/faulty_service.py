@@ -339,6 +339,8 @@ def _wrap_membership() -> None:
 
     records: Any = descriptor
     records.encode = without_tcp
+    if is_patched("members-alone"):
+        membership.SEGMENTS = "nowhere/"
     made._write_now, made._remove_now = faulty_write, faulty_remove
     membership._readable = first_starts
     changed: Any = curve

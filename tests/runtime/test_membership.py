@@ -19,6 +19,7 @@ from halfmoon_protocol.messages import DecodeCost, WorkerInfo
 from halfmoon_runtime.clock import FakeClock
 from halfmoon_runtime.membership import (
     MEMBERS,
+    SEGMENTS,
     ImplausibleGeneration,
     MemberChanged,
     MemberEvent,
@@ -30,6 +31,8 @@ from halfmoon_runtime.membership import (
     next_generation,
     watch_members,
 )
+from halfmoon_transfer.metadata import descriptor
+from halfmoon_transfer.metadata.descriptor import SegmentDescriptor
 
 KEY = MEMBERS + "decode-0"
 
@@ -124,6 +127,22 @@ async def test_a_lost_counter_starts_again_above_the_record_that_is_there(
     earlier = worker(generation=7)
     await Membership(store, earlier).join()
     assert await next_generation(store, earlier.worker_id) == 8
+
+
+async def test_a_lost_counter_starts_again_above_the_segment_that_is_there(
+    store: ShakyStore,
+) -> None:
+    # A worker was killed after it wrote its segment's record again, and before its member's.
+    segment = SegmentDescriptor("kvstore-0", generation=6, host_id="here", endpoints={})
+    store.put(descriptor.PREFIX + segment.name, descriptor.encode(segment))
+    assert await next_generation(store, WorkerId(segment.name)) == 7
+
+
+async def test_records_that_cannot_be_read_count_as_no_start(store: ShakyStore) -> None:
+    for broken in (b"", b"{", b"[" * 5000, b'{"generation": "7"}', b"\xff", b'{"generation": -3}'):
+        store.put(MEMBERS + "decode-0", broken)
+        store.put(SEGMENTS + "decode-0", broken)
+        assert await next_generation(store, WorkerId("decode-0")) > 0
 
 
 async def test_a_start_is_above_the_one_that_its_process_remembers(store: ShakyStore) -> None:
@@ -469,4 +488,8 @@ async def test_a_record_of_an_impossible_generation_keeps_no_worker_counting() -
     )
     store.put(MEMBERS + "decode-0", msgspec.json.encode(info))
     with pytest.raises(ImplausibleGeneration, match="delete that record"):
+        await next_generation(store, WorkerId("decode-0"))
+    store.delete(MEMBERS + "decode-0")
+    store.put(SEGMENTS + "decode-0", b'{"generation": 1099511627776}')
+    with pytest.raises(ImplausibleGeneration, match="'halfmoon/segments/decode-0'.*delete"):
         await next_generation(store, WorkerId("decode-0"))

@@ -117,6 +117,16 @@ def test_generations_are_counted_when_none_is_given() -> None:
     assert seen == sorted(set(seen))
 
 
+def test_a_counter_that_the_store_lost_goes_on_above_the_record_that_is_there() -> None:
+    store = MemoryStore()
+    store.put(records.PREFIX + "a", records.encode(records.SegmentDescriptor("a", 6, "here", {})))
+    with TransferEngine.open("a", metadata=store, backends=["memory"]) as engine:
+        assert engine.generation == 7
+    store.put(records.PREFIX + "b", records.encode(records.SegmentDescriptor("b", 2**40, "h", {})))
+    with pytest.raises(Rejected, match="delete that record"):
+        TransferEngine.open("b", metadata=store, backends=["memory"])
+
+
 def test_a_later_start_replaces_the_record_and_an_earlier_one_may_not() -> None:
     store = MemoryStore()
     first = TransferEngine.open("here", metadata=store, generation=1, backends=("memory",))

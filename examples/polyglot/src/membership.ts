@@ -31,8 +31,11 @@ export class Membership {
     for (;;) {
       try {
         // A record may have outlived the counter, when the server has lost its data.
-        const there = await metadata.get(`halfmoon/members/${workerId}`);
-        const least = there ? JSON.parse(there).generation : 0;
+        let least = 0;
+        for (const kind of ["members", "segments"]) {
+          const there = await metadata.get(`halfmoon/${kind}/${workerId}`);
+          least = Math.max(least, there ? JSON.parse(there).generation : 0);
+        }
         let generation = 0;
         while (generation <= least) {
           generation = await metadata.increment(`halfmoon/generation/${workerId}`);

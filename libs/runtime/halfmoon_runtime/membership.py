@@ -2,6 +2,7 @@
 
     halfmoon/generation/<worker id>   a counter of this worker's starts
     halfmoon/members/<worker id>      its `WorkerInfo` as JSON, under a lease
+    halfmoon/segments/<worker id>     how its memory is reached; the transfer engine writes it
 
 The record of a crashed worker disappears when its lease has expired. A restarted worker has a
 higher generation and takes the record over. While the metadata server is unreachable, nothing
@@ -26,6 +27,8 @@ from halfmoon_runtime.observability.metrics import MetricSnapshot
 
 MEMBERS = "halfmoon/members/"
 GENERATIONS = "halfmoon/generation/"
+#: Prefix of the segments' records; a worker's segment has its worker's name and generation.
+SEGMENTS = "halfmoon/segments/"
 #: Seconds that a crashed worker's record remains. Its closed sockets show a death at once, mostly.
 #: A much shorter lease would expire while a busy machine delays a worker that is alive.
 LEASE_S = 10.0
@@ -55,16 +58,23 @@ class ImplausibleGeneration(Exception):
     """A worker's record has a generation that no counted start can have."""
 
 
+class _Counted(msgspec.Struct):
+    """What the records of one start have in common."""
+
+    generation: int
+
+
 # -- a worker's side ---------------------------------------------------------------------------
 
 
 async def next_generation(store: MetadataStore, worker_id: WorkerId, *, above: int = 0) -> int:
     """Count this start of a worker: return 1, or more than any earlier start.
 
-    The result is also higher than the generation in the worker's present record. That record may
-    outlive the counter: after a metadata server lost its data, live workers write their records
-    again, but not the counters. A worker that changes its role has removed its record by then, so
-    its process states the generation of its last start.
+    The result is also higher than the generation in the worker's present records. They may outlive
+    the counter: after a metadata server lost its data, live workers write their records again, but
+    not the counters. A worker that is killed between its two writes leaves its segment's record
+    alone. A worker that changes its role has removed its records by then, so its process states the
+    generation of its last start.
 
     Args:
         store: the metadata server.
@@ -74,24 +84,36 @@ async def next_generation(store: MetadataStore, worker_id: WorkerId, *, above: i
     Waits for the metadata server without limit.
 
     Raises:
-        ImplausibleGeneration: the worker's present record is not one that a worker wrote.
+        ImplausibleGeneration: a present record of the worker is not one that a worker wrote.
     """
 
     def count() -> int:
-        key = MEMBERS + worker_id
-        there = _decode(key, store.get(key))
-        least = above if there is None else max(above, there.generation)
+        there = {
+            key: _generation_of(store.get(key))
+            for key in (MEMBERS + worker_id, SEGMENTS + worker_id)
+        }
         generation = store.increment(GENERATIONS + worker_id)
-        if least - generation > _MAX_LOST_STARTS:
-            raise ImplausibleGeneration(
-                f"the record {key!r} has generation {least}, and {generation} starts of this "
-                f"worker were counted: delete that record, then start the worker again"
-            )
-        while generation <= least:
+        for key, earlier in there.items():
+            if earlier - max(above, generation) > _MAX_LOST_STARTS:
+                raise ImplausibleGeneration(
+                    f"the record {key!r} has generation {earlier}, and {generation} starts of this "
+                    f"worker were counted: delete that record, then start the worker again"
+                )
+        while generation <= max(above, *there.values()):
             generation = store.increment(GENERATIONS + worker_id)
         return generation
 
     return await until_done(f"generation of {worker_id}", lambda: asyncio.to_thread(count))
+
+
+def _generation_of(record: bytes | None) -> int:
+    """Return the generation in a record; 0 without one, or for one that can't be read."""
+    if record is None:
+        return 0
+    try:
+        return msgspec.json.decode(record, type=_Counted).generation
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return 0
 
 
 class Membership:

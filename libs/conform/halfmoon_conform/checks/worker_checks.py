@@ -126,6 +126,28 @@ async def _generation_higher(context: CheckContext) -> None:
 
 
 @check(
+    "worker.generation.above-the-segment",
+    roles=WORKERS,
+    needs="killable",
+    says="Then it counts on until it is above the generation of both.",
+)
+async def _generation_above_segment(context: CheckContext) -> None:
+    subject = context.subject
+    left = {**await subject.segment(), "generation": subject.generation + 2}
+    await subject.kill()
+    for key in (member_key(subject.worker_id), f"halfmoon/generation/{subject.worker_id}"):
+        await asyncio.to_thread(subject.store.delete, key)
+    key = f"halfmoon/segments/{subject.worker_id}"
+    await asyncio.to_thread(subject.store.put, key, msgspec.json.encode(left))
+    subject.record = {}
+    await subject.restart()
+    require(
+        subject.generation > left["generation"],
+        f"its generation is {subject.generation}, its segment's record said {left['generation']}",
+    )
+
+
+@check(
     "worker.generation.older-stops",
     roles=WORKERS,
     needs="killable",

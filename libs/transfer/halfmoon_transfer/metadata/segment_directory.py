@@ -10,6 +10,8 @@ from halfmoon_transfer.metadata.descriptor import SegmentDescriptor
 
 _log = logging.getLogger(__name__)
 _MAX_PUBLISH_TRIES = 8
+#: A record's generation is at most so far above the counter of starts, which may be lost.
+_MAX_LOST_STARTS = 100_000
 
 
 class SegmentDirectory:
@@ -70,8 +72,21 @@ class SegmentDirectory:
             self._introduced[peer.name] = peer
 
     def next_generation(self, segment: str) -> int:
-        """Count one more start of a segment, and return its generation."""
-        return self._store.increment(records.GENERATIONS + segment)
+        """Count one more start of a segment, and return its generation.
+
+        It is above that of the record that is there, which may outlive a lost counter.
+        """
+        there = self._store.get(records.PREFIX + segment)
+        least = -1 if there is None else _generation_of(there)
+        generation = self._store.increment(records.GENERATIONS + segment)
+        if least - generation > _MAX_LOST_STARTS:
+            raise Rejected(
+                f"the record {records.PREFIX + segment!r} has generation {least}, and {generation} "
+                f"starts of this segment were counted: delete that record first"
+            )
+        while generation <= least:
+            generation = self._store.increment(records.GENERATIONS + segment)
+        return generation
 
     def publish(self, own: SegmentDescriptor, ttl_s: float) -> None:
         """Write our record over that of any earlier start, or renew it.
