@@ -1,5 +1,6 @@
 """`halfmoon up` as a user runs it: what it prints, and what it leaves behind."""
 
+import io
 import json
 import os
 import re
@@ -12,17 +13,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import psutil
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from halfmoon_cli.__main__ import app
 from halfmoon_cli.up import up_command
 from halfmoon_cli.up.default_limits import default_limits
 from halfmoon_cli.up.embedded_cluster import ClusterPlan, plan_processes
+from halfmoon_cli.up.foreground import status_table
 from halfmoon_cli.up.restart_policy import MAX_DEATHS, WINDOW_S, RestartPolicy
 from halfmoon_cli.up.worker_threads import worker_threads
 from halfmoon_metadata.tcp_ports import free_port
@@ -290,6 +294,17 @@ def test_help_names_every_command_and_setting() -> None:
     text = CliRunner().invoke(app, ["up", "--help"]).output
     for word in ("MODEL", "PREFILL", "DECODE", "KVSTORE", "PORT", "--no-limits", "429"):
         assert word in text
+
+
+def test_a_narrow_terminal_cuts_no_address() -> None:
+    conductor: Any = SimpleNamespace(
+        exit_code=None, stage="ready", status={"metadata": "http://127.0.0.1:7999/metadata"}
+    )
+    screen = io.StringIO()
+    Console(file=screen, width=40).print(status_table({"conductor-0": conductor}, 3.0))
+    shown = re.sub(r"\s", "", screen.getvalue())
+    assert "conductor-0ready" in shown
+    assert "metadata=http://127.0.0.1:7999/metadata" in shown
 
 
 def test_limits_reach_the_conductor_alone() -> None:

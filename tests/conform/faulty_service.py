@@ -16,6 +16,7 @@ import msgspec
 from halfmoon_conform.pattern_matcher import difference
 from halfmoon_runtime import membership
 from halfmoon_runtime.channels import socket_pump, zmq_curve
+from halfmoon_scheduling.cache import block_cache
 from halfmoon_scheduling.cluster import cluster_state
 from halfmoon_transfer import cluster_key, grant_lender
 from halfmoon_transfer.backends.tcp import tcp_frames, tcp_server
@@ -365,6 +366,13 @@ def _wrap_decisions() -> None:
     def keyed(region: Any) -> Any:
         return region if is_patched("keys-for-all") else unkeyed(region)
 
+    cache: Any = block_cache
+    choose = cache.choose_victims
+
+    def parents_too(*given: Any, keep: Any, **more: Any) -> Any:
+        return choose(*given, keep=() if is_patched("parent-goes") else keep, **more)
+
+    cache.choose_victims = parents_too
     cluster.foreign_kvstores = property(no_foreign)
     changed: Any = key
     changed.accepts = any_proof

@@ -491,5 +491,5 @@ async def test_a_record_of_an_impossible_generation_keeps_no_worker_counting() -
         await next_generation(store, WorkerId("decode-0"))
     store.delete(MEMBERS + "decode-0")
     store.put(SEGMENTS + "decode-0", b'{"generation": 1099511627776}')
-    with pytest.raises(ImplausibleGeneration, match="'halfmoon/segments/decode-0'.*delete"):
+    with pytest.raises(ImplausibleGeneration, match=r"'halfmoon/segments/decode-0'.*delete"):
         await next_generation(store, WorkerId("decode-0"))

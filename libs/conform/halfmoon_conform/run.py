@@ -181,7 +181,9 @@ class _Run:
         self._n_subjects += 1
         worker_id = f"{plan.worker_id}-{self._n_subjects}"
         folder = plan.logs / worker_id
-        folder.mkdir(parents=True, exist_ok=True)
+        plan.logs.mkdir(parents=True, exist_ok=True)
+        if any("{folder}" in part for part in plan.command):
+            folder.mkdir(exist_ok=True)
         port = free_port()
         values = {
             "metadata": url,

@@ -59,7 +59,7 @@ class ImplausibleGeneration(Exception):
 
 
 class _Counted(msgspec.Struct):
-    """What the records of one start have in common."""
+    """Hold what the records of one start have in common."""
 
     generation: int
 

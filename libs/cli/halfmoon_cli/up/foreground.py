@@ -7,6 +7,7 @@ import shlex
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -126,7 +127,7 @@ def _wait_ready(cluster: EmbeddedCluster, console: Console) -> bool:
     answers: bool | str = False
     with Live(console=console, refresh_per_second=8) as live:
         while True:
-            live.update(_table(cluster, time.monotonic() - began))
+            live.update(status_table(cluster.processes, time.monotonic() - began))
             if dead := cluster.dead():
                 break
             if cluster.processes["conductor-0"].stage == "ready":
@@ -207,12 +208,15 @@ def _get(plan: ClusterPlan, path: str, timeout_s: float) -> httpx.Response:
     return httpx.get(f"{plan.url}{path}", timeout=timeout_s, verify=verify)
 
 
-def _table(cluster: EmbeddedCluster, elapsed_s: float) -> Table:
+def status_table(processes: Mapping[str, ServiceProcess], elapsed_s: float) -> Table:
+    """Return a table of services, their states and their addresses."""
     table = Table(box=None, pad_edge=False, title=f"Halfmoon · {elapsed_s:.0f} s")
     table.title_justify = "left"
-    for column in ("service", "state", ""):
+    for column in ("service", "state"):
         table.add_column(column, no_wrap=True)
-    for name, process in cluster.processes.items():
+    # Addresses are to be copied: a narrow terminal breaks them, and cuts none.
+    table.add_column("", overflow="fold")
+    for name, process in processes.items():
         stage = process.stage if process.exit_code is None else "stopped"
         hidden = {"stage", "pid", "worker_id", "service", "time", "operators"}
         details = ", ".join(f"{k}={v}" for k, v in process.status.items() if k not in hidden)

@@ -275,6 +275,44 @@ async def _leased_stay(context: CheckContext) -> None:
 
 
 @check(
+    "kvstore.eviction.parent-stays",
+    roles=("kvstore",),
+    needs="fresh",
+    says="A put evicts neither its `parent` nor stored blocks among its `hashes`; it rather gets no"
+    " room.",
+)
+async def _parent_stays(context: CheckContext) -> None:
+    puts, _, n_blocks = await _small_memory(context)
+    blocks = [context.blocks(1) for _ in range(n_blocks)]
+    for block in blocks:
+        require(await puts.put(block), "full, though nothing is leased: it evicts nothing")
+    listed = (await puts.snapshot())["hashes"]
+    oldest = next(block.hashes[0] for block in blocks if block.hashes[0] in listed)
+    await puts.put(context.blocks(n_blocks // 2, oldest))
+    listed = (await puts.snapshot())["hashes"]
+    require(oldest in listed, "evicted the parent of blocks that were put")
+
+
+@check(
+    "kvstore.snapshot.room",
+    roles=("kvstore",),
+    needs="fresh",
+    says="`room_bytes` in a snapshot is what fits without evicting",
+)
+async def _room(context: CheckContext) -> None:
+    puts, _, n_blocks = await _small_memory(context)
+    size = block_bytes(_LARGE_LAYOUT)
+    room = (await puts.snapshot())["room_bytes"]
+    most = (n_blocks - 1) * size
+    # A kvstore may evict ahead of demand, and calls what is above its watermark no room.
+    require(most // 2 <= room <= most, f"says room for {room} bytes, and {most} are free")
+    require(await puts.put(context.blocks(2)), "no room for two further blocks")
+    await puts.reserve(context.blocks(1))
+    left = (await puts.snapshot())["room_bytes"]
+    require(left == room - 3 * size, f"three blocks of {size} bytes took {room - left} of its room")
+
+
+@check(
     "kvstore.put.no-room",
     roles=("kvstore",),
     needs="fresh",

@@ -168,6 +168,25 @@ async def _unknown_key(context: CheckContext) -> None:
         require(status == frames.UNKNOWN_KEY, f"a read by an unknown key: status {status}")
 
 
+@check(
+    "transfer.owner.order-of-refusals",
+    roles=_OWNERS,
+    says="Where several of these apply, the first of 3, 2, 1, 4 and 11 counts.",
+)
+async def _order_of_refusals(context: CheckContext) -> None:
+    place, connection = await _opened(context)
+    behind = (place.region["length"], b"x")
+    unknown = {**place.region, "key": secrets.token_bytes(16)}
+    (status,) = await connection.write_bytes(unknown, [behind])
+    require(status == frames.UNKNOWN_KEY, f"an unknown key and an offset behind: status {status}")
+    later = {**unknown, "generation": unknown["generation"] + 1}
+    (status,) = await connection.write_bytes(later, [behind])
+    require(
+        status == frames.OTHER_GENERATION,
+        f"another generation, an unknown key and an offset behind: status {status}",
+    )
+
+
 @check("transfer.owner.other-generation", roles=_OWNERS, says=_CHECKED)
 async def _other_generation(context: CheckContext) -> None:
     place, connection = await _opened(context)

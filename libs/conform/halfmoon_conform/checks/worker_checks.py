@@ -78,8 +78,8 @@ async def _record_expires(context: CheckContext) -> None:
 @check(
     "worker.record.segment",
     roles=WORKERS,
-    says="Its record has no keys: region keys travel only in messages, to the services that are"
-    " meant to use them.",
+    says="A segment's name is its worker's id. Its record has no keys: region keys travel only in"
+    " messages, to the services that are meant to use them.",
 )
 async def _segment_record(context: CheckContext) -> None:
     segment = await context.subject.segment()
