@@ -76,6 +76,7 @@ LAYOUT = KvLayout(
     model="sha256:0f1e2d", n_layers=2, n_kv_heads=2, head_dim=16, dtype="float32", block_size=16
 )
 REGION = Region("decode-0", 3, bytes(range(16)), 1 << 20)
+KVSTORE_REGION = Region("kvstore-0", 2, bytes(range(16)), 1 << 20)
 LANDING = Landing(REGION, (4, 7), LAYOUT)
 HASHES = (BlockHash(bytes(range(16))), BlockHash(bytes(range(16, 32))))
 SCORE = TokenScore(-0.25, 1, ((302, -0.25), (7, -1.75)))
@@ -193,8 +194,8 @@ EXAMPLES: tuple[Message, ...] = (
         landing=LANDING,
         landing_expires_s=115.0,
         sampling=SAMPLING,
-        cached=BlockPlaces(REGION, (0,), (4096,)),
-        room=BlockPlaces(REGION, (1,), (8192,)),
+        cached=BlockPlaces(KVSTORE_REGION, (0,), (4096,)),
+        room=BlockPlaces(KVSTORE_REGION, (1,), (8192,)),
         next_slots=SLOTS,
         priority=2,
         deadline_s=4.0,
@@ -240,14 +241,14 @@ EXAMPLES: tuple[Message, ...] = (
     SnapshotBlocks(),
     BlocksReserved(
         ticket=TICKET,
-        region=REGION,
+        region=KVSTORE_REGION,
         places=(Place(HASHES[0], 0), Place(HASHES[1], 8192)),
         expires_s=30.0,
     ),
     BlocksCommitted(ticket=TICKET),
     BlocksLeased(
         ticket=TICKET,
-        region=REGION,
+        region=KVSTORE_REGION,
         places=(Place(HASHES[0], 0, 0xFEED),),
         expires_s=10.0,
         n_from_disk=1,
@@ -325,7 +326,10 @@ EXAMPLES: tuple[Message, ...] = (
 LARGEST_INTEGERS: tuple[Message, ...] = (
     CommitBlocks(ticket=TICKET, checksums=(2**64 - 1, 2**63, 2**53)),
     BlocksLeased(
-        ticket=TICKET, region=REGION, places=(Place(HASHES[0], 0, 2**64 - 1),), expires_s=10.0
+        ticket=TICKET,
+        region=KVSTORE_REGION,
+        places=(Place(HASHES[0], 0, 2**64 - 1),),
+        expires_s=10.0,
     ),
     BlocksSnapshot(sequence=2**62, hashes=HASHES),
     StartDecode(
