@@ -195,6 +195,8 @@ class _Run:
         env = {"HALFMOON_METADATA": url, "HALFMOON_WORKER_ID": worker_id}
         if plan.cluster_key_file:
             env["HALFMOON_CLUSTER_KEY_FILE"] = plan.cluster_key_file
+            # The kit encrypts; a service that was set otherwise would refuse all of it.
+            env["HALFMOON_TRANSFER_ENCRYPTION"] = "on"
         process = SubjectProcess(fill_in(plan.command, values), env, plan.logs / f"{worker_id}.log")
         subject = (
             ConductorSubject(f"http://127.0.0.1:{port}", store, plan.cluster_key, process)

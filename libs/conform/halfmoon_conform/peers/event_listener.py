@@ -115,7 +115,10 @@ def _events(payload: bytes) -> list[WireMap]:
         rows: Any = msgspec.msgpack.decode(payload)
         _, events = rows[:2]
     except (msgspec.DecodeError, ValueError, TypeError) as error:
-        raise CheckFailed(f"KV events that can't be read: {error}") from None
+        raise CheckFailed(
+            "KV events that are no array [timestamp, [event, …], null] of MessagePack: "
+            f"{error}; they begin with {payload[:24].hex(' ')}"
+        ) from None
     if not all(isinstance(each, dict) and "type" in each for each in events):
         raise CheckFailed(f"KV events that are no maps with a type: {events!r:.200}")
     return list(events)
