@@ -369,10 +369,12 @@ def _wrap_decisions() -> None:
     cache: Any = block_cache
     choose = cache.choose_victims
 
-    def parents_too(*given: Any, keep: Any, **more: Any) -> Any:
-        return choose(*given, keep=() if is_patched("parent-goes") else keep, **more)
+    def choose_badly(stored: Any, n: int, *, keep: Any, **more: Any) -> Any:
+        if is_patched("newest-first"):
+            return choose(stored, len(stored), keep=keep, **more)[::-1][:n]
+        return choose(stored, n, keep=() if is_patched("parent-goes") else keep, **more)
 
-    cache.choose_victims = parents_too
+    cache.choose_victims = choose_badly
     cluster.foreign_kvstores = property(no_foreign)
     changed: Any = key
     changed.accepts = any_proof

@@ -244,6 +244,7 @@ class KvstoreWorker:
                 # The node also holds objects and blocks of other conductors: it goes on.
                 reason = reason[:_MAX_LOGGED] + self.block_store.layout_hint()
                 log.error("refused_by_conductor", reason=reason, sender=peer.hex())
+                self._conductors.pop(peer, None)
             case Cancel():
                 pass  # no request is held here
             case _:

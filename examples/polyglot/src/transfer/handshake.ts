@@ -3,11 +3,13 @@
 import { generateKeyPairSync, randomBytes, timingSafeEqual } from "node:crypto";
 import { type ClusterKey, rawPublicKey } from "../wire/cluster_key.js";
 import type { ByteStream } from "./byte_stream.js";
-import { greetingFrame, packGreeting, readGreeting } from "./frames.js";
+import { BrokenFrame, greetingFrame, packGreeting, readGreeting } from "./frames.js";
 import { RecordLayer, recordKeys } from "./records.js";
 
 const DOMAIN = Buffer.from("halfmoon transfer 1");
 const NONE = new Uint8Array();
+/** Bytes of fields that may also be empty. */
+const LENGTHS = { session: 16, nonce: 32, share: 32 };
 
 export interface Identity {
   segment: string;
@@ -37,6 +39,7 @@ export async function welcomeInitiator(
   admit: (caller: Caller) => void,
 ): Promise<void> {
   const asked = await readGreeting(stream.read, "HMTH");
+  requireReadable(asked.fields);
   const nonce = bytesOf(asked.fields.nonce);
   const peerShare = bytesOf(asked.fields.share);
   const refused = reasonToRefuse(asked.fields, nonce, peerShare, own);
@@ -101,6 +104,21 @@ function reasonToRefuse(
   const encrypts = own.clusterKey !== undefined && own.encrypts;
   if (encrypts !== (share.length === 32)) return `encryption is ${encrypts ? "on" : "off"} here`;
   return "";
+}
+
+/** Throws unless each field is missing, or of the type and length that it has. */
+function requireReadable(fields: Record<string, unknown>): void {
+  for (const [name, length] of Object.entries(LENGTHS)) {
+    const value = fields[name];
+    if (value === undefined) continue;
+    if (!(value instanceof Uint8Array) || ![0, length].includes(value.length)) {
+      throw new BrokenFrame(`${name} has ${length} bytes`);
+    }
+  }
+  for (const name of ["segment", "origin"]) {
+    if (name in fields && typeof fields[name] !== "string")
+      throw new BrokenFrame(`${name} is text`);
+  }
 }
 
 function bytesOf(value: unknown): Uint8Array {

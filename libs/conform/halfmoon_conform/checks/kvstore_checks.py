@@ -294,6 +294,115 @@ async def _parent_stays(context: CheckContext) -> None:
 
 
 @check(
+    "kvstore.eviction.least-recent",
+    roles=("kvstore",),
+    needs="fresh",
+    says="The least recently put or leased go first, of one prompt the last blocks.",
+)
+async def _least_recent(context: CheckContext) -> None:
+    puts, caller, n_blocks = await _small_memory(context)
+    old = [context.blocks(1) for _ in range(n_blocks // 2)]
+    for block in old:
+        require(await puts.put(block), "no room in a memory that is half empty")
+    require(await puts.count(old[0]) == 1, "a block that was put is not there")
+    # The rest of the memory, and the room of half of the old ones.
+    for _ in range(3 * n_blocks // 4):
+        require(await puts.put(context.blocks(1)), "full, though nothing is leased")
+    await caller.settle()
+    listed = (await puts.snapshot())["hashes"]
+    there = [block.hashes[0] in listed for block in old]
+    require(not all(there), "stored more than fits and evicted none of the oldest blocks")
+    require(there[0], "evicted a block that was leased after all others were put")
+    require(there[1:] == sorted(there[1:]), "evicted a block before one that was put earlier")
+
+
+@check(
+    "kvstore.put.tail-without-room",
+    roles=("kvstore",),
+    needs="fresh",
+    says="the first ones of the prompt get places, a tail may get none",
+)
+async def _tail_without_room(context: CheckContext) -> None:
+    puts, _, n_blocks = await _small_memory(context)
+    chain = context.blocks(n_blocks + 2)
+    _, answer = await puts.reserve(chain)
+    if answer["type"] == "kvstore_refused":
+        require(answer["code"] == "too_long", f"refused with {answer.get('code')!r}")
+        return
+    got = [place[0] for place in answer["places"]]
+    require(0 < len(got) <= n_blocks, f"gave {len(got)} places, and {n_blocks} blocks fit")
+    require(got == chain.hashes[: len(got)], "its places are not of the first hashes")
+    left = set(answer.get("not_stored", []))
+    require(left == set(chain.hashes[len(got) :]), "not_stored is not the rest of the hashes")
+
+
+@check(
+    "kvstore.layout.stays-after-revocation",
+    roles=("kvstore",),
+    needs="fresh",
+    says="The layout stays until the process ends, also when that reservation is revoked or runs"
+    " out.",
+)
+async def _layout_stays(context: CheckContext) -> None:
+    if context.subject.record.get("layout"):
+        raise CheckSkipped("it has a layout already")
+    caller = await context.connect()
+    puts = Puts(context, caller)
+    ticket, answer = await puts.reserve(context.blocks(1))
+    require(answer["type"] == "blocks_reserved", "refused a first put")
+    await caller.send({"type": "revoke_blocks", "ticket": ticket})
+    other = make_chain(context.chance, {**SMALL_LAYOUT, "model": "another"}, 1)
+    _, answer = await puts.reserve(other)
+    require(answer["type"] == "kvstore_refused", "took another layout after a revocation")
+    require(await puts.put(context.blocks(1)), "refused the first layout after a revocation")
+
+
+@check(
+    "kvstore.unwelcome.no-more-welcomes",
+    roles=("kvstore",),
+    needs="fresh",
+    says="Sent again when it changes, to each connection that said `hello` and no `unwelcome`"
+    " since.",
+)
+async def _no_more_welcomes(context: CheckContext) -> None:
+    if context.subject.record.get("layout"):
+        raise CheckSkipped("it has a layout already: no change of its record can be caused")
+    left, stays = await context.connect(), await context.connect()
+    await left.send({"type": "unwelcome", "reason": "conformance"})
+    await left.settle()
+    before = left.received.count("welcome")
+    puts = Puts(context, await context.connect(hello=False))
+    require(await puts.put(context.blocks(1)), "no room for one block in an empty memory")
+    await stays.expect({"type": "welcome"})
+    await left.settle()
+    after = left.received.count("welcome")
+    require(after == before, "sent a welcome to a connection that had said unwelcome")
+
+
+@check(
+    "kvstore.load.missing-behind",
+    roles=("kvstore",),
+    needs="fresh",
+    says="Blocks behind the first one that is missing are missing too, even if they are stored.",
+)
+async def _missing_behind(context: CheckContext) -> None:
+    puts = Puts(context, await context.connect())
+    chain = context.blocks(4)
+    require(await puts.put(chain.first(1)), "no room for a block in an empty memory")
+    last = make_chain(context.chance, chain.layout, 1, chain.hashes[2])
+    require(await puts.put(last), "no room for a second block")
+    listener = await context.listen()
+    asked = BlockChain(chain.layout, None, [], [*chain.hashes[:3], last.hashes[0]], [b""] * 4)
+    require(await puts.count(asked) == 1, "leased a block behind one that is missing")
+
+    def right() -> bool:
+        load = listener.loads[-1] if listener.loads else {}
+        return (load.get("n_found_in_memory"), load.get("n_missing")) == (1, 3)
+
+    await listener.wait_for(right, "load that counts 1 block as found and 3 as missing")
+
+
+@check(
     "kvstore.snapshot.room",
     roles=("kvstore",),
     needs="fresh",

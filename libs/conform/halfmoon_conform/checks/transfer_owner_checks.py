@@ -113,6 +113,13 @@ async def _hello_for_another(context: CheckContext) -> None:
             raise CheckFailed(f"answered a hello for {name}, generation {generation}, by yes")
 
 
+def _hello_with(context: CheckContext, **fields: Any) -> bytes:
+    """Encode a hello to the subject with one field that can't be read."""
+    subject = context.subject
+    hello = {"segment": subject.worker_id, "generation": subject.generation, **fields}
+    return msgspec.msgpack.encode(hello)
+
+
 @check("transfer.owner.hello-malformed", roles=_OWNERS, says=_LIMITS)
 async def _hello_malformed(context: CheckContext) -> None:
     good = msgspec.msgpack.encode({"segment": context.subject.worker_id, "generation": 1})
@@ -122,6 +129,9 @@ async def _hello_malformed(context: CheckContext) -> None:
         frames.encode_start(frames.HELLO, b"\xc1" * 20),
         frames.encode_start(frames.HELLO, msgspec.msgpack.encode([1, 2, 3])),
         frames.encode_start(frames.HELLO, good + bytes(4097 - len(good))),
+        frames.encode_start(frames.HELLO, _hello_with(context, nonce=bytes(31))),
+        frames.encode_start(frames.HELLO, _hello_with(context, session=bytes(15))),
+        frames.encode_start(frames.HELLO, _hello_with(context, origin=None)),
         b"GET / HTTP/1.1\r\n\r\n",
         secrets.token_bytes(64),
     ):

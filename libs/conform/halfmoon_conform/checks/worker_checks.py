@@ -64,7 +64,8 @@ async def _record_renewed(context: CheckContext) -> None:
     "worker.record.expires",
     roles=WORKERS,
     needs="killable",
-    says="A worker that stops removes its records; after a crash they run out.",
+    says="A worker that stops removes its records; after a crash they run out. The member's record"
+    " goes first. Its exit status is 0 after SIGTERM;",
 )
 async def _record_expires(context: CheckContext) -> None:
     await context.subject.kill()
@@ -211,6 +212,11 @@ async def _stop(context: CheckContext) -> None:
 
     await context.until(stopped, "an idle worker ends when it is asked to", 40)
     require(await subject.read_record() is None, "it ended and left its record to run out")
+    segment = f"halfmoon/segments/{subject.worker_id}"
+    left = await asyncio.to_thread(subject.store.get, segment)
+    require(left is None, "it ended and left the record of its segment to run out")
+    status = subject.process.exit_status if subject.process is not None else 0
+    require(status == 0, f"it ended with status {status}, asked to by SIGTERM")
 
 
 @check(

@@ -5,6 +5,7 @@ import secrets
 import threading
 from collections import OrderedDict
 
+from halfmoon_transfer.backends.tcp.tcp_frames import SESSION_BYTES
 from halfmoon_transfer.metadata.descriptor import SegmentDescriptor
 
 #: Peers remembered; writes to the peer that is forgotten have long ended.
@@ -15,7 +16,7 @@ class AbandonedConnections:
     """The numbers of one engine's connections, by peer. Safe from any thread."""
 
     def __init__(self) -> None:
-        self.session = secrets.token_bytes(16)
+        self.session = secrets.token_bytes(SESSION_BYTES)
         self._numbers = itertools.count(1)
         #: By segment: the generation of the peer, and the numbers of the connections.
         self._abandoned: OrderedDict[str, tuple[int, set[int]]] = OrderedDict()

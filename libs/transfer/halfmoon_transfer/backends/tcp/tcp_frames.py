@@ -80,6 +80,8 @@ MAX_TEXT_BYTES = 512
 MAX_NOTICE_BYTES = 8192
 #: Of an X25519 public key.
 SHARE_BYTES = 32
+#: Bytes that name the connections of one initiator.
+SESSION_BYTES = 16
 
 _HELLO = struct.Struct("<4sBBH")
 _HEADER = struct.Struct("<4sBBHIIQQ")
@@ -190,6 +192,8 @@ def decode_hello(body: bytes | memoryview) -> TcpHello:
         raise TcpFrameError(f"a nonce of {len(hello.nonce)} bytes, it has {NONCE_BYTES}")
     if len(hello.share) not in (0, SHARE_BYTES):
         raise TcpFrameError(f"a share of {len(hello.share)} bytes, it has {SHARE_BYTES}")
+    if len(hello.session) not in (0, SESSION_BYTES):
+        raise TcpFrameError(f"a session of {len(hello.session)} bytes, it has {SESSION_BYTES}")
     return hello
 
 
