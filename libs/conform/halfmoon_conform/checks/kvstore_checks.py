@@ -380,6 +380,35 @@ async def _no_more_welcomes(context: CheckContext) -> None:
 
 
 @check(
+    "kvstore.drain.leases-go-on",
+    roles=("kvstore",),
+    needs="killable",
+    says="One that drains (`draining` in its record) refuses puts and goes on with leases.",
+)
+async def _drain(context: CheckContext) -> None:
+    subject = context.subject
+    puts = Puts(context, caller := await context.connect())
+    chain = context.blocks(1)
+    require(await puts.put(chain), "no room for one block")
+    ticket, _ = await puts.lease(chain)
+    await subject.ask_to_stop()
+
+    async def drains_or_ended() -> bool:
+        record = await subject.read_record() or {}
+        return bool(record.get("draining")) or not (subject.process and subject.process.running)
+
+    await context.until(drains_or_ended, "it drains, or ends, when it is asked to", 40)
+    if not subject.record.get("draining") or not (subject.process and subject.process.running):
+        raise CheckSkipped("it ends without a drain")
+    _, answer = await puts.reserve(context.blocks(1))
+    require(answer["type"] == "kvstore_refused", "took a put while it drains")
+    require(answer.get("code") == "draining", f"refused with the code {answer.get('code')!r}")
+    require(await puts.count(chain) == 1, "leases nothing while it drains")
+    await caller.send({"type": "renew_lease", "ticket": ticket})
+    await caller.expect({"type": "lease_renewed", "ticket": ticket})
+
+
+@check(
     "kvstore.load.missing-behind",
     roles=("kvstore",),
     needs="fresh",
