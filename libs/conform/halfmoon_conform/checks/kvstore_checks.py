@@ -113,6 +113,16 @@ def apply_events(stored: set[bytes], events: list[dict[str, Any]]) -> None:
                 stored.clear()
 
 
+def _require_chains(events: list[dict[str, Any]], parents: dict[bytes, bytes | None]) -> None:
+    """Require that each stored block of an event continues the one before."""
+    for event in events:
+        if event["type"] == "BlockStored":
+            before = event["parent_block_hash"]
+            for block in event["block_hashes"]:
+                require(parents[block] == before, "a BlockStored whose hashes are no chain")
+                before = block
+
+
 async def _listener_in_step(context: CheckContext, puts: Puts) -> tuple[EventListener, set[bytes]]:
     """Subscribe, take a snapshot, and return what is stored after the events seen until then."""
     first = context.blocks(1)
@@ -185,9 +195,13 @@ async def _truth(context: CheckContext) -> None:
         numbers == wanted,
         f"numbers of events: {numbers[:20]}…, not {wanted[:20]}…; 8 bytes each, signed, big-endian",
     )
+    parents: dict[bytes, bytes | None] = {}
+    for chain in chains:
+        parents.update(zip(chain.hashes, [chain.parent, *chain.hashes], strict=False))
     for number, events in listener.publications:
         if number <= snapshot["sequence"]:
             apply_events(stored, events)
+            _require_chains(events, parents)
     told, listed = len(stored), len(snapshot["hashes"])
     require(
         stored == set(snapshot["hashes"]),
