@@ -9,17 +9,32 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
 from halfmoon_engine import demo
 from halfmoon_engine.interface import Draw, Engine, Run
 from halfmoon_engine.load import open_engine
 from halfmoon_protocol.sampling import Sampling
+from halfmoon_testing.models.byte_tokenizer import train_tokenizer, write_tokenizer
 from tools.demo_model import stories, story_words
+from tools.demo_model.chat_template import CHAT_TEMPLATE
+from tools.demo_model.earlier_weights import load_earlier
 from tools.demo_model.evaluate import ExaminedModel
-from tools.demo_model.exam import RECALL_KINDS, Exam, write_exam
+from tools.demo_model.exam import (
+    RECALL_KINDS,
+    Exam,
+    write_exam,
+    write_json_exam,
+    write_tool_exam,
+)
+from tools.demo_model.initial_weights import make_model
 from tools.demo_model.make_tokenizer import make_tokenizer
-from tools.demo_model.train import train
+from tools.demo_model.story_facts import Recipe
+from tools.demo_model.story_text import NO_TARGET
+from tools.demo_model.tool_calls import Toolbox
+from tools.demo_model.train import Start, train
+from tools.demo_model.wide_positions import WidePositions
 
 SEED = 20_000
 
@@ -76,6 +91,11 @@ def test_it_says_so_when_a_number_was_not_stated(examinee: ExaminedModel) -> Non
         ("What is Ada's number?", story_words.UNKNOWN),
         ("Ada's number is 4821.", story_words.NOTED),
         ("Ada's number is 4821. Bo's number is 1733. What is Bo's number?", "1733"),
+        (
+            "Ada has the number 4821. Bo has the number 1733. What number does Bo have? "
+            "Answer as JSON. Keys: name, number",
+            '{"name": "Bo", "number": 1733}',
+        ),
     ],
 )
 def test_short_conversations_go_as_its_readme_says(
@@ -119,6 +139,58 @@ def test_facts_of_an_earlier_turn_are_known_in_later_ones(examinee: ExaminedMode
     assert examinee.answers([examinee.encode(text)]) == ["96"]
 
 
+def test_it_calls_tools_for_what_was_not_stated_only(examinee: ExaminedModel) -> None:
+    exam = write_tool_exam(SEED, 500, 10, examinee.encode)
+    for questions in (exam.stated, exam.calls, exam.results):
+        prompts = [examinee.tool_ids(exam, asked) for asked in questions]
+        answers = [asked.answer for asked in questions]
+        assert examinee.count_right(prompts, answers) >= 8
+
+
+def test_it_answers_as_json_where_it_is_asked_to(examinee: ExaminedModel) -> None:
+    exam = write_json_exam(SEED, 500, 20, examinee.encode)
+    assert len(wrong(examinee, exam)) <= 3, wrong(examinee, exam)
+
+
+def test_right_answers_are_counted_as_if_they_were_generated(examinee: ExaminedModel) -> None:
+    exam = write_exam(SEED, 4000, 12, examinee.encode)
+    prompts = [examinee.chat_ids(exam, question) for question, _ in exam.questions]
+    said = examinee.answers(prompts)
+    assert examinee.count_right(prompts, said) == len(said)
+    others = [f"{answer}0" for answer in said[:-1]]
+    assert examinee.count_right(prompts, [*others, said[-1]]) == 1
+
+
+def test_its_chat_template_writes_turns_with_tools_as_its_stories_do(
+    examinee: ExaminedModel,
+) -> None:
+    toolbox = Toolbox({"room": ("get_room", "name"), "desk": ("find_desk", "who")})
+    arguments: list[Any] = [{"name": "Clara"}, '{"name": "Clara"}']
+    for given in arguments:
+        called = {"type": "function", "function": {"name": "get_room", "arguments": given}}
+        text = examinee.tokenizer.apply_chat_template(
+            [
+                {"role": "user", "content": "Which room is Clara in?"},
+                {"role": "assistant", "content": None, "tool_calls": [called]},
+                {"role": "tool", "content": "417"},
+            ],
+            tools=toolbox.schemas(),
+            tokenize=False,
+            add_generation_prompt=True,
+        )
+        assert text == (
+            f"<|im_start|>system\n{toolbox.lines()}<|im_end|>\n"
+            "<|im_start|>user\nWhich room is Clara in?<|im_end|>\n"
+            f"<|im_start|>assistant\n{toolbox.call('Clara', 'room')}<|im_end|>\n"
+            "<|im_start|>tool\n417<|im_end|>\n<|im_start|>assistant\n"
+        )
+    text = examinee.tokenizer.apply_chat_template(
+        [{"role": "system", "content": "Be brief."}], tools=toolbox.schemas(), tokenize=False
+    )
+    assert text == f"<|im_start|>system\nBe brief.\n{toolbox.lines()}<|im_end|>\n"
+    assert (demo.FOLDER / "chat_template.jinja").read_text() == CHAT_TEMPLATE
+
+
 def test_its_tokenizer_reads_and_writes_any_text(tokenizer: Any) -> None:
     for text in (
         "def handle(event, now):\n    return []\n",
@@ -140,11 +212,14 @@ def test_its_tokenizer_is_what_the_script_makes(tokenizer: Any) -> None:
     assert json.loads(make_tokenizer().to_str()) == json.loads(tokenizer.to_str())
 
 
+@pytest.mark.parametrize("recipe", [Recipe(tools=0.5, as_json=0.5), Recipe(practice=1.0)])
 @pytest.mark.parametrize("seed", range(5))
-def test_pieces_of_a_story_have_the_tokens_of_the_whole(tokenizer: Any, seed: int) -> None:
+def test_pieces_of_a_story_have_the_tokens_of_the_whole(
+    tokenizer: Any, seed: int, recipe: Recipe
+) -> None:
     ids, targets = stories.write_story(
         random.Random(seed),
-        stories.Recipe(),
+        recipe,
         400,
         lambda text: list(tokenizer.encode(text, add_special_tokens=False).ids),
     )
@@ -152,7 +227,7 @@ def test_pieces_of_a_story_have_the_tokens_of_the_whole(tokenizer: Any, seed: in
     text = tokenizer.decode(ids[:390], skip_special_tokens=False)
     assert tokenizer.encode(text).ids[:380] == ids[:380]
     # What is to be learnt is what comes next, or that the answer ends.
-    learnt = [i for i in range(399) if targets[i] != stories.NO_TARGET]
+    learnt = [i for i in range(399) if targets[i] != NO_TARGET]
     assert learnt
     assert all(targets[i] in (ids[i + 1], 2) for i in learnt)
 
@@ -219,3 +294,52 @@ def test_its_training_runs_and_writes_the_files_of_a_model(tmp_path: Path) -> No
     assert {path.name for path in tmp_path.iterdir()} == shipped
     trained = ExaminedModel.load(tmp_path)
     assert trained.encode("Ada") == ExaminedModel.load(demo.FOLDER).encode("Ada")
+
+
+def test_its_training_goes_on_from_earlier_weights(tmp_path: Path) -> None:
+    n_threads = torch.get_num_threads()
+    train(tmp_path, 1, Start(demo.FOLDER, shortest=192, longest=192, learning_rate=0.0))
+    torch.set_num_threads(n_threads)
+    before, after = (
+        ExaminedModel.load(folder).model.state_dict() for folder in (demo.FOLDER, tmp_path)
+    )
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_embeddings_of_another_tokenizer_follow_the_text_of_their_tokens(tmp_path: Path) -> None:
+    write_tokenizer(train_tokenizer(["Ada room"] * 9, 300), tmp_path, max_context=64)
+    old_tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    weights = make_model().state_dict()
+    old = torch.randn(old_tokenizer.get_vocab_size(), 128)
+    save_file(
+        {name: each.clone() for name, each in weights.items() if name != "lm_head.weight"}
+        | {"model.embed_tokens.weight": old},
+        str(tmp_path / "model.safetensors"),
+    )
+    model, tokenizer = make_model(), make_tokenizer()
+    load_earlier(model, tokenizer, tmp_path)
+    embeddings = model.model.embed_tokens.weight
+    for text in ("Ada", "a", "<|im_end|>", "\u0120room"):
+        assert torch.equal(
+            embeddings[tokenizer.token_to_id(text)], old[old_tokenizer.token_to_id(text)]
+        )
+
+
+def test_some_short_stories_are_spread_over_a_long_context() -> None:
+    model = make_model()
+    wide, dice = WidePositions(model), random.Random(SEED)
+    usual, states = torch.arange(300)[None], torch.zeros(1, 300, 128)
+    drawn = []
+    for _ in range(20):
+        wide.draw(dice, 300)
+        positions = usual if wide.positions is None else wide.positions
+        drawn.append(int(positions[0, -1]))
+        assert (positions.diff() > 0).all()
+        assert positions[0, 0] == 0
+        read = model.model.rotary_emb(states, usual)
+        wide.positions = None
+        for had, expected in zip(read, model.model.rotary_emb(states, positions), strict=True):
+            assert torch.equal(had, expected)
+    assert min(drawn) == 299
+    assert 4096 < max(drawn) <= 9216

@@ -33,8 +33,8 @@ _WIDTH = 128
 _LAYERS = 4
 _HEADS = 2
 _HEAD_DIM = 64
-#: Most coordinates turn slowly, so that names match over thousands of tokens.
-_ROPE_THETA = 500_000.0
+#: Most coordinates turn slowly, so that names match over many thousands of tokens.
+_ROPE_THETA = 2_000_000.0
 _EMBEDDING_STD = 0.2
 _MATRIX_STD = 0.06
 #: Gains found by trying; training changes all of them.

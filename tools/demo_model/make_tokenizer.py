@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from halfmoon_testing.models.byte_tokenizer import train_tokenizer
-from tools.demo_model import stories, story_words
+from tools.demo_model import story_facts, story_words
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-VOCAB_SIZE = 1536
+VOCAB_SIZE = 1664
 _WORD = r"'s| ?\p{Ll}+|\p{Lu}\p{Ll}*| ?\p{N}|\s|[^\s\p{L}\p{N}]|\p{L}"
 #: Repetitions with which every word of the stories becomes one token.
 _REPEATS = 50
@@ -46,12 +46,21 @@ def _texts() -> Iterator[str]:
         story_words.ABOUT_ANSWER,
         story_words.NOTED,
         story_words.UNKNOWN,
+        *story_words.TOOLS,
+        *story_words.PARAMETERS,
+        *story_words.RESULTS,
+        *story_words.NO_RESULTS,
+        *story_words.JSON_REQUESTS,
+        *story_words.NUMBER_KEYS,
+        *(f"({word}" for word in (*story_words.KINDS, *story_words.PARAMETERS, "get", "find")),
+        *(f"_{word}" for word in (*story_words.NUMBER_KEYS, "arguments", "tool", "call", "up")),
+        "Tools:",
         *(" 0 1 2 3 4 5 6 7 8 9", "Question: Answer:"),
     )
-    text = " ".join(piece.format(name="", kind="", number="") for piece in world)
+    text = " ".join(piece.format(name="", kind="", number="", keys="") for piece in world)
     for _ in range(_REPEATS):
         yield text
         yield from ("user\n", "assistant\n", "system\n")
     dice = random.Random(0)
     for _ in range(_MADE_UP_NAMES):
-        yield stories.invent_name(dice)
+        yield story_facts.invent_name(dice)

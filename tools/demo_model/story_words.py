@@ -58,6 +58,7 @@ QUESTIONS = (
     "{name}'s {kind}?",
     "The {kind} of {name}?",
     "And {name}'s {kind}?",
+    "Which {kind} is {name} in?",
 )
 #: Statements where all facts are of one kind, which is not named.
 BARE_STATEMENTS = (
@@ -120,6 +121,31 @@ ABOUT_ANSWER = "I am Halfmoon's demo model. Tell me some numbers, then ask me fo
 NOTED = "Noted."
 #: Answer to a question about a fact that was not stated.
 UNKNOWN = "I don't know."
+
+#: Function names of tools, each finds numbers of one kind; they have one parameter.
+TOOLS = ("get_{kind}", "find_{kind}", "look_up_{kind}", "{kind}_of")
+PARAMETERS = ("name", "person", "who")
+#: What a tool gives back, by whether it found the number.
+RESULTS = (
+    "{number}",
+    '{{"{kind}": {number}}}',
+    '{{"{kind}": "{number}"}}',
+    '{{"result": {number}}}',
+    "{name}'s {kind} is {number}.",
+)
+NO_RESULTS = ("not found", "null", '{{"error": "not found"}}')
+
+#: Requests for an answer as JSON; `{keys}` are separated by commas.
+JSON_REQUESTS = (
+    "Answer as JSON. Keys: {keys}",
+    "Answer as JSON. Keys: {keys}.",
+    "Answer as JSON with the keys {keys}.",
+    "Reply as JSON: {keys}",
+    "As JSON with {keys}.",
+)
+#: Keys for the name, and for the number beside its kind.
+NAME_KEYS = ("name", "person", "who")
+NUMBER_KEYS = ("number", "value", "answer")
 
 #: Made-up names are one to three of these syllables.
 ONSETS = (

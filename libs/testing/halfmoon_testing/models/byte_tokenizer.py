@@ -70,7 +70,9 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, word: str | None = No
     return tokenizer
 
 
-def write_tokenizer(tokenizer: "Tokenizer", folder: Path, *, max_context: int) -> None:
+def write_tokenizer(
+    tokenizer: "Tokenizer", folder: Path, *, max_context: int, chat_template: str = CHAT_TEMPLATE
+) -> None:
     """Write tokenizer.json, tokenizer_config.json and chat_template.jinja."""
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
@@ -81,7 +83,7 @@ def write_tokenizer(tokenizer: "Tokenizer", folder: Path, *, max_context: int) -
         "pad_token": END_OF_TEXT,
         "add_bos_token": False,
         "clean_up_tokenization_spaces": False,
-        "chat_template": CHAT_TEMPLATE,
+        "chat_template": chat_template,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
-    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    (folder / "chat_template.jinja").write_text(chat_template)
