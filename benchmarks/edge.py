@@ -2,9 +2,10 @@
 
     python -m benchmarks.edge --minutes 60 --connections 10000
 
-Each hostile connection is of one kind, and comes back when the server closes it. Honest clients ask
-on, and compare each answer with the first one. The table has a row for each tenth of the time. The
-exit status is 1 if an honest answer was wrong or refused.
+Each hostile connection is of one kind, and comes back when the server closes it. Those that send
+whole requests have a tenant's key; honest clients have another tenant's. These ask on, and compare
+each answer with the first one. The table has a row for each tenth of the time. The exit status is 1
+if an honest answer was wrong or refused.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import signal
 import socket
 import statistics
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -28,6 +30,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from benchmarks.cluster import Timing, running_cluster, timed
+from halfmoon_conductor.tenants import add_tenant
 
 MODEL = "fake://edge?step_s=0.005&token_s=0.00002&max_context=16384"
 N_HONEST = 4
@@ -63,9 +66,13 @@ def main() -> None:
             f"the limit is {hard} (ulimit -Hn)"
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, options.connections + 512), hard))
-    with running_cluster(MODEL, n_prefill=1, n_decode=1, n_kvstore=1) as cluster:
-        edge = Edge(cluster.plan.url, cluster.processes["conductor-0"].pid)
-        rows = asyncio.run(edge.run(options.minutes, options.connections))
+    with tempfile.TemporaryDirectory() as folder:
+        tenants = Path(folder) / "tenants.toml"
+        keys = [add_tenant(tenants, name) for name in ("honest", "hostile")]
+        extra = {"conductor": ["--tenants", str(tenants)]}
+        with running_cluster(MODEL, n_prefill=1, n_decode=1, n_kvstore=1, extra=extra) as cluster:
+            edge = Edge(cluster.plan.url, cluster.processes["conductor-0"].pid, *keys)
+            rows = asyncio.run(edge.run(options.minutes, options.connections))
     print("| minutes | open | conductor's memory | its descriptors | honest TTFT p50 | p99 |")
     print("|---|---|---|---|---|---|")
     for row in rows:
@@ -85,10 +92,14 @@ class Edge:
     Args:
         url: of its REST API.
         pid: of its process, whose memory is watched.
+        honest_key: the API key of the honest clients' tenant.
+        hostile_key: the API key of the others' tenant.
     """
 
-    def __init__(self, url: str, pid: int) -> None:
+    def __init__(self, url: str, pid: int, honest_key: str, hostile_key: str) -> None:
         self._url = url
+        self._honest = {"authorization": f"Bearer {honest_key}"}
+        self._hostile = f"authorization: Bearer {hostile_key}\r\n".encode()
         self._address = (urlsplit(url).hostname or "", urlsplit(url).port or 0)
         self._process = Path(f"/proc/{pid}")
         self._n_open = 0
@@ -108,7 +119,7 @@ class Edge:
         chosen += [kinds[i % len(kinds)] for i in range(n_connections - n_slow)]
         random.shuffle(chosen)
         hostile = [asyncio.create_task(self._again_and_again(kind)) for kind in chosen]
-        honest = [asyncio.create_task(self._honest()) for _ in range(N_HONEST)]
+        honest = [asyncio.create_task(self._ask_on()) for _ in range(N_HONEST)]
         began_s = time.monotonic()
         rows = [self._row(began_s)]
         with Progress(console=Console(stderr=True)) as progress:
@@ -137,10 +148,10 @@ class Edge:
     # -- honest --------------------------------------------------------------------------------
 
     def _ask(self) -> Timing:
-        with httpx.Client() as client:
+        with httpx.Client(headers=self._honest) as client:
             return timed(client, self._url, list(range(100, 300)), 16)
 
-    async def _honest(self) -> None:
+    async def _ask_on(self) -> None:
         while True:
             try:
                 timing = await asyncio.to_thread(self._ask)
@@ -189,7 +200,7 @@ class Edge:
         await _read_to_end(connection)
 
     async def _slow_reader(self, connection: socket.socket) -> None:
-        head = _HEAD + f"content-length: {len(_STREAM)}\r\n\r\n".encode()
+        head = _HEAD + self._hostile + f"content-length: {len(_STREAM)}\r\n\r\n".encode()
         await asyncio.get_running_loop().sock_sendall(connection, head + _STREAM)
         await asyncio.sleep(60)
 
