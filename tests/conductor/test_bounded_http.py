@@ -8,13 +8,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 from fastapi import FastAPI
 
+from halfmoon_conductor.engine_io.gateway_interface import ModelCard
 from halfmoon_conductor.http_server.bounded_http import HttpLimits
 from halfmoon_metadata.tls_trust import trust_context
 from halfmoon_runtime.server_tls import server_context
-from halfmoon_testing.conductor_http import serve_app
+from halfmoon_testing.conductor_http import ScriptedGateway, serve_app
 from halfmoon_testing.tls_authority import TlsAuthority
 
 DEADLINE_S = 10
@@ -199,6 +201,43 @@ async def test_a_body_that_nothing_reads_is_not_waited_for(open_server: Open) ->
     assert (await answer_to(address, head)).startswith(b"HTTP/1.1 200 OK")
     address = await open_server(HttpLimits(head_timeout_s=60))
     assert (await answer_to(address, head, *[b"a" * 65_536] * 100)).startswith(b"HTTP/1.1 200 OK")
+
+
+async def ask_for_much(address: Address) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Ask for a stream that is longer than all buffers; read its first event."""
+    reader, writer = await connect(address)
+    asked = {"model": "lab/moon", "prompt": "Say it", "max_tokens": 90_000_000, "stream": True}
+    body = json.dumps(asked).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: front\r\ncontent-length: {len(body)}\r\n"
+    writer.write(f"{head}content-type: application/json\r\n\r\n".encode() + body)
+    await reader.readuntil(b"data: ")
+    return reader, writer
+
+
+async def test_a_client_that_takes_nothing_of_its_answer_is_cut_off(
+    open_server: Open, gateway: ScriptedGateway, card: ModelCard
+) -> None:
+    gateway.script = [70]
+    gateway.card = msgspec.structs.replace(card, max_context=100_000_000)
+    _, writer = await ask_for_much(await open_server(HttpLimits(unread_s=0.3)))
+    async with asyncio.timeout(60):
+        while not gateway.cancelled:
+            await asyncio.sleep(0.01)
+    writer.transport.abort()
+
+
+async def test_a_client_that_reads_slowly_is_not_cut_off(
+    open_server: Open, gateway: ScriptedGateway, card: ModelCard
+) -> None:
+    gateway.script = [70]
+    gateway.card = msgspec.structs.replace(card, max_context=100_000_000)
+    reader, writer = await ask_for_much(await open_server(HttpLimits(unread_s=1.0)))
+    async with asyncio.timeout(60):
+        for _ in range(20):
+            await reader.readexactly(400_000)
+            await asyncio.sleep(0.1)
+    assert not gateway.cancelled
+    writer.transport.abort()
 
 
 async def test_connections_are_bounded(open_server: Open) -> None:

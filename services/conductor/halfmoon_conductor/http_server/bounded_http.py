@@ -7,7 +7,9 @@ answered, and the connection closed, before an app sees it:
     connection ──first byte──► head ──blank line──► body ──last byte──► served, next head
         └── 408 after `head_timeout_s` ──┘ 431, 414      └── 413: too many chunks
 
-Content, length and pace of a body are not checked here: see `body_receiver`.
+Content, length and pace of a body are not checked here: see `body_receiver`. A client that takes
+nothing of its answer for `unread_s`, though bytes wait for it, loses the connection: its request
+holds a place in a decode worker's batch.
 """
 
 import asyncio
@@ -17,6 +19,7 @@ from http import HTTPStatus
 from typing import Any, ClassVar, cast
 
 import msgspec
+import structlog
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
@@ -39,6 +42,8 @@ _CHUNK_OVERHEAD = 20
 _UNREAD_BYTES = 64 * 1024
 _RETRY_S = 1.0
 
+_log = structlog.get_logger(__name__)
+
 
 class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of one connection."""
@@ -57,6 +62,9 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
     head_timeout_s: float = 20.0
     #: Seconds that a refused client which is still sending gets to read the answer.
     linger_s: float = 2.0
+    #: Seconds in which a client may take nothing of an answer while bytes of it wait. The system's
+    #: buffers are full by then: they hold a short answer whole.
+    unread_s: float = 60.0
 
 
 class BoundedHttp(HttpToolsProtocol):
@@ -80,6 +88,7 @@ class BoundedHttp(HttpToolsProtocol):
         #: The error that a parser callback found in the message.
         self._error: ApiError | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._unread_timer: asyncio.TimerHandle | None = None
         closable = cast(asyncio.Transport, _LingeringTransport(transport, self._linger))
         super().connection_made(closable)
         self.connections.discard(self.gate)
@@ -96,8 +105,19 @@ class BoundedHttp(HttpToolsProtocol):
         """Stop the timer of a lost connection."""
         self._ignores_data = True
         self._unset_timer()
+        self._unset_unread_timer()
         super().connection_lost(exc)
         self._tell_gone()
+
+    def pause_writing(self) -> None:
+        """Give the client a time to take some of what waits for it."""
+        super().pause_writing()
+        self._set_unread_timer()
+
+    def resume_writing(self) -> None:
+        """Go on: the client reads."""
+        self._unset_unread_timer()
+        super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
         """Count and parse arriving data."""
@@ -242,6 +262,23 @@ class BoundedHttp(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _set_unread_timer(self) -> None:
+        n_waiting = self.transport.get_write_buffer_size()
+        limit_s = self.limits.unread_s
+        self._unread_timer = self.loop.call_later(limit_s, self._on_unread_timer, n_waiting)
+
+    def _unset_unread_timer(self) -> None:
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+            self._unread_timer = None
+
+    def _on_unread_timer(self, n_before: int) -> None:
+        if self.transport.get_write_buffer_size() < n_before:
+            self._set_unread_timer()  # it reads, slowly
+            return
+        _log.warning("answer_not_read", unread_s=self.limits.unread_s, n_waiting=n_before)
+        self.transport.abort()
 
     def _on_timer(self) -> None:
         self._timer = None
