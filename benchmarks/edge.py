@@ -3,8 +3,8 @@
     python -m benchmarks.edge --minutes 60 --connections 10000
 
 Each hostile connection is of one kind, and comes back when the server closes it. Those that send
-whole requests have a tenant's key; honest clients have another tenant's. These ask on, and compare
-each answer with the first one. The table has a row for each tenth of the time. The exit status is 1
+whole requests have the key of a tenant with a limit; honest clients have another tenant's. These
+ask on, and compare each answer with the first one. The table has a row for each tenth of the time. The exit status is 1
 if an honest answer was wrong or refused.
 """
 
@@ -56,6 +56,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--connections", type=int, default=10_000, help="hostile ones, at once")
+    parser.add_argument(
+        "--max-concurrent", type=int, default=8, help="requests that the hostile tenant may run"
+    )
     options = parser.parse_args()
     # As Ctrl-C does, so that no process is left behind.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -69,6 +72,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         tenants = Path(folder) / "tenants.toml"
         keys = [add_tenant(tenants, name) for name in ("honest", "hostile")]
+        # The last tenant's table is the hostile one's.
+        with tenants.open("a") as file:
+            file.write(f"max_concurrent = {options.max_concurrent}\n")
         extra = {"conductor": ["--tenants", str(tenants)]}
         with running_cluster(MODEL, n_prefill=1, n_decode=1, n_kvstore=1, extra=extra) as cluster:
             edge = Edge(cluster.plan.url, cluster.processes["conductor-0"].pid, *keys)
