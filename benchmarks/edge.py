@@ -4,8 +4,8 @@
 
 Each hostile connection is of one kind, and comes back when the server closes it. Those that send
 whole requests have the key of a tenant with a limit; honest clients have another tenant's. These
-ask on, and compare each answer with the first one. The table has a row for each tenth of the time. The exit status is 1
-if an honest answer was wrong or refused.
+ask on, and compare each answer with the first one. The table has a row for each tenth of the time.
+The exit status is 1 if an honest answer was wrong or refused.
 """
 
 import argparse
