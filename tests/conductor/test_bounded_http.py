@@ -6,6 +6,7 @@ import json
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import msgspec
@@ -13,7 +14,7 @@ import pytest
 from fastapi import FastAPI
 
 from halfmoon_conductor.engine_io.gateway_interface import ModelCard
-from halfmoon_conductor.http_server.bounded_http import HttpLimits
+from halfmoon_conductor.http_server.bounded_http import BoundedHttp, HttpLimits
 from halfmoon_metadata.tls_trust import trust_context
 from halfmoon_runtime.server_tls import server_context
 from halfmoon_testing.conductor_http import ScriptedGateway, serve_app
@@ -226,18 +227,20 @@ async def test_a_client_that_takes_nothing_of_its_answer_is_cut_off(
     writer.transport.abort()
 
 
-async def test_a_client_that_reads_slowly_is_not_cut_off(
-    open_server: Open, gateway: ScriptedGateway, card: ModelCard
-) -> None:
-    gateway.script = [70]
-    gateway.card = msgspec.structs.replace(card, max_context=100_000_000)
-    reader, writer = await ask_for_much(await open_server(HttpLimits(unread_s=1.0)))
-    async with asyncio.timeout(60):
-        for _ in range(20):
-            await reader.readexactly(400_000)
-            await asyncio.sleep(0.1)
-    assert not gateway.cancelled
-    writer.transport.abort()
+def test_a_client_that_takes_a_little_is_not_cut_off_until_it_takes_nothing() -> None:
+    waiting, timers, aborted = [100], [], []
+    http: Any = BoundedHttp.__new__(BoundedHttp)
+    http.loop = SimpleNamespace(call_later=lambda _, *timer: timers.append(timer))
+    http.transport = SimpleNamespace(
+        get_write_buffer_size=lambda: waiting[0], abort=lambda: aborted.append(True)
+    )
+    http._set_unread_timer()
+    for waiting[0] in (99, 40, 40):
+        assert not aborted
+        when_due, *given = timers.pop()
+        when_due(*given)
+    assert aborted
+    assert not timers
 
 
 async def test_connections_are_bounded(open_server: Open) -> None:
