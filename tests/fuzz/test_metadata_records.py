@@ -23,6 +23,7 @@ from structlog.testing import capture_logs
 from halfmoon_cli.kv.kvstore_nodes import KvstoreNodes
 from halfmoon_engine.fake_engine import FakeEngine
 from halfmoon_metadata import open_store
+from halfmoon_metadata.start_counter import ImplausibleGeneration
 from halfmoon_metadata.store_interface import MAX_VALUE_BYTES, MetadataError, MetadataStore
 from halfmoon_protocol.ids import WorkerId
 from halfmoon_protocol.messages import Stage, WorkerInfo
@@ -31,7 +32,6 @@ from halfmoon_runtime.channels.zmq_network import ZmqNetwork
 from halfmoon_runtime.membership import (
     GENERATIONS,
     MEMBERS,
-    ImplausibleGeneration,
     Membership,
     Superseded,
     list_members,

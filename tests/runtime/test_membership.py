@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halfmoon_metadata import MemoryStore, MetadataUnreachable
+from halfmoon_metadata.start_counter import ImplausibleGeneration
 from halfmoon_protocol.ids import WorkerId
 from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_protocol.messages import DecodeCost, WorkerInfo
@@ -20,7 +21,6 @@ from halfmoon_runtime.clock import FakeClock
 from halfmoon_runtime.membership import (
     MEMBERS,
     SEGMENTS,
-    ImplausibleGeneration,
     MemberChanged,
     MemberEvent,
     MemberGone,

@@ -20,6 +20,7 @@ from typing import TypeVar
 import msgspec
 import structlog
 
+from halfmoon_metadata.start_counter import count_start
 from halfmoon_metadata.store_interface import MetadataError, MetadataStore
 from halfmoon_protocol.ids import WorkerId
 from halfmoon_protocol.messages import WorkerInfo
@@ -41,10 +42,6 @@ _WRITE_TRIES = 10
 #: Longest text of a record in the log, in characters.
 _MAX_LOGGED = 200
 
-#: A record's generation is at most so far above the counter of starts, which a metadata server
-#: may have lost.
-_MAX_LOST_STARTS = 100_000
-
 T = TypeVar("T")
 _log = structlog.get_logger(__name__)
 _decoder: msgspec.json.Decoder[WorkerInfo] = msgspec.json.Decoder(WorkerInfo)
@@ -52,10 +49,6 @@ _decoder: msgspec.json.Decoder[WorkerInfo] = msgspec.json.Decoder(WorkerInfo)
 
 class Superseded(Exception):
     """A process of this worker's name started later; this process must stop."""
-
-
-class ImplausibleGeneration(Exception):
-    """A worker's record has a generation that no counted start can have."""
 
 
 class _Counted(msgspec.Struct):
@@ -92,16 +85,7 @@ async def next_generation(store: MetadataStore, worker_id: WorkerId, *, above: i
             key: _generation_of(store.get(key))
             for key in (MEMBERS + worker_id, SEGMENTS + worker_id)
         }
-        generation = store.increment(GENERATIONS + worker_id)
-        for key, earlier in there.items():
-            if earlier - max(above, generation) > _MAX_LOST_STARTS:
-                raise ImplausibleGeneration(
-                    f"the record {key!r} has generation {earlier}, and {generation} starts of this "
-                    f"worker were counted: delete that record, then start the worker again"
-                )
-        while generation <= max(above, *there.values()):
-            generation = store.increment(GENERATIONS + worker_id)
-        return generation
+        return count_start(store, GENERATIONS + worker_id, there, above=above)
 
     return await until_done(f"generation of {worker_id}", lambda: asyncio.to_thread(count))
 

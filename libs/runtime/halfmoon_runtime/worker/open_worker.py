@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from halfmoon_metadata import MetadataStore, open_store
+from halfmoon_metadata.start_counter import ImplausibleGeneration
 from halfmoon_protocol import features
 from halfmoon_protocol.ids import WorkerId
 from halfmoon_protocol.messages import Role, WorkerInfo
@@ -21,7 +22,6 @@ from halfmoon_runtime.channels.network import Network, Port
 from halfmoon_runtime.channels.zmq_network import ZmqNetwork
 from halfmoon_runtime.lifecycle import CannotStart, Service, cannot_start_on
 from halfmoon_runtime.membership import (
-    ImplausibleGeneration,
     Membership,
     next_generation,
     until_done,

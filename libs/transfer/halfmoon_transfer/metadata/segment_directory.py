@@ -3,6 +3,7 @@
 import logging
 import threading
 
+from halfmoon_metadata.start_counter import ImplausibleGeneration, count_start
 from halfmoon_metadata.store_interface import MetadataError, MetadataStore
 from halfmoon_transfer.interface import Lost, Rejected, TransferError
 from halfmoon_transfer.metadata import descriptor as records
@@ -10,8 +11,6 @@ from halfmoon_transfer.metadata.descriptor import SegmentDescriptor
 
 _log = logging.getLogger(__name__)
 _MAX_PUBLISH_TRIES = 8
-#: A record's generation is at most so far above the counter of starts, which may be lost.
-_MAX_LOST_STARTS = 100_000
 
 
 class SegmentDirectory:
@@ -76,17 +75,13 @@ class SegmentDirectory:
 
         It is above that of the record that is there, which may outlive a lost counter.
         """
-        there = self._store.get(records.PREFIX + segment)
-        least = -1 if there is None else _generation_of(there)
-        generation = self._store.increment(records.GENERATIONS + segment)
-        if least - generation > _MAX_LOST_STARTS:
-            raise Rejected(
-                f"the record {records.PREFIX + segment!r} has generation {least}, and {generation} "
-                f"starts of this segment were counted: delete that record first"
-            )
-        while generation <= least:
-            generation = self._store.increment(records.GENERATIONS + segment)
-        return generation
+        key = records.PREFIX + segment
+        record = self._store.get(key)
+        there = {key: 0 if record is None else _generation_of(record)}
+        try:
+            return count_start(self._store, records.GENERATIONS + segment, there)
+        except ImplausibleGeneration as error:
+            raise Rejected(str(error)) from None
 
     def publish(self, own: SegmentDescriptor, ttl_s: float) -> None:
         """Write our record over that of any earlier start, or renew it.
