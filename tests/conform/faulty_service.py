@@ -19,7 +19,7 @@ from halfmoon_runtime.channels import socket_pump, zmq_curve
 from halfmoon_scheduling.cache import block_cache
 from halfmoon_scheduling.cluster import cluster_state
 from halfmoon_transfer import cluster_key, grant_lender
-from halfmoon_transfer.backends.tcp import tcp_frames, tcp_server
+from halfmoon_transfer.backends.tcp import record_keys, tcp_frames, tcp_server
 from halfmoon_transfer.backends.tcp.tcp_sessions import TcpSessions
 from halfmoon_transfer.cluster_key import ProverRole
 from halfmoon_transfer.metadata import descriptor
@@ -247,6 +247,15 @@ def _wrap_owner() -> None:
             ours = key.prove(ProverRole.OWNER, *maps)
             return key, tcp_frames.TcpProof(ours, "")
         return proven, verdict
+
+    agree = record_keys.KeyExchange.agree
+
+    def any_share(self: Any, key: Any, share: bytes, *maps: bytes) -> Any:
+        given = self.share if is_patched("any-share") else share
+        return agree(self, key, given, *maps)
+
+    exchange: Any = record_keys.KeyExchange
+    exchange.agree = any_share
 
     def slow_greeting(self: Any) -> bool:
         if is_patched("one-connection"):

@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from halfmoon_metadata.stores.memory_store import MemoryStore
 from halfmoon_transfer import (
     ClusterKey,
     Lost,
@@ -25,7 +26,7 @@ from halfmoon_transfer import (
     encryption_from_environment,
 )
 from halfmoon_transfer.backends import addresses
-from halfmoon_transfer.backends.socket_io import SocketClosed
+from halfmoon_transfer.backends.socket_io import SocketClosed, receive
 from halfmoon_transfer.backends.tcp import native, record_layer, tcp_frames
 from halfmoon_transfer.backends.tcp.record_keys import KeyExchange
 from halfmoon_transfer.backends.tcp.record_layer import (
@@ -33,7 +34,8 @@ from halfmoon_transfer.backends.tcp.record_layer import (
     EncryptedSocket,
     encrypt_socket,
 )
-from halfmoon_transfer.backends.tcp.tcp_frames import TcpFrameError, TcpHello
+from halfmoon_transfer.backends.tcp.tcp_frames import TcpFrameError, TcpHello, TcpProof
+from halfmoon_transfer.cluster_key import ProverRole, make_nonce
 from halfmoon_transfer.metadata import descriptor as records
 from halfmoon_transfer.metadata.descriptor import Endpoint
 
@@ -479,6 +481,42 @@ def test_nobody_in_between_can_weaken_the_encryption(
         ends.move("write")
     assert bytes(ends.remote.view) == bytes(LONG)
     assert PATTERN not in ends.relay.recorded
+
+
+def test_a_share_that_gives_no_secret_gets_no_proof_and_cuts_no_connection() -> None:
+    with TransferEngine.open(
+        "owner", metadata=MemoryStore(), backends=("tcp",), settings=settled()
+    ) as owner:
+        address = addresses.split_address(owner.descriptor.endpoints["tcp"].address, 0)
+        session = bytes(15) + b"s"
+
+        def greet(number: int, over: tuple[int, ...], share: bytes) -> tuple[socket.socket, bytes]:
+            sock = socket.create_connection(address, timeout=PATIENCE_S)
+            hello = TcpHello(
+                owner.name,
+                owner.generation,
+                session=session,
+                number=number,
+                over=over,
+                nonce=make_nonce(),
+                share=share,
+            )
+            sent = tcp_frames.encode_hello(hello)
+            sock.sendall(sent)
+            n_bytes = tcp_frames.hello_bytes(receive(sock, tcp_frames.HELLO_HEADER_BYTES))
+            maps = sent[tcp_frames.HELLO_HEADER_BYTES :], bytes(receive(sock, n_bytes))
+            sock.sendall(tcp_frames.encode_proof(TcpProof(KEY.prove(ProverRole.INITIATOR, *maps))))
+            return sock, bytes(receive(sock, 4))
+
+        first, answered = greet(1, (), KeyExchange().share)
+        second, refused = greet(2, (1,), bytes(32))
+        with first, second:
+            assert (answered, refused) == (b"HMTP", b"HMTR")
+            first.setblocking(False)
+            with suppress(BlockingIOError):
+                while first.recv(4096):
+                    pass
+                raise AssertionError("the earlier connection was cut")
 
 
 def test_a_connection_whose_keys_are_used_up_is_replaced(

@@ -1,10 +1,10 @@
 /** Answers the hello of an initiator: who this is, proofs of the cluster key, and encryption. */
 
-import { generateKeyPairSync, randomBytes, timingSafeEqual } from "node:crypto";
+import { generateKeyPairSync, type KeyObject, randomBytes, timingSafeEqual } from "node:crypto";
 import { type ClusterKey, rawPublicKey } from "../wire/cluster_key.js";
 import type { ByteStream } from "./byte_stream.js";
 import { BrokenFrame, greetingFrame, packGreeting, readGreeting } from "./frames.js";
-import { RecordLayer, recordKeys } from "./records.js";
+import { type RecordKeys, RecordLayer, recordKeys } from "./records.js";
 
 const DOMAIN = Buffer.from("halfmoon transfer 1");
 const NONE = new Uint8Array();
@@ -63,16 +63,19 @@ export async function welcomeInitiator(
     const proofs = (role: string) =>
       proofOf(own.clusterKey as ClusterKey, role, asked.bytes, answer);
     const { fields } = await readGreeting(stream.read, "HMTP");
-    const isProven = areEqual(bytesOf(fields.proof), proofs("initiator"));
-    const denied = isProven ? "" : "the proof is not one of this cluster's key";
-    const proof = isProven ? proofs("owner") : NONE;
-    if (isProven) admit(caller);
+    let denied = "";
+    let keys: RecordKeys | undefined;
+    if (!areEqual(bytesOf(fields.proof), proofs("initiator"))) {
+      denied = "the proof is not one of this cluster's key";
+    } else if (pair) {
+      keys = keysWith(pair.privateKey, peerShare, proofs("records"));
+      if (!keys) denied = "the share gives no secret";
+    }
+    const proof = denied ? NONE : proofs("owner");
+    if (!denied) admit(caller);
     await stream.write(greetingFrame("HMTP", packGreeting({ proof, refused: denied })));
     if (denied) throw new Refused(denied);
-    if (pair) {
-      const keys = recordKeys(pair.privateKey, peerShare, proofs("records"));
-      stream.encrypt(new RecordLayer(keys.initiator), new RecordLayer(keys.owner));
-    }
+    if (keys) stream.encrypt(new RecordLayer(keys.initiator), new RecordLayer(keys.owner));
   }
 }
 
@@ -89,6 +92,15 @@ export function proofOf(
     return [length, part];
   });
   return key.hmac(DOMAIN, ...parts);
+}
+
+/** Returns the keys of the connection's records; undefined for a share that gives no secret. */
+function keysWith(own: KeyObject, share: Uint8Array, salt: Uint8Array): RecordKeys | undefined {
+  try {
+    return recordKeys(own, share, salt);
+  } catch {
+    return undefined;
+  }
 }
 
 function reasonToRefuse(

@@ -10,7 +10,11 @@ import msgspec
 from halfmoon_conform.check import ServiceRole, check
 from halfmoon_conform.check_context import CheckContext
 from halfmoon_conform.peers import transfer_frames as frames
-from halfmoon_conform.peers.transfer_connection import HungUp, TransferConnection
+from halfmoon_conform.peers.transfer_connection import (
+    HungUp,
+    RepliedInstead,
+    TransferConnection,
+)
 from halfmoon_conform.peers.transfer_frames import RequestHead, SliceEntry
 from halfmoon_conform.verdict import CheckFailed, CheckSkipped, require
 from halfmoon_conform.writable_place import WritablePlace, open_place
@@ -427,6 +431,26 @@ async def _notification(context: CheckContext) -> None:
         require((reply.op, reply.entries) == (frames.NOTIFY, [(0, 0)]), f"a notification: {reply}")
 
 
+@check(
+    "transfer.owner.notification-generation",
+    roles=_OWNERS,
+    says="The request's generation counts as any other's",
+)
+async def _notification_of_another_generation(context: CheckContext) -> None:
+    place, connection = await _opened(context)
+    own = place.region["generation"]
+    body = msgspec.msgpack.encode(["conform", b"late"])
+    entry = SliceEntry(secrets.token_bytes(16), 0, len(body), frames.checksum(body))
+    await connection.send(frames.NOTIFY, own + 1, [entry], body)
+    (answered,) = (await connection.reply()).entries
+    if answered == _TAKES_NONE:
+        raise CheckSkipped("this owner takes no notifications")
+    require(
+        answered == (frames.OTHER_GENERATION, own),
+        f"a notification of generation {own + 1}: {answered}, and it is {own}",
+    )
+
+
 # -- with a cluster key ----------------------------------------------------------------------------
 
 
@@ -483,6 +507,52 @@ async def _wrong_key(context: CheckContext) -> None:
             segment["name"], segment["generation"], cluster_key="another key of 32 characters ...."
         )
     )
+
+
+@check(
+    "transfer.key.refusal-says-why",
+    roles=_OWNERS,
+    keyed=True,
+    says="A wrong proof is answered by an empty `proof` and the reason in `refused`.",
+)
+async def _refusal_says_why(context: CheckContext) -> None:
+    answered = await _answer_to_proof(context, proof=secrets.token_bytes(32))
+    require(answered is not None, "answered a wrong proof by a reply")
+    require(answered.get("refused"), "did not say why it refuses a wrong proof")
+    require(not answered.get("proof"), "proved its key to a peer without the right one")
+
+
+@check(
+    "transfer.key.low-order-share",
+    roles=_OWNERS,
+    keyed=True,
+    says="So is a share that gives no secret, such as a point of low order; a reply with op 255"
+    " will do.",
+)
+async def _low_order_share(context: CheckContext) -> None:
+    for share in (bytes(32), b"\x01" + bytes(31)):
+        answered = await _answer_to_proof(context, hello={"share": share})
+        require(
+            answered is None or (answered.get("refused") and not answered.get("proof")),
+            f"took the share {share.hex()}, which gives no secret",
+        )
+
+
+async def _answer_to_proof(context: CheckContext, **greeting: Any) -> Any:
+    """Return the owner's answer to our proof; None: a reply came in its place."""
+    segment = await context.subject.segment()
+    connection = await context.dial_plain()
+    key = context.subject.cluster_key
+    try:
+        await connection.greet(segment["name"], segment["generation"], cluster_key=key, **greeting)
+    except RepliedInstead:
+        return None
+    except HungUp:
+        raise CheckFailed("hung up on it, and did not say why") from None
+    except CheckFailed:
+        if not connection.proof_answer:
+            raise
+    return connection.proof_answer
 
 
 @check(

@@ -25,14 +25,19 @@ class HungUp(Exception):
     """The owner closed the connection."""
 
 
+class RepliedInstead(CheckFailed):
+    """The owner sent a reply where its hello or proof was due."""
+
+
 class TransferConnection:
     """One connection to an owner; `open` dials and says hello."""
 
     def __init__(self, stream: EncryptedStream) -> None:
         self.stream = stream
         self._n_requests = 0
-        #: The owner's hello.
+        #: The owner's hello, and its answer to our proof.
         self.owner: dict[str, Any] = {}
+        self.proof_answer: dict[str, Any] = {}
 
     @classmethod
     async def dial(cls, address: str) -> "TransferConnection":
@@ -105,6 +110,7 @@ class TransferConnection:
         body = msgspec.msgpack.encode({"proof": ours, "refused": ""})
         await self.stream.write(frames.encode_start(frames.PROOF, body))
         theirs = msgspec.msgpack.decode(await self.read_start(frames.PROOF))
+        self.proof_answer = theirs
         if theirs.get("refused"):
             raise CheckFailed(f"refused the proof: {theirs['refused']}. {_PROOF_HINT}")
         if theirs.get("proof") != prove(cluster_key, b"owner", sent, answered):
@@ -214,9 +220,17 @@ class TransferConnection:
         await self.stream.close()
 
     async def read_start(self, magic: bytes) -> bytes:
-        """Receive a hello or a proof, and return its map as it was sent."""
+        """Receive a hello or a proof, and return its map as it was sent.
+
+        Raises:
+            RepliedInstead: a reply came.
+            CheckFailed: it is neither, or longer than it may be.
+            HungUp: the owner closed the connection.
+        """
         header = await self._read(frames.START.size)
         found, version, _, length = frames.START.unpack(header)
+        if found == frames.REPLY:
+            raise RepliedInstead(f"a reply came, not {magic!r}")
         if wrong := frames.start_fault(magic, found, version, length):
             raise CheckFailed(f"{header!r}: {wrong}")
         return await self._read(length)

@@ -238,11 +238,17 @@ class _Connection:
             return not own.refused
         maps = received_hello, answer[tcp_frames.HELLO_HEADER_BYTES :]
         proven, verdict = self._examine(self._key, hello, *maps)
+        keys = None
+        if proven is not None:
+            if self._exchange is not None:
+                # Before anything is cut or proven for a peer whose share gives no secret.
+                keys = self._exchange.agree(proven, hello.share, *maps)
+            verdict = msgspec.structs.replace(verdict, refused=self._enter(hello))
         send_all(self._socket, [tcp_frames.encode_proof(verdict)])
         if proven is None or verdict.refused:
             return False
-        if self._exchange is not None:
-            self._encrypt(self._exchange.agree(proven, hello.share, *maps))
+        if keys is not None:
+            self._encrypt(keys)
         return True
 
     def _encrypt(self, keys: RecordKeys) -> None:
@@ -284,7 +290,7 @@ class _Connection:
         if proven is None:
             _log.warning("%s: refused, it has another cluster key", self._who(hello))
             return None, TcpProof(refused="another cluster key is set there than here")
-        return proven, TcpProof(proven.prove(ProverRole.OWNER, *maps), self._enter(hello))
+        return proven, TcpProof(proven.prove(ProverRole.OWNER, *maps))
 
     def _enter(self, hello: TcpHello) -> str:
         """Record the connection in the peer's session; return why that can't be."""
