@@ -37,13 +37,20 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="repeats of each flood")
     parser.add_argument("--requests", type=int, default=8, help="honest requests each time")
     parser.add_argument("--chunk-tokens", type=int, default=256, help="tokens of a prefill pass")
+    parser.add_argument("--floods", nargs="+", choices=FLOODS, default=list(FLOODS))
+    parser.add_argument(
+        "--running", type=int, default=24, help="answers at decode at once, fewer than flooders"
+    )
+    parser.add_argument("--no-shares-decode", action="store_true", help="let long answers stay")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         tenants = Path(folder) / "tenants.toml"
         honest, flood = (add_tenant(tenants, name) for name in ("honest", "flood"))
         chunk = str(options.chunk_tokens)
         extra = {
-            "conductor": ["--tenants", str(tenants)],
+            "conductor": ["--tenants", str(tenants)]
+            + ["--no-shares-decode"] * options.no_shares_decode,
+            "decode": ["--max-running", str(options.running)],
             "prefill": ["--chunk-tokens", chunk, "--max-chunk-tokens", chunk],
         }
         with running(MODEL, n_prefill=1, n_decode=1, n_kvstore=1, extra=extra) as url:
@@ -51,15 +58,15 @@ def main() -> None:
 
 
 def _measure(url: str, honest: str, flood: str, options: argparse.Namespace) -> None:
-    found: dict[str, list[float]] = {name: [] for name in FLOODS}
-    alone: dict[str, list[float]] = {name: [] for name in FLOODS}
-    rounds = [name for _ in range(options.rounds) for name in FLOODS]
+    found: dict[str, list[float]] = {name: [] for name in options.floods}
+    alone: dict[str, list[float]] = {name: [] for name in options.floods}
+    rounds = [name for _ in range(options.rounds) for name in options.floods]
     for name in track(rounds, "floods", console=Console(stderr=True)):
         alone[name].append(_median_ttft_s(url, honest, options.requests))
         with flooding(url, flood, name):
             found[name].append(_median_ttft_s(url, honest, options.requests))
     print("| flood | TTFT alone | beside it | ratio |\n|---|---|---|---|")
-    for name in FLOODS:
+    for name in options.floods:
         before, beside = statistics.median(alone[name]), statistics.median(found[name])
         print(f"| {name} | {before * 1e3:.0f} ms | {beside * 1e3:.0f} ms | {beside / before:.2f} |")
 
@@ -121,6 +128,7 @@ FLOODS: dict[str, Callable[[Client], object]] = {
     "requests": lambda client: client.ask(200, 32),
     "long prompts": lambda client: client.ask(8000, 8),
     "cancels": lambda client: client.leave(4000),
+    "long answers": lambda client: client.ask(200, 8000),
 }
 
 

@@ -56,6 +56,14 @@ class FairShares:
         finish = self._finishes[tenant] = start + work
         return FairTag(start, finish)
 
+    def paid_tag(self) -> FairTag:
+        """Return the tag of a request whose work was counted before: it waits for no backlog."""
+        return FairTag(self._now, self._now)
+
+    def is_within_share(self, tag: FairTag) -> bool:
+        """Return whether a tenant has used less than its share, this request included."""
+        return tag.finish <= self._now
+
     def on_served(self, tag: FairTag) -> None:
         """Note that a request is being served."""
         self._now = max(self._now, tag.start)

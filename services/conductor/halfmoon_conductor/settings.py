@@ -164,6 +164,11 @@ class ConductorSettings(TracedSettings):
     double_check: bool = Field(
         False, description="Look at decode's load once more when a prefill is done"
     )
+    shares_decode: bool = Field(
+        SchedulingConfig().shares_decode,
+        description="Stop the newest answer of the tenant with the most requests at decode for one"
+        " that finds no room there; it goes on later",
+    )
     max_deferred: Annotated[int, Field(ge=0)] | None = Field(
         SchedulingConfig().max_deferred,
         description="Requests held back at the most, rather than refused, while decode is busy;"
@@ -259,6 +264,7 @@ class ConductorSettings(TracedSettings):
             max_queued_requests=self.max_queued_requests,
             max_queue_s=self.max_queue_s,
             double_check=self.double_check,
+            shares_decode=self.shares_decode,
             max_deferred=self.max_deferred,
             defer_s=self.defer_s,
             kept_decision_bytes=self.kept_decision_mib * 2**20,

@@ -323,6 +323,7 @@ class World(RuleBasedStateMachine):
         max_new=st.sampled_from([1, 2, 5, 40]),
         twice=st.booleans(),
         priority=st.sampled_from([0, 0, 1]),
+        tenant=st.sampled_from(["", "", "", "lab", "shop"]),
         defer_s=st.sampled_from([None, 0.0, 20.0]),
     )
     def a_request_arrives(
@@ -332,6 +333,7 @@ class World(RuleBasedStateMachine):
         max_new: int,
         twice: bool,
         priority: int,
+        tenant: str,
         defer_s: float | None,
     ) -> None:
         self.n_clients += 1
@@ -341,6 +343,7 @@ class World(RuleBasedStateMachine):
             prompt=prompt,
             max_new_tokens=max_new,
             priority=priority,
+            tenant=tenant,
             defer_s=defer_s,
         )
         self.requests[request.request_id] = request

@@ -43,6 +43,12 @@ class PageQueue(RankQueue):
         if shortage.rank == self.first:
             self._shortage = shortage
 
+    @property
+    def shortage(self) -> PageShortage | None:
+        """What the first request lacks; None: it is to be placed again, or there is none."""
+        shortage = self._shortage
+        return shortage if shortage is not None and shortage.rank == self.first else None
+
     def reconsider(self) -> None:
         """Have the first request placed again, since something besides free pages has changed."""
         self._shortage = None
@@ -52,8 +58,7 @@ class PageQueue(RankQueue):
 
         The queue must not be empty.
         """
-        shortage = self._shortage
-        if shortage is None or shortage.rank != self._ranks[0]:
+        if (shortage := self.shortage) is None:
             return True
         return any(
             worker in shortage.takers and self._decodes.has_room(worker, shortage.n_pages)

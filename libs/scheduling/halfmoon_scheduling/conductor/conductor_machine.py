@@ -171,6 +171,11 @@ class Conductor:
         """Histograms of predicted against observed times."""
         return self._handover.prediction_errors
 
+    @property
+    def n_stopped_answers(self) -> int:
+        """Answers that were stopped so far to make room for another tenant."""
+        return self._table.decode_shares.n_stopped
+
     def loads(self, now: float) -> PoolLoads:
         """Return the loads of both pools, as means of their workers' times over the limits."""
         ttft_slo_s, tbt_slo_s = self.config.ttft_slo_s, self.config.tbt_slo_s
@@ -501,6 +506,7 @@ class Conductor:
             return []
         self.cluster.leave(worker_id)
         self._kvstores.on_lost(worker_id)
+        self._table.decode_shares.on_lost(worker_id)
         commands = self._endings.give_up_at(lost, reason, now)
         self._admission.on_workers_changed()  # perhaps none is left for requests that wait
         return commands

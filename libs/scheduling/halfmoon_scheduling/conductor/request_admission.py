@@ -105,19 +105,31 @@ class RequestAdmission:
 
         Then place suspects for which a worker has become free.
         """
-        waiting, quarantine = self._table.waiting, self._table.quarantine
+        quarantine = self._table.quarantine
         worker_is_free = quarantine.take_retry_request()
         if worker_is_free:
-            waiting.reconsider()
-        commands: list[AnyCommand] = []
-        while (first := waiting.first) is not None and waiting.may_retry():
-            commands += self._try_place(self._table[first[-1]], now, may_reserve=True)
-            if waiting.first == first:
-                break
+            self._table.waiting.reconsider()
+        commands = self._place_first(now)
+        while self._config.shares_decode and (state := self._table.to_make_room()) is not None:
+            assert state.decode is not None
+            self._table.decode_shares.on_stopped(state.decode)
+            because = "it made room for a tenant with fewer requests at decode"
+            commands += self._endings.give_up(state, now, because=because)
+            commands += self._place_first(now)
         while worker_is_free and (suspect := quarantine.first) is not None:
             may_reserve = self._is_before_waiting(suspect.rank)
             commands += self._try_place(suspect, now, may_reserve=may_reserve)
             if quarantine.first is suspect:
+                break
+        return commands
+
+    def _place_first(self, now: float) -> list[AnyCommand]:
+        """Place requests that wait for pages, in order, until one has to go on waiting."""
+        waiting = self._table.waiting
+        commands: list[AnyCommand] = []
+        while (first := waiting.first) is not None and waiting.may_retry():
+            commands += self._try_place(self._table[first[-1]], now, may_reserve=True)
+            if waiting.first == first:
                 break
         return commands
 

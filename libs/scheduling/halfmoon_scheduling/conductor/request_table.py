@@ -13,6 +13,7 @@ from halfmoon_scheduling.admission.quarantine import Quarantine
 from halfmoon_scheduling.admission.rank_queue import RankQueue
 from halfmoon_scheduling.admission.slos import Slos
 from halfmoon_scheduling.cluster.cluster_state import Cluster
+from halfmoon_scheduling.conductor.decode_shares import DecodeShares
 from halfmoon_scheduling.config import SchedulingConfig
 from halfmoon_scheduling.events import Request
 from halfmoon_scheduling.fair_queueing import BURST_TOKENS, FairRoom, FairShares
@@ -46,6 +47,8 @@ class RequestTable:
         self._fair_shares = FairShares(BURST_TOKENS)
         #: All requests that are not over.
         self._fair_room = FairRoom()
+        #: Exactly the requests that are at workers, or on their way there.
+        self.decode_shares = DecodeShares()
         #: Of all requests; what a deadline leads to depends on the phase.
         self.deadlines = Deadlines()
         #: Exactly those in phase WAITING.
@@ -93,13 +96,26 @@ class RequestTable:
         """Return whether the tenant of a request has no more than an equal share of so many."""
         return self._fair_room.is_within_share(state.request.tenant, limit)
 
+    def to_make_room(self) -> RequestState | None:
+        """Return the answer that is to be stopped for the first request that waits for pages."""
+        first, shortage = self.waiting.first, self.waiting.shortage
+        if first is None or shortage is None:
+            return None
+        state = self._requests[first[-1]]
+        if not self._fair_shares.is_within_share(state.fair):
+            return None
+        return self.decode_shares.choose(state, shortage)
+
     # -- changes -----------------------------------------------------------------------------
 
     def add(self, request: Request, now: float) -> RequestState:
         """Add a request that has arrived."""
         self._n_arrived += 1
-        work = len(request.token_ids) + request.stopping.max_new_tokens
-        fair = self._fair_shares.tag(request.tenant, work)
+        if request.attempt > 1:
+            fair = self._fair_shares.paid_tag()
+        else:
+            work = len(request.token_ids) + request.stopping.max_new_tokens
+            fair = self._fair_shares.tag(request.tenant, work)
         state = RequestState(request, self._n_arrived, arrived_s=now, fair=fair)
         self._requests[request.request_id] = state
         self._fair_room.enter(request.tenant)
@@ -108,6 +124,7 @@ class RequestTable:
     def on_placed(self, state: RequestState) -> None:
         """Note that a request leaves the queues for its workers."""
         self._fair_shares.on_served(state.fair)
+        self.decode_shares.enter(state)
 
     def leave_queues(self, state: RequestState) -> None:
         """Remove a request from the queue that it waits in, if it waits."""
@@ -129,6 +146,7 @@ class RequestTable:
             keep_landing: leave the claim on decode in place, for an `OrphanedLanding`.
         """
         self.quarantine.end(state)
+        self.decode_shares.leave(state)
         if state.prefill is not None:
             self._cluster.prefills.release(state.prefill, state.request_id, now)
         if state.decode is not None and not keep_landing:
@@ -161,6 +179,7 @@ class RequestTable:
         self.deadlines.check(self.all())
         assert not self._requests.keys() & set(self.orphaned)
         self._check_claims()
+        self.decode_shares.check([s for s in self.all() if s.phase not in UNPLACED])
 
     def _check_queues(self) -> None:
         for phase, queue in ((Phase.WAITING, self.waiting), (Phase.DEFERRED, self.deferred)):

@@ -171,6 +171,7 @@ async def _serve(conductor: SimService, request: ClientRequest, deliver: "object
         sampling=request.sampling,
         stopping=Stopping(max_new_tokens=request.n_new),
         salt=request.salt,
+        tenant=request.salt,
     )
     try:
         async for event in conductor.conductor.gateway.generate(asked):

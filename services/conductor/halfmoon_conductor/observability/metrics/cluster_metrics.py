@@ -113,9 +113,14 @@ class ClusterMetrics:
                 by_label("reason", dict.fromkeys(_REJECTION_REASONS, 0) | core.refusals),
             ),
             "halfmoon_request_retries_total": (
-                "Tries that came to nothing, through a worker's fault or end, and were followed"
+                "Tries that ended early, mostly through a worker's fault or end, and were followed"
                 " by another.",
                 self._n_resubmitted,
+            ),
+            "halfmoon_answers_stopped_total": (
+                "Answers that made room for a tenant with fewer requests at decode, and go on"
+                " later.",
+                core.n_stopped_answers,
             ),
             "halfmoon_requests_failed_total": (
                 "Requests that ended in an error, since another try was of no use.",

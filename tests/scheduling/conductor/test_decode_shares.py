@@ -1,0 +1,188 @@
+"""A tenant that floods decode with long answers makes room for others."""
+
+import pytest
+
+from halfmoon_protocol.ids import RequestId, WorkerId, retry_id
+from halfmoon_protocol.messages import (
+    Cancel,
+    DecodeLoad,
+    DecodeRefused,
+    DecodeReserved,
+    ReserveDecode,
+    StartDecode,
+)
+from halfmoon_scheduling.commands import AnyCommand, Resubmit, Send
+from halfmoon_scheduling.conductor.conductor_machine import Conductor
+from halfmoon_scheduling.config import SchedulingConfig
+from halfmoon_scheduling.events import (
+    AnyEvent,
+    MessageReceived,
+    RequestArrived,
+    RequestFinished,
+    WorkerJoined,
+    WorkerLost,
+)
+from halfmoon_scheduling.requests.request_state import Phase
+from halfmoon_testing.scheduling_inputs import a_landing, a_prefill_done, a_request, a_worker
+
+DECODE = WorkerId("decode-0")
+#: Of a prompt of 160 tokens.
+N_PAGES = 10
+
+
+class Core:
+    """A conductor with workers that grant all they are asked for; it audits itself."""
+
+    def __init__(self, **config: bool) -> None:
+        self.conductor = Conductor(SchedulingConfig(**config))  # type: ignore[arg-type]
+        self.handle(WorkerJoined(a_worker("prefill-0")))
+        self.handle(WorkerJoined(a_worker("decode-0")))
+
+    def handle(self, event: AnyEvent) -> list[AnyCommand]:
+        commands = self.conductor.handle(event, 0.0)
+        self.conductor.check()
+        return commands
+
+    def arrive(
+        self, name: str, tenant: str, *, attempt: int = 1, priority: int = 0, max_new: int = 800
+    ) -> list[AnyCommand]:
+        request = a_request(
+            name,
+            n_tokens=160,
+            max_new_tokens=max_new,
+            tenant=tenant,
+            attempt=attempt,
+            priority=priority,
+        )
+        return self.handle(RequestArrived(request))
+
+    def run(self, name: str) -> list[AnyCommand]:
+        """Grant its pages, prefill it, and start it."""
+        rid = RequestId(name)
+        granted = DecodeReserved(request_id=rid, landing=a_landing(DECODE), expires_s=60.0)
+        self.handle(MessageReceived(DECODE, granted))
+        commands = self.handle(MessageReceived(WorkerId("prefill-0"), a_prefill_done(name)))
+        assert any(isinstance(c, Send) and isinstance(c.message, StartDecode) for c in commands)
+        return commands
+
+    def flood(self, n: int = 6, *, priority: int = 0) -> None:
+        """Fill decode with answers of a tenant."""
+        for i in range(n):
+            assert reserved(self.arrive(f"flood-{i}", "flood", priority=priority)) == [f"flood-{i}"]
+            self.run(f"flood-{i}")
+
+    def load(self, free_pages: int) -> list[AnyCommand]:
+        load = DecodeLoad(
+            n_running=6,
+            n_reserved=0,
+            context_tokens=960,
+            free_pages=free_pages,
+            n_pages=64,
+            step_s=0.01,
+        )
+        return self.handle(MessageReceived(DECODE, load))
+
+    def phase(self, name: str) -> Phase | None:
+        return self.conductor.phase_of(RequestId(name))
+
+
+def reserved(commands: list[AnyCommand]) -> list[str]:
+    return [c.message.request_id for c in commands if _is(c, ReserveDecode)]
+
+
+def stopped(commands: list[AnyCommand]) -> list[str]:
+    """Requests that are cancelled at decode and placed again."""
+    cancelled = [c.message.request_id for c in commands if _is(c, Cancel)]
+    again = [c.request_id for c in commands if isinstance(c, Resubmit)]
+    assert cancelled == again
+    return again
+
+
+def _is(command: AnyCommand, kind: type) -> bool:
+    return isinstance(command, Send) and isinstance(command.message, kind)
+
+
+def test_the_newest_answer_of_a_flood_makes_room_for_another_tenant() -> None:
+    core = Core()
+    core.flood()
+    commands = core.arrive("honest", "lab", max_new=8)
+    assert stopped(commands) == ["flood-5"]
+    assert reserved(commands) == ["honest"]
+    kinds = [type(c.message) for c in commands if isinstance(c, Send)]
+    assert kinds == [Cancel, ReserveDecode], "the pages are free when they are asked for"
+
+
+def test_what_was_stopped_waits_behind_the_tenant_and_before_its_own_backlog() -> None:
+    core = Core()
+    core.flood()
+    core.arrive("waits", "flood")
+    core.arrive("honest", "lab", max_new=8)
+    core.run("honest")
+    again = retry_id(RequestId("flood-5"), 2)
+    assert not reserved(core.arrive(again, "flood", attempt=2))
+    assert reserved(core.handle(RequestFinished(RequestId("honest"), 8))) == [again]
+    assert core.phase("waits") is Phase.WAITING
+
+
+def test_without_another_tenant_nothing_is_stopped() -> None:
+    core = Core()
+    core.flood()
+    commands = core.arrive("one-more", "flood")
+    assert commands == []
+    assert core.phase("one-more") is Phase.WAITING
+
+
+def test_tenants_with_about_as_many_requests_do_not_stop_each_other() -> None:
+    core = Core()
+    for i in range(3):
+        for tenant in ("a", "b"):
+            core.arrive(f"{tenant}-{i}", tenant)
+            core.run(f"{tenant}-{i}")
+    assert core.arrive("a-3", "a") == []
+    assert core.arrive("b-3", "b") == []
+
+
+def test_a_tenant_that_has_used_its_share_of_the_queue_waits() -> None:
+    core = Core()
+    core.flood()
+    for i in range(120):  # 100,800 tokens, and its credit is 65,536
+        core.handle(RequestArrived(a_request(f"own-{i}", tenant="lab", max_new_tokens=800)))
+        core.handle(RequestFinished(RequestId(f"own-{i}"), 0))
+    assert stopped(core.arrive("late", "lab")) == []
+
+
+@pytest.mark.parametrize(("of_flood", "of_lab", "made_room"), [(0, 0, 1), (1, 0, 0), (1, 1, 1)])
+def test_an_answer_of_higher_priority_goes_on(of_flood: int, of_lab: int, made_room: int) -> None:
+    core = Core()
+    core.flood(priority=of_flood)
+    assert len(stopped(core.arrive("honest", "lab", priority=of_lab, max_new=8))) == made_room
+
+
+def test_another_answer_is_stopped_only_when_the_worker_has_reported_twice() -> None:
+    core = Core()
+    core.flood()
+    commands = core.arrive("honest", "lab", max_new=8)
+    assert len(stopped(commands)) == 1
+    full = DecodeRefused(
+        request_id=RequestId("honest"), reason="full", retryable=True, retry_after_s=60.0
+    )
+    assert stopped(core.handle(MessageReceived(DECODE, full))) == []
+    assert stopped(core.load(free_pages=0)) == []
+    commands = core.load(free_pages=0)
+    assert stopped(commands) == ["flood-4"]
+
+
+def test_a_worker_that_comes_back_has_stopped_nothing() -> None:
+    core = Core()
+    core.flood()
+    core.arrive("honest", "lab", max_new=8)
+    core.handle(WorkerLost(DECODE, "gone"))
+    core.handle(WorkerJoined(a_worker("decode-0", generation=2)))
+    core.flood()
+    assert len(stopped(core.arrive("again", "lab", max_new=8))) == 1
+
+
+def test_it_can_be_switched_off() -> None:
+    core = Core(shares_decode=False)
+    core.flood()
+    assert core.arrive("honest", "lab", max_new=8) == []
