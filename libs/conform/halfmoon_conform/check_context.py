@@ -146,3 +146,11 @@ class CheckContext:
     def on_end(self, close: Callable[[], Awaitable[None]]) -> None:
         """Call this when the check ends."""
         self._stack.push_async_callback(close)
+
+    def remove_on_end(self, key: str) -> None:
+        """Remove a record of the kit's own when the check ends: the service may run on."""
+
+        async def remove() -> None:
+            await asyncio.to_thread(self.subject.store.delete, key)
+
+        self.on_end(remove)

@@ -45,11 +45,13 @@ class PlayedKvstore:
         owner = PlayedOwner(name, subject.cluster_key)
         await owner.open(subject.store)
         context.on_end(owner.close)
+        context.remove_on_end(f"halfmoon/segments/{name}")
         record = {"worker_id": name, "role": "kvstore", "layout": context.layout}
         port = PlayedPort(context.sockets, subject.cluster_key, record)
         context.on_end(port.close)
         if register:
             await port.register(subject.store)
+            context.remove_on_end(f"halfmoon/members/{name}")
         return cls(context, port, owner)
 
     def body(self, block: bytes) -> bytes:

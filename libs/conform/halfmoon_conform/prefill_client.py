@@ -46,6 +46,7 @@ class PrefillClient:
         owner = PlayedOwner(context.name("decode"), context.subject.cluster_key)
         await owner.open(context.subject.store)
         context.on_end(owner.close)
+        context.remove_on_end(f"halfmoon/segments/{owner.name}")
         return cls(context, await context.connect(), owner)
 
     def tokens(self, n_tokens: int) -> list[int]:

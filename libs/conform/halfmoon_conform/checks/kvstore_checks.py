@@ -358,8 +358,7 @@ async def _tail_without_room(context: CheckContext) -> None:
     " out.",
 )
 async def _layout_stays(context: CheckContext) -> None:
-    if context.subject.record.get("layout"):
-        raise CheckSkipped("it has a layout already")
+    _require_unused(context)
     caller = await context.connect()
     puts = Puts(context, caller)
     ticket, answer = await puts.reserve(context.blocks(1))
@@ -429,6 +428,7 @@ async def _drain(context: CheckContext) -> None:
     says="Blocks behind the first one that is missing are missing too, even if they are stored.",
 )
 async def _missing_behind(context: CheckContext) -> None:
+    _require_unused(context)
     puts = Puts(context, await context.connect())
     chain = context.blocks(4)
     require(await puts.put(chain.first(1)), "no room for a block in an empty memory")
@@ -493,6 +493,7 @@ async def _no_room(context: CheckContext) -> None:
     " which shows gaps.",
 )
 async def _load_counts(context: CheckContext) -> None:
+    _require_unused(context)
     caller = await context.connect()
     puts = Puts(context, caller)
     chain = context.blocks(3)
@@ -518,8 +519,7 @@ async def _load_counts(context: CheckContext) -> None:
     " worker's layout, and refused otherwise.",
 )
 async def _registered_layout(context: CheckContext) -> None:
-    if context.subject.record.get("layout"):
-        raise CheckSkipped("it has a layout already")
+    _require_unused(context)
     registered = {
         "worker_id": "conform-decode",
         "role": "decode",
@@ -533,6 +533,7 @@ async def _registered_layout(context: CheckContext) -> None:
     await asyncio.to_thread(
         context.subject.store.put, key, msgspec.json.encode(registered), ttl_s=60.0
     )
+    context.remove_on_end(key)
     puts = Puts(context, await context.connect())
     other = make_chain(context.chance, {**SMALL_LAYOUT, "model": "another"}, 1)
     _, answer = await puts.reserve(other)
@@ -709,3 +710,9 @@ async def _copied_damaged(context: CheckContext) -> None:
     n_blocks = await copies.copy(chain, may_refuse=True)
     require(n_blocks <= 1, "copied bytes that are not what their checksum says")
     require(await copies.puts.count(chain) <= 1, "serves bytes that are not what they should be")
+
+
+def _require_unused(context: CheckContext) -> None:
+    """Skip a check that counts from zero, at a kvstore that was used before."""
+    if context.subject.record.get("layout"):
+        raise CheckSkipped("it has a layout already")

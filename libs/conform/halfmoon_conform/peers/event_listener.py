@@ -64,7 +64,9 @@ class EventListener:
                     self._arrived.wait_for(lambda: self._fault is not None or seen()), limit_s
                 )
             except TimeoutError:
-                why = "" if self._heard else await self._handshakes.fault()
+                why = f"; the last load: {self.loads[-1]}" if self.loads else ""
+                if not self._heard:
+                    why = await self._handshakes.fault()
                 raise CheckFailed(f"published no {what} within {limit_s:g} s{why}") from None
         if self._fault is not None:
             raise self._fault

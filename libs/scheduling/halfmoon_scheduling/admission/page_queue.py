@@ -45,7 +45,7 @@ class PageQueue(RankQueue):
 
     @property
     def shortage(self) -> PageShortage | None:
-        """What the first request lacks; None: it is to be placed again, or there is none."""
+        """Return what the first request lacks; None: it is to be placed again, or none waits."""
         shortage = self._shortage
         return shortage if shortage is not None and shortage.rank == self.first else None
 

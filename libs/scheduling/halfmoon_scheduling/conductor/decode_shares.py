@@ -1,12 +1,11 @@
 """Share decode between tenants: a request of the one with more there makes room for the other.
 
-Queues are shared by `fair_queueing`, but an answer keeps its pages until it ends. So where the
-first request that waits for pages is of a tenant with fewer requests at decode, the newest answer
-of the tenant with the most is stopped. It is tried again when there is room, from the tokens that
-it has: its client sees a pause.
+Queues are shared by `fair_queueing`, but an answer keeps its pages until it ends. So the newest
+answer of the tenant with the most requests at decode is stopped for a request that finds no room.
+It is tried again when there is some, from the tokens that it has: its client sees a pause.
 
-- The tenant that waits has used less than its share of the queue. So the request that made room,
-  whose work was counted already, waits behind it.
+- The request is the first that waits, and its tenant has used less than its share of the queue. So
+  the one that made room, whose work was counted already, waits behind it.
 - The other tenant has at least two requests more. So it has no fewer afterwards, and no two
   tenants stop each other's answers in turn.
 - One answer at a time is stopped at a worker, until the worker has reported twice: the first report
