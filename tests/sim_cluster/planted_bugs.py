@@ -1,7 +1,7 @@
-"""Bugs to plant into the services, one for each invariant: each swaps one function.
+"""Bugs to plant into the services, at least one for each promise: each swaps one function.
 
-They show that the simulation finds what it looks for. `seed` of each is
-the first one that found it.
+They show that the simulation finds what it looks for. `seed` of each is the first one that found
+it; `python -m tests.sim_cluster.planted_bugs` looks for them anew.
 """
 
 import asyncio
@@ -15,11 +15,13 @@ from halfmoon_conductor.generation.core_gateway import CoreGateway
 from halfmoon_conductor.workers import worker_links
 from halfmoon_conductor.workers.worker_links import WorkerLinks
 from halfmoon_protocol.blocks import block_hashes
+from halfmoon_runtime import membership
 from halfmoon_scheduling.cache.block_cache import BlockCache
 from halfmoon_scheduling.conductor.decode_handover import DecodeHandover
 from halfmoon_scheduling.decode.page_allocator import PageAllocator
 from halfmoon_scheduling.directory.kv_event_follower import KvEventFollower
 from halfmoon_scheduling.tiers.tiered_cache import TieredCache
+from halfmoon_testing.sim_cluster.sim_run import run_seed
 from halfmoon_workers.prefill import prefill_shell
 from halfmoon_workers.prefill.prefix_cache_client import PrefixCacheClient
 
@@ -29,14 +31,14 @@ class PlantedBug:
     """One bug: what it replaces, and what finds it."""
 
     name: str
-    #: Invariants of which one breaks.
-    breaks: tuple[str, ...]
+    #: The invariant that it breaks.
+    breaks: str
     owner: Any
     attribute: str
     #: Makes the wrong one from the right one.
     make: Callable[[Any], Any]
     #: The first seed that finds it.
-    seed: int = -1
+    seed: int
 
     @contextmanager
     def planted(self) -> Iterator[None]:
@@ -141,6 +143,26 @@ def _never_cancelled(right: object) -> Callable[..., Any]:
     return renew
 
 
+def _mistaken(right: Callable[..., Any]) -> Callable[..., Any]:
+    """Raise for long prompts what no client is told of by a name."""
+
+    def request_of(stream: Any, layout: Any) -> Any:
+        if stream.attempt == 1 and len(stream.request.prompt_token_ids) > 180:
+            return {}[stream.request.request_id]
+        return right(stream, layout)
+
+    return request_of
+
+
+def _once(right: object) -> Callable[..., Any]:
+    """Ask the metadata server once: what asks ends while the server is away."""
+
+    async def until_done(what: str, attempt: Callable[[], Any], **more: object) -> Any:
+        return await attempt()
+
+    return until_done
+
+
 def _at_once(right: object) -> Callable[..., Any]:
     """Say that nothing lands any more without asking the landing's owner."""
 
@@ -153,39 +175,55 @@ def _at_once(right: object) -> Callable[..., Any]:
 BUGS = (
     PlantedBug(
         "a prefill has stopped while its writes are on their way",
-        ("no wrong token",),
+        "no wrong token",
         prefill_shell,
         "settle_writes",
         _at_once,
-        seed=776,
+        seed=923,
     ),
     PlantedBug(
         "fetched blocks are not verified",
-        ("no wrong token",),
+        "no wrong token",
         PrefixCacheClient,
         "verify",
         _async_nothing,
-        seed=15,
+        seed=10,
     ),
     PlantedBug(
         "a try begins without the delivered tokens",
-        ("each token once", "no wrong token"),
+        "each token once",
         core_gateway,
         "_request_of",
         _forgetful_request,
-        seed=56,
+        seed=108,
+    ),
+    PlantedBug(
+        "an error in the gateway has no name",
+        "a named end",
+        core_gateway,
+        "_request_of",
+        _mistaken,
+        seed=2,
+    ),
+    PlantedBug(
+        "a worker ends while the metadata server is away",
+        "services go on",
+        membership,
+        "until_done",
+        _once,
+        seed=0,
     ),
     PlantedBug(
         "the core is not told of a lost worker",
-        ("a success soon after the last fault", "ends within its bound"),
+        "a success soon after the last fault",
         WorkerLinks,
         "_lose",
         _silent_loss,
-        seed=12,
+        seed=94,
     ),
     PlantedBug(
         "a rejected request gets no answer",
-        ("ends within its bound",),
+        "ends within its bound",
         CoreGateway,
         "reject",
         _nothing,
@@ -193,7 +231,7 @@ BUGS = (
     ),
     PlantedBug(
         "the last page of a long prompt is not given back",
-        ("all is given back",),
+        "all is given back",
         PageAllocator,
         "release",
         _leaky,
@@ -201,7 +239,7 @@ BUGS = (
     ),
     PlantedBug(
         "a commit is answered and not applied",
-        ("acknowledged puts live",),
+        "acknowledged puts live",
         TieredCache,
         "commit",
         _not_applied,
@@ -209,7 +247,7 @@ BUGS = (
     ),
     PlantedBug(
         "leases of dead readers do not expire",
-        ("all is given back",),
+        "all is given back",
         BlockCache,
         "expire",
         _nothing,
@@ -217,7 +255,7 @@ BUGS = (
     ),
     PlantedBug(
         "gaps in KV events are not noticed",
-        ("the index equals the stores",),
+        "the index equals the stores",
         KvEventFollower,
         "on_events",
         _gap_is_fine,
@@ -225,7 +263,7 @@ BUGS = (
     ),
     PlantedBug(
         "long prompts are refused after their prefill",
-        ("a refused request used no prefill",),
+        "a refused request used no prefill",
         DecodeHandover,
         "on_prefill_done",
         _decide_late,
@@ -233,7 +271,7 @@ BUGS = (
     ),
     PlantedBug(
         "block hashes are without the salt",
-        ("no hit across salts",),
+        "no hit across salts",
         core_gateway,
         "block_hashes",
         _without_salt,
@@ -241,7 +279,7 @@ BUGS = (
     ),
     PlantedBug(
         "a lost worker is dialled again after half a minute",
-        ("a success soon after the last fault", "ends within its bound"),
+        "a success soon after the last fault",
         worker_links,
         "_REDIAL_S",
         lambda right: 30.0,
@@ -249,10 +287,25 @@ BUGS = (
     ),
     PlantedBug(
         "renewals go on after their request",
-        ("no task is left",),
+        "no task is left",
         PrefixCacheClient,
         "renew_until_cancelled",
         _never_cancelled,
         seed=2,
     ),
 )
+
+
+def first_seed(bug: PlantedBug, seeds: range) -> int | None:
+    """Return the first of these seeds that finds a bug; None: none does."""
+    with bug.planted():
+        for seed in seeds:
+            violation = run_seed(seed).violation
+            if violation is not None and violation.invariant == bug.breaks:
+                return seed
+    return None
+
+
+if __name__ == "__main__":
+    for each in BUGS:
+        print(first_seed(each, range(2000)), each.name, flush=True)

@@ -180,5 +180,7 @@ async def _serve(conductor: SimService, request: ClientRequest, deliver: "object
                 return
     except ApiError as error:
         deliver(error)
+    except Exception as error:
+        deliver(ApiError(repr(error)))  # status 500 at the edge: an end without a name
     else:
         deliver(None)

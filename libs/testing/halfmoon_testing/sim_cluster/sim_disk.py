@@ -6,12 +6,14 @@ and files would make a run slow.
 
 import random
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import xxhash
 
 from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_scheduling.tiers.disk_map import BlockRecord, DiskBlock
 from halfmoon_scheduling.tiers.tier_commands import Erase, Promote, TierOutcome, WriteBack
+from halfmoon_testing.sim_cluster.virtual_threads import sleep_in_thread
 
 
 class VirtualDisk:
@@ -26,6 +28,8 @@ class VirtualDisk:
         #: Share of operations that fail, and whether writes find no room.
         self.failure_rate = 0.0
         self.is_full = False
+        #: Seconds of a call, at the least and at the most; None: it does not wait for the disk.
+        self.slow_s: tuple[float, float] | None = None
         #: Share of writes that a kill tears.
         self.torn_rate = 0.0
         self._layout: KvLayout | None = None
@@ -48,17 +52,38 @@ class VirtualDisk:
 
     def open(self, layout: KvLayout) -> None:
         """See `SegmentFolder.open`."""
-        if self._layout not in (None, layout):
-            self._slots.clear()
-        self._layout = layout
+        with self._call():
+            if self._layout not in (None, layout):
+                self._slots.clear()
+            self._layout = layout
 
     def blocks(self) -> Iterator[DiskBlock]:
         """See `SegmentFolder.blocks`."""
-        for slot, (record, _) in list(self._slots.items()):
-            yield DiskBlock(record, slot)
+        with self._call():
+            found = [DiskBlock(record, slot) for slot, (record, _) in self._slots.items()]
+        yield from found
 
     def perform(self, command: WriteBack | Promote | Erase, view: memoryview) -> TierOutcome:
         """See `SegmentFolder.perform`."""
+        with self._call():
+            return self._perform(command, view)
+
+    def close(self) -> None:
+        """See `SegmentFolder.close`."""
+
+    @contextmanager
+    def _call(self) -> Iterator[None]:
+        """Let a slow call take its time; the block runs at a drawn moment of it."""
+        if self.slow_s is None:
+            yield
+            return
+        seconds = self._dice.uniform(*self.slow_s)
+        before_s = seconds * self._dice.random()
+        sleep_in_thread(before_s)
+        yield
+        sleep_in_thread(seconds - before_s)
+
+    def _perform(self, command: WriteBack | Promote | Erase, view: memoryview) -> TierOutcome:
         slot = command.disk_slot
         if self._dice.random() < self.failure_rate:
             return "failed"
@@ -81,6 +106,3 @@ class VirtualDisk:
             case Erase():
                 self._slots.pop(slot, None)
         return "ok"
-
-    def close(self) -> None:
-        """See `SegmentFolder.close`."""

@@ -41,6 +41,7 @@ class SimFaults:
             "slow bytes": self._slow_bytes,
             "disk fails": self._fail_disk,
             "disk is full": self._fill_disk,
+            "disk is slow": self._slow_disk,
             "clock step": self._step_clock,
             "metadata down": self._stop_metadata,
             "metadata loss": self._lose_metadata,
@@ -165,6 +166,14 @@ class SimFaults:
         await asyncio.sleep(lasts_s)
         for disk in self._cluster.world.disks.values():
             disk.is_full = False
+
+    async def _slow_disk(self, lasts_s: float) -> None:
+        slow_s = (0.2, self._dice.choice((0.5, 2.0)))
+        for disk in self._cluster.world.disks.values():
+            disk.slow_s = slow_s
+        await asyncio.sleep(lasts_s)
+        for disk in self._cluster.world.disks.values():
+            disk.slow_s = None
 
     async def _step_clock(self, lasts_s: float) -> None:
         service = self._cluster.services[self._dice.choice(self._cluster.names)]

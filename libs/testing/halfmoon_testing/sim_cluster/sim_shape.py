@@ -67,7 +67,7 @@ def draw_shape(dice: random.Random) -> ClusterShape:
         n_kvstore=dice.choice((1, 2, 2)),
         n_pages=dice.choice((32, 64, 192)),
         n_kvstore_blocks=512 if roomy else dice.choice((24, 64)),
-        n_disk_blocks=dice.choice((0, 0, 128)),
+        n_disk_blocks=dice.choice((0, 0, 128) if roomy else (0, 128, 128)),
         chunk_tokens=dice.choice((16, 32, 128)),
         keeps_answers=dice.random() < 0.7,
         keeps_pages=dice.random() < 0.7,

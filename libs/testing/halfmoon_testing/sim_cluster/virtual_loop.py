@@ -19,6 +19,8 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from typing import Any, TypeVar, TypeVarTuple
 
+from greenlet import greenlet
+
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
@@ -45,12 +47,20 @@ class VirtualProcess:
         #: Tasks that have not ended, by their number.
         self.tasks: dict[SimulatedTask, None] = {}
         #: What threads of the process hold while they stand still; kept until the run is over.
-        self.threads: list[object] = []
+        self.threads: list[greenlet] = []
         self.context = contextvars.Context()
         self.context.run(_process.set, self)
 
     def __repr__(self) -> str:
         return self.name
+
+    def run_in_thread(self, call: Callable[[], None]) -> None:
+        """Run a call of this process that may stand still, as in a thread of its own."""
+        thread = greenlet(call)
+        thread.gr_context = contextvars.copy_context()
+        self.threads.append(thread)
+        thread.switch()
+        self.threads = [each for each in self.threads if each]
 
 
 _process: contextvars.ContextVar[VirtualProcess] = contextvars.ContextVar("process")
@@ -128,8 +138,12 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def run_in_executor(  # type: ignore[override]
         self, executor: Executor | None, func: Callable[..., T], *args: Any
     ) -> asyncio.Future[T]:
-        """Run a call at a later moment, and deliver its result at another one."""
+        """Run a call at a later moment, and deliver its result at another one.
+
+        The call may stand still meanwhile, see `virtual_threads.sleep_in_thread`.
+        """
         future: asyncio.Future[T] = self.create_future()
+        process = _process.get(self.outside)
 
         def call() -> None:
             if future.cancelled():
@@ -141,11 +155,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
             else:
                 self.call_later(self.thread_s(), _set_result, future, result)
 
-        self.call_later(self.thread_s(), call)
+        self.call_later(self.thread_s(), process.run_in_thread, call)
         return future
 
     def thread_s(self) -> float:
-        """Draw the seconds until a thread has run a call."""
+        """Draw the seconds until a thread has run a call that does not stand still."""
         return self._dice.uniform(*_THREAD_S)
 
     def start(

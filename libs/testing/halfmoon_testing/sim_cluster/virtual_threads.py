@@ -1,18 +1,17 @@
 """Run what services do in threads on the virtual loop, in the process that asks for it.
 
-A forward pass runs in a greenlet: where a thread would block, it goes back to the loop and goes
-on when its wait is over. All other calls in threads do not wait for anything, so each is one
-callback at a drawn moment.
+A forward pass and a call of `asyncio.to_thread` run in a greenlet: where a thread would block, it
+goes back to the loop and goes on when its wait is over. All other calls in threads do not wait for
+anything, so each is one callback at a drawn moment.
 """
 
 import asyncio
-import contextvars
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any, ParamSpec, Self, TypeVar
 
-from greenlet import GreenletExit, getcurrent, greenlet
+from greenlet import GreenletExit, getcurrent
 
 from halfmoon_metadata.store_interface import MetadataError
 from halfmoon_runtime.worker.forward_thread import ForwardThread
@@ -68,21 +67,15 @@ class VirtualForwardThread(ForwardThread):
     def _begin_next(self) -> None:
         if self._waiting:
             self._is_busy = True
-            self._loop.call_later(self._loop.thread_s(), self._begin, self._waiting.popleft())
-
-    def _begin(self, call: Callable[[], None]) -> None:
-        thread = greenlet(call)
-        thread.gr_context = contextvars.copy_context()
-        self._process.threads.append(thread)
-        thread.switch()
-        self._process.threads = [each for each in self._process.threads if each]
+            call = self._waiting.popleft()
+            self._loop.call_later(self._loop.thread_s(), self._process.run_in_thread, call)
 
 
 def sleep_in_thread(seconds: float) -> None:
-    """Let time pass in a forward pass."""
+    """Let time pass in a forward pass, or in a call of `asyncio.to_thread`."""
     thread = getcurrent()
+    assert thread.parent is not None, "only a thread may wait"
     asyncio.get_running_loop().call_later(seconds, thread.switch)
-    assert thread.parent is not None, "this is no forward pass"
     thread.parent.switch()
 
 
