@@ -10,11 +10,14 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from greenlet import greenlet
 
 from halfmoon_testing.sim_cluster.__main__ import main
 from halfmoon_testing.sim_cluster.sim_run import run_seed
+from tests.sim_cluster.machine_clock import clock_reads
 from tests.sim_cluster.planted_bugs import BUGS, PlantedBug
 
 #: Seeds of the short search.
@@ -65,9 +68,30 @@ def test_a_run_uses_no_thread_no_socket_and_no_clock_of_the_machine(
     monkeypatch.setattr(threading.Thread, "start", refuse)
     monkeypatch.setattr(socket, "socket", refuse)
     monkeypatch.setattr(time, "sleep", refuse)
-    for seed in (3, 15):
-        result = run_seed(seed)
-        assert result.violation is None, result.violation
+    with clock_reads() as reads:
+        results = [run_seed(seed) for seed in (3, 15)]
+    assert all(result.violation is None for result in results)
+    assert reads == set()
+
+
+def test_clocks_of_the_machine_are_noticed_also_in_defaults_and_in_threads() -> None:
+    ours: dict[str, Any] = {"__name__": "halfmoon_ours", "time": time}
+    exec(
+        "def by_default(now=time.monotonic): return now()\n"
+        "def in_thread(): return time.time()\n"
+        "def harmless(): return time.gmtime(0)",
+        ours,
+    )
+    with clock_reads() as reads:
+        time.monotonic()
+        ours["harmless"]()
+        assert reads == set()
+        ours["by_default"]()
+        greenlet(ours["in_thread"]).switch()
+    assert reads == {
+        "halfmoon_ours:by_default reads time.monotonic",
+        "halfmoon_ours:in_thread reads time.time",
+    }
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=[bug.name for bug in BUGS])

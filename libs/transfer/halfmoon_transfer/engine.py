@@ -40,6 +40,7 @@ from halfmoon_transfer.regions.region_grant import GrantedOps
 from halfmoon_transfer.regions.region_table import Memory
 from halfmoon_transfer.regions.shared_memory import SharedMemory
 from halfmoon_transfer.settings import TransferSettings
+from halfmoon_transfer.threads.stop_signal import StopSignal
 from halfmoon_transfer.transfers.engine_threads import EngineThreads
 from halfmoon_transfer.transfers.fast_path import FastPath, FinishedTransfer
 from halfmoon_transfer.transfers.live_transfer import LiveTransfer
@@ -138,6 +139,7 @@ class TransferEngine:
             MetadataError: the store failed.
         """
         check_segment_name(name)
+        threads = threads or EngineThreads()
         directory = SegmentDirectory(MemoryStore() if metadata is None else metadata)
         if generation is None:
             generation = directory.next_generation(name)
@@ -150,13 +152,14 @@ class TransferEngine:
             host_id=host_id,
             topology=topology,
             settings=settings or TransferSettings(),
+            now=threads.now,
         )
         with ExitStack() as undo:
             opened = open_backends(backends, context, undo)
             descriptor = make_descriptor(context, opened.values())
             directory.publish(descriptor, context.settings.lease_s)
             undo.pop_all()
-        return cls(context, directory, opened, descriptor, threads or EngineThreads())
+        return cls(context, directory, opened, descriptor, threads)
 
     def __enter__(self) -> "TransferEngine":
         return self
@@ -560,7 +563,8 @@ class TransferEngine:
             Lost: the owner does not confirm it within `timeout_s` seconds.
         """
         self._require_open()
-        self._router.settle(region.segment, region.generation, timeout_s)
+        stop = StopSignal(self._now() + timeout_s, self._now)
+        self._router.settle(region.segment, region.generation, stop)
 
     def add_peer(self, peer: SegmentDescriptor) -> None:
         """Make a peer known that keeps no record in our metadata store, until it is released.

@@ -1,7 +1,7 @@
 """Build the parts of an engine, in order: context, backends, descriptor."""
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,6 +32,7 @@ def make_context(
     host_id: str | None,
     topology: Topology | None,
     settings: TransferSettings,
+    now: Callable[[], float],
 ) -> EngineContext:
     """Make the context of the backends; see `TransferEngine.open` for the arguments.
 
@@ -39,7 +40,7 @@ def make_context(
         ValueError: the addresses to listen at and those to advertise don't match.
     """
     (bind, advertise), *more = _addresses(bind, advertise)
-    regions = RegionTable(name, generation)
+    regions = RegionTable(name, generation, now)
     return EngineContext(
         name=name,
         generation=generation,

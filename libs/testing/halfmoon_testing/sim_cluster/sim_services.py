@@ -35,6 +35,7 @@ from halfmoon_runtime.membership import (
     next_generation,
     until_done,
 )
+from halfmoon_runtime.worker.forward_watchdog import ForwardWatchdog
 from halfmoon_scheduling.commands import AnyCommand, Reject, Resubmit, Send
 from halfmoon_scheduling.conductor.conductor_machine import Conductor
 from halfmoon_scheduling.decode.page_allocator import PageAllocator
@@ -114,7 +115,7 @@ class SimService:
         self.clock = ProcessClock(world.loop, world.dice.uniform(0.0, 1e5))
         #: Seconds by which this machine's wall clock is wrong.
         self.wall_error_s = 0.0
-        self.network = ProcessNetwork(world.network, self.process, self._wall_clock)
+        self.network = ProcessNetwork(world.network, self.process, self.wall_clock)
         self.store = SimStore(
             world.metadata, lambda: not world.network.is_cut(self.process.name, "metadata")
         )
@@ -149,7 +150,8 @@ class SimService:
         if (disk := self.world.disks.get(self.name)) is not None:
             disk.on_killed()
 
-    def _wall_clock(self) -> float:
+    def wall_clock(self) -> float:
+        """Return the seconds since 1970 as this machine has them."""
         return 1.7e9 + self.world.loop.time() + self.wall_error_s
 
     # -- services ------------------------------------------------------------------------------
@@ -220,6 +222,7 @@ class SimService:
             clock=self.clock,
             pages=PageAllocator(shape.n_pages),
             open_forward=self._forward_thread,
+            watch=ForwardWatchdog(now=self.clock.now),
             checksum_thread=VirtualExecutor(self.world.loop),
         )
         await self._serve(worker, self._membership(info), self._endpoints().keep())
@@ -251,6 +254,7 @@ class SimService:
             pages=PageAllocator(shape.n_pages),
             putter=putter if shape.keeps_answers else None,
             open_forward=self._forward_thread,
+            watch=ForwardWatchdog(now=self.clock.now),
         )
         await self._serve(worker, self._membership(info))
 
@@ -347,14 +351,14 @@ class SimConductor:
         self.core = Conductor(service.world.shape.scheduling())
         self.record = DecisionRecord()
         self.shell = Shell(self.core, service.clock, recorders=[self.record.on_event])
-        self.gateway = CoreGateway(self.shell)
+        self.gateway = CoreGateway(self.shell, wall_clock=service.wall_clock)
         self.links = WorkerLinks(
             service.network,
             service.store,
             ConductorId(service.name),
             self.shell,
             self.gateway,
-            ClusterMetrics(self.core, CollectorRegistry()),
+            ClusterMetrics(self.core, CollectorRegistry(), service.wall_clock),
         )
         self.shell.connect(self.links, self.gateway)
 

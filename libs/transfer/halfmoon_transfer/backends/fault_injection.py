@@ -256,6 +256,8 @@ def _part(
 
 def _wait(request: CarryRequest, seconds: float) -> None:
     """Sleep, but not beyond the transfer's end."""
+    if not seconds:
+        return
     until = time.monotonic() + seconds
     while not request.stop.stopped and (left := until - time.monotonic()) > 0:
         time.sleep(min(left, _POLL_S))

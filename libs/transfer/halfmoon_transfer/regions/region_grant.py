@@ -29,7 +29,7 @@ class RegionGrant:
             ranges: offset and length of each, in any order.
             op: what the holder may do with them.
             n_bytes: length of the region.
-            expires_at: when the key ends, on the clock of `time.monotonic`.
+            expires_at: when the key ends, on the clock of the region table.
 
         Raises:
             ValueError: no range, or one that is empty or not within the region.

@@ -46,14 +46,14 @@ class RegionEntry:
         #: Accesses that are going on.
         self.n_leases = 0
 
-    def refusal(self, offset: int, length: int, *, write: bool) -> AccessRefused | None:
+    def refusal(self, offset: int, length: int, *, write: bool, now: float) -> AccessRefused | None:
         """Return why an access is refused, or None if it is allowed."""
         refused = access_refusal(
             offset, length, write=write, n_bytes=self.n_bytes, writable=self.writable
         )
         if refused is not None or self.grant is None:
             return refused
-        return self.grant.refusal(offset, length, write=write, now=time.monotonic())
+        return self.grant.refusal(offset, length, write=write, now=now)
 
     @cached_property
     def address(self) -> int:
@@ -64,9 +64,13 @@ class RegionEntry:
 class RegionIndex:
     """The regions of one start of a segment, by key. Lookups need `lock`, as each says."""
 
-    def __init__(self, segment: str, generation: int) -> None:
+    def __init__(
+        self, segment: str, generation: int, now: Callable[[], float] = time.monotonic
+    ) -> None:
         self.segment = segment
         self.generation = generation
+        #: Tells the time by which grants end.
+        self.now = now
         #: Guards the entries and their `n_leases`.
         self.lock = threading.Lock()
         self._entries: dict[bytes, RegionEntry] = {}

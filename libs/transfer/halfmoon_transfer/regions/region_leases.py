@@ -40,7 +40,7 @@ class RegionLeases:
         """
         with self._lock:
             entry = self._index.find(generation, key)
-            refused = entry.refusal(offset, length, write=write)
+            refused = entry.refusal(offset, length, write=write, now=self._index.now())
             if refused is not None:
                 raise refused
             entry.n_leases += 1
@@ -82,8 +82,10 @@ class RegionLeases:
                 found[key] = entry
                 if entry.backing is not None:
                     backings[key] = entry.backing
+            now = self._index.now()
             views = [
-                _bytes_of(found[key], offset, length, write=write) for key, offset, length in spans
+                _bytes_of(found[key], offset, length, write=write, now=now)
+                for key, offset, length in spans
             ]
             entries = [entry for entry in found.values() if isinstance(entry, RegionEntry)]
             for entry in entries:
@@ -152,12 +154,13 @@ class RegionLeases:
         """
         entries, views = [], []
         with self._lock:
+            now = self._index.now()
             for piece in pieces:
                 entry = self._index.find_local(piece.local)
                 if entry.backing is not None:
                     raise AccessRefused(AccessStatus.NOT_SHAREABLE)
                 start, length = piece.local_offset, piece.length
-                refused = entry.refusal(start, length, write=write)
+                refused = entry.refusal(start, length, write=write, now=now)
                 if refused is not None:
                     raise refused
                 entries.append(entry)
@@ -190,10 +193,10 @@ class RegionLeases:
 
 
 def _bytes_of(
-    found: RegionEntry | AccessRefused, offset: int, length: int, *, write: bool
+    found: RegionEntry | AccessRefused, offset: int, length: int, *, write: bool, now: float
 ) -> memoryview | AccessRefused:
     """Return these bytes of a region, or why not; a file or device memory has no bytes here."""
     if isinstance(found, AccessRefused):
         return found
-    refused = found.refusal(offset, length, write=write)
+    refused = found.refusal(offset, length, write=write, now=now)
     return found.view[offset : offset + length] if refused is None else refused

@@ -71,10 +71,12 @@ class RegionExtent(NamedTuple):
 class RegionTable:
     """The regions of one start of a segment. All methods are safe from any thread."""
 
-    def __init__(self, segment: str, generation: int) -> None:
+    def __init__(
+        self, segment: str, generation: int, now: Callable[[], float] = time.monotonic
+    ) -> None:
         self.segment = segment
         self.generation = generation
-        self.index = RegionIndex(segment, generation)
+        self.index = RegionIndex(segment, generation, now)
         self.leases = RegionLeases(self.index)
         self.backed = BackedRegions(segment)
         self._lock = threading.Lock()
@@ -156,12 +158,12 @@ class RegionTable:
             AccessRefused: the region is not ours (any more), or not in memory; or there are
                 `MAX_GRANTS` grants.
         """
-        allowed = RegionGrant(ranges, op, region.length, time.monotonic() + ttl_s)
+        allowed = RegionGrant(ranges, op, region.length, self.index.now() + ttl_s)
         return self.index.add_grant(region, secrets.token_bytes(KEY_BYTES), allowed, MAX_GRANTS)
 
     def extend_grant(self, granted: Region, ttl_s: float) -> bool:
         """Let a grant end so many seconds from now; return whether there is such a grant."""
-        return self.index.extend_grant(granted.key, time.monotonic() + ttl_s)
+        return self.index.extend_grant(granted.key, self.index.now() + ttl_s)
 
     def is_in_memory(self, region: Region) -> bool:
         """Return whether a region is registered here, in memory of the host, and no grant."""

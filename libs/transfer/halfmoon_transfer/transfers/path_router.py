@@ -253,18 +253,18 @@ class PathRouter:
             if isinstance(backend, SupportsSettling)
         )
 
-    def settle(self, segment: str, generation: int, timeout_s: float) -> None:
+    def settle(self, segment: str, generation: int, stop: StopSignal) -> None:
         """Return when no byte of a write that was given up can land at this segment any more.
 
         Raises:
-            Lost: it does not confirm it in time.
+            Lost: it does not confirm it before the deadline of `stop`.
         """
         peer = self._directory.cached(segment, generation)
         if peer is None:
             return  # nothing was ever written there
         for backend in self._reaching(peer):
             if isinstance(backend, SupportsSettling):
-                backend.settle(peer, StopSignal.after(timeout_s))
+                backend.settle(peer, stop)
 
     def _peer(self, key: PeerKey) -> SegmentDescriptor:
         return self._directory.resolve(key.segment, key.generation, fresh=False)[0]

@@ -8,7 +8,7 @@ and its answer goes on from there.
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from importlib.metadata import version
@@ -124,10 +124,16 @@ class _Stream:
 class CoreGateway:
     """Implement `Gateway` (see `gateway_interface`) over the scheduling core."""
 
-    def __init__(self, shell: Shell, *, served_model_name: str = "") -> None:
+    def __init__(
+        self,
+        shell: Shell,
+        *,
+        served_model_name: str = "",
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
         self._shell = shell
         self._name = served_model_name
-        self._created = int(time.time())
+        self._created = int(wall_clock())
         #: The model's card, and the workers of which it was made.
         self._card: ModelCard | None = None
         self._card_workers: list[WorkerInfo] = []
