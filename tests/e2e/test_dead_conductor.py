@@ -3,7 +3,10 @@
 import json
 import re
 import signal
+import socket
+import threading
 from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -117,6 +120,68 @@ class Pair:
                     yield Event(event_id, data["choices"][0]["token_ids"])
 
 
+class OneAddress:
+    """A TCP proxy before several conductors: each connection goes to the first that listens."""
+
+    def __init__(self, *urls: str) -> None:
+        self._urls = urls
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        #: Where connections went, in their order.
+        self.taken: list[str] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        """Accept no more connections; open ones end with their sockets."""
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                far = self._connect()
+                for pair in ((near, far), (far, near)):
+                    threading.Thread(target=_pass_on, args=pair, daemon=True).start()
+
+    def _connect(self) -> socket.socket:
+        for url in self._urls:
+            address = httpx.URL(url)
+            with suppress(ConnectionRefusedError):
+                far = socket.create_connection((address.host, address.port))
+                self.taken.append(url)
+                return far
+        raise AssertionError("no conductor listens")
+
+
+def _pass_on(source: socket.socket, sink: socket.socket) -> None:
+    with suppress(OSError):
+        while data := source.recv(65_536):
+            sink.sendall(data)
+    with suppress(OSError):
+        sink.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.fixture
+def one_address(pair: Pair) -> Iterator[OneAddress]:
+    proxy = OneAddress(pair.dying, pair.staying)
+    yield proxy
+    proxy.close()
+    pair.kill()
+    pair.start()
+
+
+@pytest.fixture(scope="module")
+def greedy(tiny_model: Path) -> list[int]:
+    """The tokens that transformers computes."""
+    model: Any = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    model.generation_config.eos_token_id = None
+    out = model.generate(
+        torch.tensor([PROMPT]), do_sample=False, max_new_tokens=N_NEW, pad_token_id=0
+    )
+    return [int(token) for token in out[0, len(PROMPT) :]]
+
+
 @pytest.fixture(scope="module")
 def pair(start_cluster: StartCluster, tiny_model: Path) -> Iterator[Pair]:
     both = ["--dtype", "float32", "--block-size", "16"]
@@ -127,24 +192,54 @@ def pair(start_cluster: StartCluster, tiny_model: Path) -> Iterator[Pair]:
         pair.kill()
 
 
+def client_of_the_page() -> Callable[[str, dict[str, Any]], Iterator[str]]:
+    """Return the function of docs/api.md that reads a stream and goes on by itself."""
+    code = re.search(r"```python\n(import time\nimport uuid.*?)```", PAGE.read_text(), re.S)
+    assert code
+    names: dict[str, Any] = {}
+    exec(code[1], names)
+    events: Callable[[str, dict[str, Any]], Iterator[str]] = names["events"]
+    return events
+
+
 def tokens_of(*parts: list[Event]) -> list[int]:
     return [token for part in parts for event in part for token in event.tokens]
 
 
 def test_greedy_tokens_go_on_at_another_conductor_as_transformers_says_them(
-    pair: Pair, tiny_model: Path
+    pair: Pair, greedy: list[int]
 ) -> None:
-    model: Any = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
-    model.generation_config.eos_token_id = None
-    out = model.generate(
-        torch.tensor([PROMPT]), do_sample=False, max_new_tokens=N_NEW, pad_token_id=0
-    )
-    expected = [int(token) for token in out[0, len(PROMPT) :]]
     first = pair.events(pair.dying, "greedy", kill_after=7, temperature=0)
     rest = pair.events(pair.staying, "greedy", first[-1].id, temperature=0)
-    assert tokens_of(first, rest) == expected
+    assert tokens_of(first, rest) == greedy
     assert rest[-1].is_last
     pair.start()
+
+
+def test_a_client_of_one_address_goes_on_at_the_conductor_that_is_alive(
+    pair: Pair, one_address: OneAddress, greedy: list[int]
+) -> None:
+    first = pair.events(one_address.url, "one-address", kill_after=7, temperature=0)
+    rest = pair.events(one_address.url, "one-address", first[-1].id, temperature=0)
+    assert one_address.taken == [pair.dying, pair.staying]
+    assert tokens_of(first, rest) == greedy
+    assert rest[-1].is_last
+    whole = pair.events(pair.staying, "one-address", temperature=0)
+    assert [event.id for event in first + rest] == [event.id for event in whole]
+
+
+def test_the_client_of_the_page_needs_one_address_only(
+    pair: Pair, one_address: OneAddress, greedy: list[int]
+) -> None:
+    body = {"model": pair.model, **BODY, "temperature": 0}
+    tokens: list[int] = []
+    for number, event in enumerate(client_of_the_page()(f"{one_address.url}/v1/completions", body)):
+        if number == 4:
+            pair.kill()
+        if event != "[DONE]":
+            tokens += json.loads(event)["choices"][0]["token_ids"]
+    assert one_address.taken == [pair.dying, pair.staying]
+    assert tokens == greedy
 
 
 @pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "stopped"])
@@ -189,13 +284,9 @@ def test_a_connection_that_breaks_costs_no_second_computation_at_the_same_conduc
 
 
 def test_the_client_of_the_page_goes_on_by_itself(pair: Pair) -> None:
-    code = re.search(r"```python\n(import time\nimport uuid.*?)```", PAGE.read_text(), re.S)
-    assert code
-    names: dict[str, Any] = {}
-    exec(code[1], names)
     body = {"model": pair.model, **BODY, "temperature": 1}
     tokens: list[int] = []
-    for number, event in enumerate(names["events"](f"{pair.dying}/v1/completions", body)):
+    for number, event in enumerate(client_of_the_page()(f"{pair.dying}/v1/completions", body)):
         if number in (4, 30):
             pair.kill()
             pair.start()
