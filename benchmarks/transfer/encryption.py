@@ -16,7 +16,7 @@ from halfmoon_transfer import ClusterKey, Op, Piece, TransferEngine, TransferSet
 
 _KEY = ClusterKey("only good for a benchmark")
 _MIB = 1024 * 1024
-_OPS: tuple[Op, ...] = ("write", "read")
+OPS: tuple[Op, ...] = ("write", "read")
 #: Bytes of a transfer: as many blocks as fit, or one.
 _TRANSFER_BYTES = 16 * _MIB
 
@@ -37,10 +37,15 @@ def measure(native: bool, size: int, seconds: float, rounds: int) -> None:
     """Measure both modes in turns, with one size of blocks."""
     with ExitStack() as stack:
         clear, encrypted = (
-            stack.enter_context(_Ends(native, size, encryption)) for encryption in (False, True)
+            stack.enter_context(
+                TransferEnds(
+                    size, TransferSettings(native=native, cluster_key=_KEY, encryption=encryption)
+                )
+            )
+            for encryption in (False, True)
         )
-        for op in _OPS:
-            figures: dict[_Ends, list[tuple[float, float]]] = {clear: [], encrypted: []}
+        for op in OPS:
+            figures: dict[TransferEnds, list[tuple[float, float]]] = {clear: [], encrypted: []}
             for _ in range(rounds):
                 for ends, measured in figures.items():
                     measured.append(ends.measure(op, seconds))
@@ -58,13 +63,12 @@ def measure(native: bool, size: int, seconds: float, rounds: int) -> None:
             )
 
 
-class _Ends(ExitStack):
-    """An engine here and a process that it moves blocks to and from."""
+class TransferEnds(ExitStack):
+    """An engine here and a process that it moves blocks to and from, over TCP."""
 
-    def __init__(self, native: bool, size: int, encryption: bool) -> None:
+    def __init__(self, size: int, settings: TransferSettings) -> None:
         super().__init__()
         metadata = MemoryStore()
-        settings = TransferSettings(native=native, cluster_key=_KEY, encryption=encryption)
         n_blocks = max(1, _TRANSFER_BYTES // size)
         there = self.enter_context(
             SegmentProcess("there", 1, "tcp", n_blocks * size, metadata, settings)
@@ -79,7 +83,7 @@ class _Ends(ExitStack):
             for index in range(n_blocks)
         ]
         self._n_bytes = n_blocks * size
-        for op in _OPS:
+        for op in OPS:
             self._move(op)
 
     def _move(self, op: Op) -> None:
