@@ -3,9 +3,12 @@
 import asyncio
 import contextlib
 import json
+import os
+import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -241,6 +244,42 @@ def test_a_client_that_takes_a_little_is_not_cut_off_until_it_takes_nothing() ->
         when_due(*given)
     assert aborted
     assert not timers
+
+
+async def test_the_kernel_asks_after_a_client_that_may_have_vanished(open_server: Open) -> None:
+    reader, writer = await connect(await open_server(HttpLimits()))
+    writer.write(GET + b"\r\n")
+    await reader.readline()
+    with server_side(writer.get_extra_info("sockname")) as sock:
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        after_s, every_s, times, unacknowledged_ms = (
+            sock.getsockopt(socket.IPPROTO_TCP, option)
+            for option in (
+                socket.TCP_KEEPIDLE,
+                socket.TCP_KEEPINTVL,
+                socket.TCP_KEEPCNT,
+                socket.TCP_USER_TIMEOUT,
+            )
+        )
+    assert after_s + times * every_s == unacknowledged_ms / 1000 == 120
+    writer.close()
+
+
+def server_side(client: tuple[str, int]) -> socket.socket:
+    """Return the server's socket of a connection: it is one of this process."""
+    for path in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            fd = os.dup(int(path.name))
+            try:
+                found = socket.socket(fileno=fd)
+            except OSError:
+                os.close(fd)
+                continue
+            with suppress(OSError):
+                if found.getpeername() == client:
+                    return found
+            found.close()
+    raise AssertionError(f"no socket is connected to {client}")
 
 
 async def test_connections_are_bounded(open_server: Open) -> None:

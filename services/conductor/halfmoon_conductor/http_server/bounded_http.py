@@ -9,10 +9,12 @@ answered, and the connection closed, before an app sees it:
 
 Content, length and pace of a body are not checked here: see `body_receiver`. A client that takes
 nothing of its answer for `unread_s`, though bytes wait for it, loses the connection: its request
-holds a place in a decode worker's batch.
+holds a place in a decode worker's batch. So does a client that vanished without a word, as a host
+without power does: the kernel asks after it (tcp(7)).
 """
 
 import asyncio
+import socket
 import ssl
 from collections.abc import Callable, MutableMapping
 from http import HTTPStatus
@@ -38,6 +40,11 @@ from halfmoon_conductor.http_server.tls_gate import TlsGate
 
 #: Bytes around a chunk of a body: its length in hexadecimal, and two line ends.
 _CHUNK_OVERHEAD = 20
+#: Seconds without a packet until the kernel asks after a client, between two such questions, and
+#: how many stay without an answer.
+_PROBE_AFTER_S, _PROBE_INTERVAL_S, _PROBES = 60, 10, 6
+#: Seconds in which a client may acknowledge nothing of what was sent: as long as all that.
+_UNACKNOWLEDGED_S = _PROBE_AFTER_S + _PROBES * _PROBE_INTERVAL_S
 #: Bytes of a body that are still read after its request was answered, to keep the connection.
 _UNREAD_BYTES = 64 * 1024
 _RETRY_S = 1.0
@@ -89,6 +96,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._error: ApiError | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._unread_timer: asyncio.TimerHandle | None = None
+        _notice_vanished_client(transport.get_extra_info("socket"))
         closable = cast(asyncio.Transport, _LingeringTransport(transport, self._linger))
         super().connection_made(closable)
         self.connections.discard(self.gate)
@@ -319,6 +327,18 @@ class _LingeringTransport:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
+
+
+def _notice_vanished_client(connection: socket.socket) -> None:
+    """Let the kernel break a connection to a client that does not answer any more."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        (socket.TCP_KEEPIDLE, _PROBE_AFTER_S),
+        (socket.TCP_KEEPINTVL, _PROBE_INTERVAL_S),
+        (socket.TCP_KEEPCNT, _PROBES),
+        (socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_S * 1000),
+    ):
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def bounded_http(limits: HttpLimits, tls: ssl.SSLContext | None = None) -> type[asyncio.Protocol]:
