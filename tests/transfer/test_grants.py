@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from halfmoon_protocol.regions import Region
+from halfmoon_runtime.clock import FakeClock
 from halfmoon_transfer import Memory, Piece, Rejected, TransferEngine
 from halfmoon_transfer.interface import Op
 from halfmoon_transfer.regions import region_table
@@ -96,6 +97,26 @@ def test_a_key_can_neither_be_viewed_nor_mapped_nor_granted_further(checked_worl
         there.unregister(key)
     with pytest.raises(Rejected, match="not a grant"):
         there.revoke(pool.region)
+
+
+def test_a_key_ends_by_the_clock_that_the_table_is_given() -> None:
+    clock = FakeClock()
+    table = region_table.RegionTable("here", 1, clock.now)
+    region = table.register(memoryview(bytearray(10)), "*")
+    key = table.grant(region, [(0, 1)], "read", 60.0)
+    clock.advance(59.0)
+    assert table.extend_grant(key, 2.0)
+    clock.advance(1.5)
+    with table.leases.lease(1, key.key, 0, 1, write=False):
+        pass
+    clock.advance(0.5)
+    with (
+        pytest.raises(AccessRefused, match="UNKNOWN_KEY"),
+        table.leases.lease(1, key.key, 0, 1, write=False),
+    ):
+        pass
+    with table.leases.lease_batch(1, [(key.key, 0, 1)], write=False) as (refused,):
+        assert isinstance(refused, AccessRefused)
 
 
 def test_grants_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
