@@ -3,10 +3,10 @@
     python -m benchmarks.edge --minutes 60 --connections 10000
 
 Each hostile connection is of one kind, and comes back when the server closes it. None vanishes as a
-host without power does: over loopback the kernel answers for each (docs/security.md). Those that send
-whole requests have the key of a tenant with a limit; honest clients have another tenant's. These
-ask on, and compare each answer with the first one. The table has a row for each tenth of the time.
-The exit status is 1 if an honest answer was wrong or refused.
+host without power does: over loopback the kernel answers for each (docs/security.md). Those that
+send whole requests have the key of a tenant with a limit; honest clients have another tenant's.
+These ask on, and compare each answer with the first one. The table has a row for each tenth of the
+time. The exit status is 1 if an honest answer was wrong or refused.
 """
 
 import argparse
