@@ -11,6 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from halfmoon_cli.__main__ import app as halfmoon
+from halfmoon_cli.up.embedded_cluster import ProcessSpec, ServiceProcess
+from halfmoon_metadata.tcp_ports import free_port
+from tests.e2e.conftest import LiveCluster
 from tests.e2e.redis_server import RedisServer
 
 pytestmark = [
@@ -57,6 +60,80 @@ def test_a_restarted_conductor_finds_its_workers_and_what_they_cache(
 
         # The index is built anew from the kvstore's snapshot.
         cluster.until(lambda: cached() == 256)
+
+
+@pytest.fixture
+def second_conductor(
+    start_cluster: StartCluster, redis: RedisServer
+) -> Iterator[tuple[LiveCluster, str]]:
+    """A cluster at the Redis, and the URL of another conductor there, with the same workers."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    with start_cluster("fake://tiny", metadata=redis.url) as cluster:
+        flags = ("--metadata", redis.url, "--http-port", str(port), "--model", "fake://tiny")
+        spec = ProcessSpec("conductor-1", "conductor", (*flags, "--worker-id", "conductor-1"))
+        process = ServiceProcess(spec, cluster.cluster.folder)
+
+        def is_ready() -> bool:
+            assert process.exit_code is None, process.last_lines()
+            try:
+                return httpx.get(f"{url}/ready", timeout=5).status_code == 200
+            except httpx.TransportError:
+                return False
+
+        try:
+            cluster.until(is_ready)
+            yield cluster, url
+        finally:
+            process.signal(signal.SIGKILL)
+            process.wait(20)
+
+
+def test_a_conductor_goes_on_from_a_response_that_another_one_stored(
+    second_conductor: tuple[LiveCluster, str],
+) -> None:
+    cluster, other = second_conductor
+    ours = f"{cluster.url}/v1/responses"
+    theirs = f"{other}/v1/responses"
+    body = {"model": cluster.model, "input": "Hi", "max_output_tokens": 4}
+
+    def answered(at: str, **fields: Any) -> dict[str, Any]:
+        answer = httpx.post(at, json={**body, **fields}, timeout=60)
+        assert answer.status_code == 200, answer.text
+        said: dict[str, Any] = answer.json()
+        return said
+
+    first = answered(ours)
+    second = answered(theirs, input="Sure?", previous_response_id=first["id"])
+    whole = answered(
+        ours,
+        input=[
+            {"role": "user", "content": "Hi"},
+            *first["output"],
+            {"role": "user", "content": "Sure?"},
+        ],
+    )
+    alone = answered(theirs, input="Sure?")
+    n_tokens = [each["usage"]["input_tokens"] for each in (second, whole, alone)]
+    assert n_tokens[0] == n_tokens[1] > n_tokens[2]
+    assert httpx.get(f"{theirs}/{first['id']}", timeout=10).json() == first
+    # Both ways, and removed for all.
+    answered(ours, input="Sure?", previous_response_id=second["id"])
+    assert httpx.delete(f"{theirs}/{first['id']}", timeout=10).status_code == 200
+    assert httpx.get(f"{ours}/{first['id']}", timeout=10).status_code == 404
+
+
+def test_the_embedded_metadata_server_is_at_a_port_of_its_own_alone(
+    start_cluster: StartCluster,
+) -> None:
+    with start_cluster("fake://tiny") as cluster:
+        records = {"prefix": "halfmoon/"}
+        assert httpx.get(cluster.metadata_url, params=records, timeout=10).status_code == 200
+        for method in ("GET", "PUT", "POST", "DELETE"):
+            for path in ("/metadata", "/metadata/"):
+                url = f"{cluster.url}{path}"
+                answer = httpx.request(method, url, params=records, timeout=10)
+                assert answer.status_code == 404, (method, path, answer.text)
 
 
 def test_with_a_cluster_key_the_embedded_metadata_and_the_state_want_a_token(
