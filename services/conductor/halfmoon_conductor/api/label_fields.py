@@ -55,7 +55,9 @@ class Reasoning(ApiModel):
     """Settings of a model's reasoning."""
 
     effort: Word | None = Field(None, description="For models whose template has such a switch.")
-    summary: Word | None = Field(None, description="Changes nothing: no thoughts are kept apart.")
+    summary: Word | None = Field(
+        None, description="Changes nothing: thoughts are shown whole, not summarised."
+    )
     generate_summary: Word | None = None
     context: Word | None = None
     mode: Word | None = None
