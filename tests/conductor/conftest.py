@@ -26,6 +26,7 @@ from halfmoon_testing.conductor_http import ScriptedGateway
 CHAT_TEMPLATE = """\
 {%- if tools %}{{ '<tool_call>' + tools | tojson }}{% endif %}
 {%- if mood %}{{ '(' + mood + ')' }}{% endif %}
+{%- if enable_thinking is false %}{{ '(quick)' }}{% endif %}
 {%- for message in messages %}
 {%- if message.role == 'system' and not loop.first %}
 {{- raise_exception('a system message must be the first one') }}

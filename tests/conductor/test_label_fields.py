@@ -201,3 +201,29 @@ async def test_a_template_with_a_switch_for_the_effort_is_told_of_it(
     if effort := fields.pop("reasoning_effort", None):
         fields["reasoning"] = {"effort": effort}
     assert await prompt_of(template, "/v1/responses", **fields) == prompt
+
+
+@pytest.mark.parametrize(
+    ("fields", "prompt"),
+    [
+        ({"enable_thinking": False}, "Hi[quick]"),
+        ({"enable_thinking": True}, "Hi"),
+        ({"enable_thinking": None}, "Hi"),
+        ({"enable_thinking": False, "chat_template_kwargs": {"mood": "calm"}}, "Hi[quick]"),
+        ({"enable_thinking": True, "reasoning_effort": "none"}, "Hi"),
+    ],
+)
+async def test_the_switch_for_thoughts_is_taken_at_the_top_of_a_body_too(
+    prompt_of: Callable[..., Any], fields: dict[str, Any], prompt: str
+) -> None:
+    assert await prompt_of(SWITCH, "/v1/chat/completions", **fields) == prompt
+
+
+async def test_two_switches_for_thoughts_that_differ_are_refused(
+    client: httpx.AsyncClient,
+) -> None:
+    fields = {"enable_thinking": True, "chat_template_kwargs": {"enable_thinking": False}}
+    path = "/v1/chat/completions"
+    answer = await client.post(path, json={**BODIES[path], **fields})
+    assert answer.status_code == 400
+    assert "differ; send one" in answer.json()["error"]["message"]

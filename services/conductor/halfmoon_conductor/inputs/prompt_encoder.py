@@ -203,7 +203,7 @@ class PromptEncoder:
         return self._tool_call_format
 
     def _template_variables(self, body: ChatRequest) -> Mapping[str, Any] | None:
-        given = body.chat_template_kwargs
+        given = body.template_variables
         return self._template.with_effort(given, body.reasoning_effort) if self._template else given
 
     # -- texts and tokens --------------------------------------------------------------------

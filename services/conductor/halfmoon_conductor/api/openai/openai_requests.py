@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     Field,
+    JsonValue,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
@@ -112,6 +113,10 @@ class ChatRequest(SharedFields):
     chat_template_kwargs: Variables | None = Field(
         None, description="More names for the model's chat template, such as enable_thinking."
     )
+    enable_thinking: bool | None = Field(
+        None,
+        description="The same name in chat_template_kwargs, as other servers' clients send it.",
+    )
 
     logprobs: bool | None = Field(None, description="Log probabilities of the answer's tokens.")
     top_logprobs: int | None = Field(
@@ -156,7 +161,20 @@ class ChatRequest(SharedFields):
             raise PydanticCustomError(
                 "contradiction", "top_logprobs is only for requests with logprobs: true"
             )
+        given = (self.chat_template_kwargs or {}).get("enable_thinking")
+        if None not in (given, self.enable_thinking) and given != self.enable_thinking:
+            raise PydanticCustomError(
+                "contradiction",
+                "enable_thinking and that of chat_template_kwargs differ; send one of them",
+            )
         return self
+
+    @property
+    def template_variables(self) -> dict[str, JsonValue] | None:
+        """Names that the client gives to the chat template."""
+        if self.enable_thinking is None:
+            return self.chat_template_kwargs
+        return {**(self.chat_template_kwargs or {}), "enable_thinking": self.enable_thinking}
 
     @property
     def n_characters(self) -> int:
