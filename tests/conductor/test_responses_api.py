@@ -93,7 +93,7 @@ async def test_a_streams_events_are_numbered_and_say_what_the_whole_answer_says(
     [
         ({"input": []}, "input", "at least 1"),
         ({"input": None}, "input", "a string or a list"),
-        ({"tools": [{"type": "web_search", "filters": {}}]}, "tools[0]", "not supported"),
+        ({"tools": [{"type": "search", "filters": {}}]}, "tools[0]", "not supported"),
         ({"text": {"format": {"type": "grammar"}}}, "text.format", "not supported"),
         ({"background": True}, "background", "not supported"),
         ({"truncation": "auto"}, "truncation", "not supported"),

@@ -299,7 +299,7 @@ def calling(role: str, block: dict[str, Any]) -> dict[str, Any]:
         ),
         (RESPONSES, {"tools": [], "tool_choice": "required"}, "without tools"),
         (RESPONSES, {"tool_choice": {"type": "function", "name": "sun"}}, "none of the tools"),
-        (RESPONSES, {"tool_choice": {"type": "web_search"}}, "with this type; a function's name"),
+        (RESPONSES, {"tool_choice": {"type": "web_search"}}, "a function's name is"),
         (RESPONSES, {"tool_choice": "required", "structured_outputs": {"regex": "a"}}, "one of"),
         (
             RESPONSES,

@@ -13,6 +13,7 @@ MAX_WORD_CHARACTERS = 64
 MAX_METADATA_KEYS = 16
 MAX_METADATA_KEY_CHARACTERS = 64
 MAX_METADATA_VALUE_CHARACTERS = 512
+MAX_CLIENT_METADATA_KEYS = 64
 #: Values of `include` for which answers here have nothing.
 _NEVER_INCLUDED = (
     "code_interpreter_call.outputs",
@@ -34,6 +35,8 @@ Metadata = Annotated[
     ],
     Field(max_length=MAX_METADATA_KEYS),
 ]
+#: What a client tells of itself. The body's limits bound its texts.
+ClientMetadata = Annotated[dict[Label, Text], Field(max_length=MAX_CLIENT_METADATA_KEYS)]
 Options = Annotated[dict[Word, Word | int | bool | None], Field(max_length=MAX_METADATA_KEYS)]
 
 

@@ -4,6 +4,7 @@ These are the fields of chat completions. The other APIs convert their tools, ch
 these (`of`).
 """
 
+import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
@@ -174,13 +175,20 @@ def reject_other_types(known: Sequence[str | None], body: Any, way_out: str) -> 
     """
     if isinstance(body, dict) and "type" in body and body["type"] not in known:
         raise PydanticCustomError(
-            "not_supported", "is not supported with this type; {way_out}", {"way_out": way_out}
+            "not_supported",
+            "is not supported with the type {kind}; {way_out}",
+            {"kind": json.dumps(body["type"])[:100], "way_out": way_out},
         )
     return body
 
 
-def check_tool_choice(tools: Sequence[Tool], choice: Any) -> None:
+def check_tool_choice(tools: Sequence[Tool], choice: Any, left_out: Sequence[str] = ()) -> None:
     """Check that tool names are unique and that the chosen tool is on offer.
+
+    Args:
+        tools: those that the model may be told of.
+        choice: of one, of some, or how free it is.
+        left_out: names of tools that were sent and are not served here.
 
     Raises:
         PydanticCustomError: a name occurs twice, or the chosen tool is missing.
@@ -188,9 +196,22 @@ def check_tool_choice(tools: Sequence[Tool], choice: Any) -> None:
     names = [tool.function.name for tool in tools]
     if len(set(names)) < len(names):
         raise PydanticCustomError("contradiction", "two of the tools have the same name")
+    if choice == "required" and left_out and not names:
+        raise PydanticCustomError(
+            "not_supported",
+            "tool_choice asks for a call, and {name} in tools is not served here; send functions "
+            "of your own",
+            {"name": left_out[0]},
+        )
     if choice == "required" and not names:
         raise PydanticCustomError("contradiction", "tool_choice is required without tools")
     for name in chosen_names(choice) or ():
+        if name not in names and name in left_out:
+            raise PydanticCustomError(
+                "not_supported",
+                "tool_choice names {name}, which is not served here; name a function of your own",
+                {"name": name},
+            )
         if name not in names:
             raise PydanticCustomError(
                 "contradiction",

@@ -1,15 +1,17 @@
 """Define requests of Anthropic's Messages API, as far as they are text."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, JsonValue, model_validator
 from pydantic_core import PydanticCustomError
 
 from halfmoon_conductor.api.anthropic.anthropic_tools import (
+    AnthropicTool,
     AnthropicToolChoice,
     AnthropicTools,
     AnthropicTurn,
     Blocks,
+    ServerTool,
     join_text_blocks,
 )
 from halfmoon_conductor.api.label_fields import Word
@@ -27,7 +29,10 @@ from halfmoon_conductor.api.request_fields import (
     Text,
     Variables,
 )
+from halfmoon_conductor.api.structured_fields import JsonSchema, Schema, SchemaFormat
 from halfmoon_conductor.api.tool_fields import check_tool_choice
+
+_MAX_EDITS = 16
 
 
 class AnthropicMetadata(ApiModel):
@@ -46,12 +51,56 @@ class ThinkingConfig(ApiModel):
     display: Word | None = Field(None, description="Changes nothing: thoughts are shown.")
 
 
+class OutputFormat(ApiModel):
+    """The answer is JSON that matches a schema."""
+
+    type: Literal["json_schema"]
+    # pydantic's models already use the name `schema`.
+    schema_: Schema = Field(alias="schema")
+
+    def as_chat(self) -> SchemaFormat:
+        """Return the same as chat completions ask for it."""
+        schema = JsonSchema(name="output", schema=self.schema_)
+        return SchemaFormat(type="json_schema", json_schema=schema)
+
+
 class OutputConfig(ApiModel):
-    """How much the model thinks."""
+    """How much the model thinks, and what its answer must be."""
 
     effort: Word | None = Field(None, description="As reasoning_effort of chats.")
-    format: Annotated[Any, IgnoredValues()] = None
+    format: OutputFormat | None = Field(None, description="As response_format of chats.")
     task_budget: Annotated[Any, IgnoredValues()] = None
+
+
+def _only_clearing(kind: str) -> str:
+    if kind.startswith("clear_"):
+        return kind
+    raise PydanticCustomError(
+        "not_supported", "is not supported with {kind}; edits that clear are", {"kind": kind}
+    )
+
+
+class ContextEdit(ApiModel):
+    """An edit that spares a long conversation some of its text; none is made here."""
+
+    type: Annotated[Word, AfterValidator(_only_clearing)]
+    keep: JsonValue = None
+    trigger: JsonValue = None
+    clear_at_least: JsonValue = None
+    exclude_tools: JsonValue = None
+    clear_tool_inputs: JsonValue = None
+
+
+class ContextManagement(ApiModel):
+    """What may be cleared of a conversation; all of it is kept."""
+
+    edits: list[ContextEdit] | None = Field(None, max_length=_MAX_EDITS, fail_fast=True)
+
+
+class _ChatOfMessages(ChatRequest):
+    """A chat that was sent as a request of this API."""
+
+    format_field: ClassVar[str] = "output_config"
 
 
 class CountTokensRequest(ApiModel):
@@ -71,9 +120,11 @@ class CountTokensRequest(ApiModel):
         None, description="Whether to think, for templates that read enable_thinking."
     )
     output_config: OutputConfig | None = None
+    context_management: ContextManagement | None = Field(
+        None, description="Changes nothing: nothing is cleared here."
+    )
 
     mcp_servers: Annotated[Any, IgnoredValues([])] = None
-    context_management: Annotated[Any, IgnoredValues()] = None
     cache_control: Annotated[Any, IgnoredValues()] = None
 
     @model_validator(mode="after")
@@ -96,7 +147,8 @@ class CountTokensRequest(ApiModel):
                 {"n": n, "most": MAX_TURNS},
             )
         fields = self._tool_fields()
-        check_tool_choice(fields["tools"] or (), fields["tool_choice"])
+        left_out = [tool.name for tool in self.tools or () if isinstance(tool, ServerTool)]
+        check_tool_choice(fields["tools"] or (), fields["tool_choice"], left_out)
         return self
 
     def as_chat(self) -> ChatRequest:
@@ -123,8 +175,9 @@ class CountTokensRequest(ApiModel):
 
     def _tool_fields(self) -> dict[str, Any]:
         choice = self.tool_choice
+        own = [tool.as_chat() for tool in self.tools or () if isinstance(tool, AnthropicTool)]
         return {
-            "tools": None if self.tools is None else [tool.as_chat() for tool in self.tools],
+            "tools": own or None,
             "tool_choice": None if choice is None else choice.as_chat(),
             "parallel_tool_calls": not (choice and choice.disable_parallel_tool_use),
         }
@@ -158,8 +211,10 @@ class MessagesRequest(CountTokensRequest):
 
     def as_chat(self) -> ChatRequest:
         """Return the same request as a chat completion."""
-        return ChatRequest(
+        config = self.output_config
+        return _ChatOfMessages(
             **self._chat_fields(),
+            response_format=config.format.as_chat() if config and config.format else None,
             max_tokens=self.max_tokens,
             stop=self.stop_sequences,
             temperature=self.temperature,

@@ -1,10 +1,11 @@
 """Define tools of Anthropic's Messages API: tools on offer, calls and their results."""
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, JsonValue, Tag, model_validator
+from pydantic import ConfigDict, Discriminator, Field, JsonValue, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from halfmoon_conductor.api.openai.chat_messages import CallingMessage, ChatMessage, TextPart
@@ -21,6 +22,8 @@ from halfmoon_conductor.api.request_fields import (
 )
 from halfmoon_conductor.api.tool_fields import CalledTool, Name, NamedTool, Tool, reject_other_types
 
+#: Tools that Anthropic's own server runs, with the day of their version.
+_SERVER_TOOL = "^(web_search|web_fetch|code_execution)_[0-9]{8}$"
 #: Accepted and not needed: equal prefixes find their cache by themselves.
 CacheControl = Annotated[
     dict[str, Any] | None,
@@ -176,6 +179,20 @@ def _called(block: ToolUseBlock) -> CalledTool:
     return CalledTool.of(block.id, block.name, arguments)
 
 
+class ServerTool(ApiModel):
+    """A tool that is not served here, as a server would run it: the model is not told of it."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Annotated[str, Field(pattern=_SERVER_TOOL)]
+    name: Name
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_fields(cls, body: Any) -> Any:
+        return body  # none of its other fields is used, so none is checked
+
+
 class AnthropicTool(ApiModel):
     """A tool that the model may call."""
 
@@ -187,10 +204,12 @@ class AnthropicTool(ApiModel):
     strict: bool | None = Field(
         None, description="Whatever the choice: its input keeps to the schema."
     )
+    eager_input_streaming: bool | None = Field(
+        None, description="Changes nothing: a call is sent when it is complete."
+    )
 
     allowed_callers: Annotated[Any, IgnoredValues(["direct"])] = None
     defer_loading: Annotated[Any, IgnoredValues(False)] = None
-    eager_input_streaming: Annotated[Any, IgnoredValues(False)] = None
     input_examples: Annotated[Any, IgnoredValues([])] = None
 
     @model_validator(mode="before")
@@ -238,4 +257,15 @@ AnthropicToolChoice = Annotated[
     Annotated[ToolChoiceMode, Tag("any")] | Annotated[ToolChoiceByName, Tag("one")],
     form_discriminator("must be an object whose type is auto, any, tool or none", _choice_form),
 ]
-AnthropicTools = Annotated[list[AnthropicTool], Field(max_length=MAX_CHOICES, fail_fast=True)]
+
+
+def _tool_form(value: Any) -> str:
+    kind = _type_of(value)
+    return "server tool" if isinstance(kind, str) and re.search(_SERVER_TOOL, kind) else "own tool"
+
+
+OfferedTool = Annotated[
+    Annotated[AnthropicTool, Tag("own tool")] | Annotated[ServerTool, Tag("server tool")],
+    Discriminator(_tool_form),
+]
+AnthropicTools = Annotated[list[OfferedTool], Field(max_length=MAX_CHOICES, fail_fast=True)]

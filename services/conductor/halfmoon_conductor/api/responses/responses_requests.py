@@ -1,5 +1,6 @@
 """Define requests of OpenAI's Responses API, as far as they are text."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
@@ -14,6 +15,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from halfmoon_conductor.api.label_fields import (
+    ClientMetadata,
     Include,
     Label,
     Metadata,
@@ -41,7 +43,9 @@ from halfmoon_conductor.api.responses.responses_tools import (
     EchoedReasoning,
     FunctionCallItem,
     FunctionChoice,
-    FunctionTools,
+    FunctionTool,
+    LeftOutTool,
+    OfferedTools,
     group_calls_into_turns,
 )
 from halfmoon_conductor.api.sampling_fields import SamplingFields
@@ -105,7 +109,7 @@ class InputMessage(ApiModel):
     ]
     id: Text | None = None
     status: Text | None = None
-    phase: Annotated[Any, IgnoredValues()] = None
+    phase: Word | None = Field(None, description="A label of an answer; changes nothing.")
 
     def as_chat(self) -> ChatMessage:
         """Return the message as a chat completion has it."""
@@ -176,6 +180,16 @@ def _joined(content: str | list[InputText]) -> str:
     return content if isinstance(content, str) else "\n".join(part.text for part in content)
 
 
+def _leading_instructions(items: Sequence[Item]) -> list[str]:
+    """Return the texts of the system's and the developer's messages before all others."""
+    texts: list[str] = []
+    for item in items:
+        if not isinstance(item, InputMessage) or item.role not in ("system", "developer"):
+            break
+        texts.append(_joined(item.content))
+    return texts
+
+
 class NamedSchema(JsonSchema):
     """A schema without the wrapping that chat completions have."""
 
@@ -226,14 +240,18 @@ class ResponsesRequest(SamplingFields):
             "must be a string or a list of messages, calls and their outputs", text_or_list_form
         ),
     ]
-    instructions: Text | None = Field(None, description="A system message before the input.")
+    instructions: Text | None = Field(
+        None, description="The beginning of the system message, before those of the input."
+    )
     max_output_tokens: int | None = Field(None, ge=1, le=MAX_TOKEN_ID)
     text: TextConfig | None = Field(None, description="Any text, a JSON object, JSON of a schema.")
     structured_outputs: StructuredOutputs | None = Field(None, description="As in vLLM's chats.")
     chat_template_kwargs: Variables | None = Field(
         None, description="More names for the model's chat template."
     )
-    tools: FunctionTools | None = Field(None, description="Functions that the model may call.")
+    tools: OfferedTools | None = Field(
+        None, description="Functions that the model may call; it is not told of other tools."
+    )
     tool_choice: FunctionChoice | None = Field(None, description="Default auto.")
     parallel_tool_calls: bool | None = Field(None, description="Default true; false: one call.")
     stream: bool | None = None
@@ -244,6 +262,7 @@ class ResponsesRequest(SamplingFields):
     prompt_cache_retention: Word | None = Field(None, description="Taken and not needed.")
     prompt_cache_options: Options | None = Field(None, description="Taken and not needed.")
     metadata: Metadata | None = Field(None, description="Labels, which the answer repeats.")
+    client_metadata: ClientMetadata | None = Field(None, description="Labels; change nothing.")
     previous_response_id: Label | None = Field(
         None, description="The stored response whose conversation the input goes on with."
     )
@@ -287,23 +306,35 @@ class ResponsesRequest(SamplingFields):
     @model_validator(mode="after")
     def _can_be_called(self) -> Self:
         fields = self._tool_fields()
-        check_tool_choice(fields["tools"] or (), fields["tool_choice"])
+        left_out = [tool.type for tool in self.tools or () if isinstance(tool, LeftOutTool)]
+        check_tool_choice(fields["tools"] or (), fields["tool_choice"], left_out)
         return self
 
+    @property
+    def functions(self) -> list[FunctionTool]:
+        """The tools that the model may be told of."""
+        return [tool for tool in self.tools or () if isinstance(tool, FunctionTool)]
+
     def as_chat(self) -> ChatRequest:
-        """Return the same request as a chat completion."""
-        turns = (
-            [ChatMessage(role="user", content=self.input)]
+        """Return the same request as a chat completion.
+
+        It begins with one system message at the most: many chat templates refuse a second one.
+        """
+        items = (
+            [InputMessage(role="user", content=self.input)]
             if isinstance(self.input, str)
-            else group_calls_into_turns(
-                [
-                    item if isinstance(item, FunctionCallItem | EchoedReasoning) else item.as_chat()
-                    for item in self.input
-                ]
-            )
+            else self.input
         )
-        if self.instructions is not None:
-            turns = [ChatMessage(role="system", content=self.instructions), *turns]
+        leading = _leading_instructions(items)
+        turns = group_calls_into_turns(
+            [
+                item if isinstance(item, FunctionCallItem | EchoedReasoning) else item.as_chat()
+                for item in items[len(leading) :]
+            ]
+        )
+        texts = leading if self.instructions is None else [self.instructions, *leading]
+        if texts:
+            turns = [ChatMessage(role="system", content="\n\n".join(texts)), *turns]
         return _ChatOfResponse(
             model=self.model,
             messages=[*turns],
@@ -321,7 +352,7 @@ class ResponsesRequest(SamplingFields):
     def _tool_fields(self) -> dict[str, Any]:
         choice = self.tool_choice
         return {
-            "tools": None if self.tools is None else [tool.as_chat() for tool in self.tools],
+            "tools": [tool.as_chat() for tool in self.functions] or None,
             "tool_choice": choice
             if choice is None or isinstance(choice, str)
             else choice.as_chat(),

@@ -150,7 +150,7 @@ class ResponsesSerializer:
             temperature=1.0 if body.temperature is None else body.temperature,
             text=_text_config(body.text),
             tool_choice=_choice_of(body),
-            tools=[tool.model_dump(include=_REPEATED_FIELDS) for tool in body.tools or ()],
+            tools=[tool.model_dump(include=_REPEATED_FIELDS) for tool in body.functions],
             top_p=1.0 if body.top_p is None else body.top_p,
             truncation="disabled",
             usage=None if output is None else self._usage(),

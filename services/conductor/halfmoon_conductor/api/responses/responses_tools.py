@@ -1,9 +1,18 @@
 """Define tools of OpenAI's Responses API: functions, their calls and results."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, Tag, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    JsonValue,
+    Tag,
+    model_validator,
+)
 
 from halfmoon_conductor.api.openai.chat_messages import CallingMessage, ChatMessage
 from halfmoon_conductor.api.request_fields import (
@@ -24,6 +33,37 @@ from halfmoon_conductor.api.tool_fields import (
     object_text,
     reject_other_types,
 )
+
+#: Tools that OpenAI's own server runs, and tools whose calls have a form that no answer here has.
+LeftOutType = Literal[
+    "code_interpreter",
+    "file_search",
+    "image_generation",
+    "mcp",
+    "web_search",
+    "web_search_2025_08_26",
+    "web_search_preview",
+    "web_search_preview_2025_03_11",
+    "apply_patch",
+    "custom",
+    "local_shell",
+    "namespace",
+    "shell",
+    "tool_search",
+]
+
+
+class LeftOutTool(ApiModel):
+    """A tool that is not served here: the model is not told of it."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: LeftOutType
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_fields(cls, body: Any) -> Any:
+        return body  # none of its fields is used, so none is checked
 
 
 class FunctionTool(ApiModel):
@@ -76,10 +116,18 @@ class AllowedFunctions(ApiModel):
         return AllowedChoice.of(self.mode, [tool.name for tool in self.tools])
 
 
+def _type_of(value: Any) -> Any:
+    return value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+
+
+def _tool_form(value: Any) -> str:
+    return "left out" if _type_of(value) in get_args(LeftOutType) else "own function"
+
+
 def _choice_form(value: Any) -> str | None:
     if isinstance(value, str):
         return "word"
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    kind = _type_of(value)
     if kind == "allowed_tools":
         return "allowed"
     return "one" if isinstance(value, dict | FunctionChoiceByName) else None
@@ -90,7 +138,11 @@ def _known_choice(value: Any) -> Any:
     return reject_other_types(known, value, "a function's name is, and allowed_tools")
 
 
-FunctionTools = Annotated[list[FunctionTool], Field(max_length=MAX_CHOICES, fail_fast=True)]
+OfferedTool = Annotated[
+    Annotated[FunctionTool, Tag("own function")] | Annotated[LeftOutTool, Tag("left out")],
+    Discriminator(_tool_form),
+]
+OfferedTools = Annotated[list[OfferedTool], Field(max_length=MAX_CHOICES, fail_fast=True)]
 FunctionChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("word")]
     | Annotated[FunctionChoiceByName, Tag("one")]
