@@ -17,7 +17,8 @@ def as_json(verdicts: Sequence[Verdict], checks: Mapping[str, Check], role: str)
         {
             "id": verdict.check_id,
             "status": verdict.status,
-            "reason": verdict.reason,
+            # A subject's text may hold half a surrogate pair, which is no UTF-8.
+            "reason": verdict.reason.encode(errors="replace").decode(),
             "seconds": round(verdict.seconds, 3),
             "says": " ".join(checks[verdict.check_id].says.split()),
         }
