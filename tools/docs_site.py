@@ -12,45 +12,31 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+
+from tools.api_reference import UndocumentedPackage, packages, reference_pages
 
 ROOT = Path(__file__).resolve().parents[1]
 #: Folders without pages; those with a dot are skipped, too.
 _SKIPPED = {"tests", "node_modules", "site", "dist", "build", "__pycache__"}
 _LINK = re.compile(r"\]\((?!\w+:|#)([^)#\s]+)")
-#: Modules whose names others may use, besides what a package itself exports.
-_PUBLIC = {
-    "halfmoon_protocol": (
-        "blocks",
-        "bounds",
-        "codec",
-        "error_codes",
-        "errors",
-        "features",
-        "kv_events",
-        "kv_layout",
-        "messages",
-        "objects",
-        "regions",
-        "sampling",
-        "stage_layers",
-        "versions",
-    ),
-    "halfmoon_scheduling": ("commands", "config", "events"),
-    "halfmoon_transfer": ("interface", "settings"),
-}
 
 
 def main(output: Path) -> int:
-    """Build the site into a folder; return the exit status of mkdocs."""
+    """Build the site into a folder; return its exit status: 1 where a package has no page."""
+    try:
+        reference = reference_pages(ROOT)
+    except UndocumentedPackage as error:
+        print(error, file=sys.stderr)
+        return 1
     with tempfile.TemporaryDirectory() as folder:
         pages = Path(folder) / "pages"
         for page in _pages():
             _copy(page, pages)
             for linked in _linked_files(page):
                 _copy(linked, pages)
-        _write_reference(pages / "reference")
+        _write_reference(pages / "reference", reference)
         settings = Path(folder) / "mkdocs.yml"
         settings.write_text((ROOT / "mkdocs.yml").read_text() + _paths())
         build = ["-m", "mkdocs", "build", "--quiet", "--strict", "--config-file", str(settings)]
@@ -89,29 +75,19 @@ def _copy(source: Path, pages: Path) -> None:
     shutil.copyfile(source, target)
 
 
-def _write_reference(folder: Path) -> None:
-    """Write one page per package, which mkdocstrings fills with what the package exports."""
+def _write_reference(folder: Path, pages: Mapping[str, str]) -> None:
+    """Write one page per package, which mkdocstrings fills with its docstrings."""
     folder.mkdir(parents=True)
-    listed = []
-    for package in sorted(ROOT.glob("*/*/halfmoon_*/__init__.py")):
-        name = package.parent.name
-        modules = [f"{name}.{module}" for module in _PUBLIC.get(name, ())]
-        if "__all__" in package.read_text():
-            modules.insert(0, name)
-        if not modules:
-            continue
-        blocks = "\n\n".join(f"::: {module}" for module in modules)
-        (folder / f"{name}.md").write_text(f"# {name}\n\n{blocks}\n")
-        listed.append(f"- [{name}]({name}.md)")
+    for name, page in pages.items():
+        (folder / f"{name}.md").write_text(page)
     intro = "# API reference\n\nThe public names of each package, from their docstrings.\n\n"
+    listed = (f"- [{name}]({name}.md)" for name in pages)
     (folder / "index.md").write_text(intro + "\n".join(listed) + "\n")
 
 
 def _paths() -> str:
     """Return where mkdocstrings reads the packages, as the end of mkdocs.yml."""
-    folders = sorted(
-        {str(package.parents[1]) for package in ROOT.glob("*/*/halfmoon_*/__init__.py")}
-    )
+    folders = sorted({str(package.parent) for package in packages(ROOT)})
     return "          paths: [" + ", ".join(f'"{folder}"' for folder in folders) + "]\n"
 
 
