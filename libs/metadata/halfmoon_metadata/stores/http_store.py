@@ -6,10 +6,10 @@ import httpx
 import msgspec
 
 from halfmoon_metadata.cluster_key_source import CLUSTER_KEY_FILE_VARIABLE, CLUSTER_KEY_VARIABLE
-from halfmoon_metadata.http_server import value_etag
 from halfmoon_metadata.record_limits import check_key, check_prefix, check_ttl, check_value
 from halfmoon_metadata.redacted_url import redact_url
 from halfmoon_metadata.store_interface import MetadataError, MetadataRefused, MetadataUnreachable
+from halfmoon_metadata.stores.given_etags import GivenEtags
 from halfmoon_metadata.stores.http_call import call_with_retry
 from halfmoon_metadata.tls_trust import trust_context
 
@@ -46,12 +46,17 @@ class HttpStore:
             verify=trust_context(tls_ca) if self._url.startswith("https:") else True,
             headers={"authorization": f"Bearer {token}"} if token else {},
         )
+        #: What the server's answers to `get`, `put` and `compare_and_swap` said.
+        self._etags = GivenEtags()
 
     def get(self, key: str) -> bytes | None:
         """See `MetadataStore.get`."""
         check_key(key)
         response = self._request("GET", {"key": key}, repeatable=True)
-        return None if self._misses(response, key, 404) else response.content
+        if self._misses(response, key, 404):
+            return None
+        self._etags.keep(key, response.content, response.headers.get("etag"))
+        return response.content
 
     def put(self, key: str, value: bytes, *, ttl_s: float | None = None) -> None:
         """See `MetadataStore.put`."""
@@ -59,6 +64,7 @@ class HttpStore:
         check_value(key, value)
         response = self._request("PUT", _query(key, ttl_s), repeatable=True, body=value)
         self._misses(response, key)
+        self._etags.keep(key, value, response.headers.get("etag"))
 
     def delete(self, key: str) -> bool:
         """See `MetadataStore.delete`."""
@@ -82,13 +88,20 @@ class HttpStore:
     ) -> bool:
         """See `MetadataStore.compare_and_swap`."""
         check_key(key)
-        headers = {"if-none-match": "*"} if expected is None else {"if-match": value_etag(expected)}
+        headers = (
+            {"if-none-match": "*"}
+            if expected is None
+            else {"if-match": self._etags.etag_of(key, expected)}
+        )
         if value is None:
             response = self._request("DELETE", {"key": key}, headers=headers)
-        else:
-            check_value(key, value)
-            response = self._request("PUT", _query(key, ttl_s), headers=headers, body=value)
-        return not self._misses(response, key, 412)
+            return not self._misses(response, key, 412)
+        check_value(key, value)
+        response = self._request("PUT", _query(key, ttl_s), headers=headers, body=value)
+        if self._misses(response, key, 412):
+            return False
+        self._etags.keep(key, value, response.headers.get("etag"))
+        return True
 
     def increment(self, key: str) -> int:
         """See `MetadataStore.increment`."""
