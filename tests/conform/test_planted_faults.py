@@ -13,7 +13,7 @@ from tests.conform.planted_runs import FAULTS, planted_checks, run_planted
 ROOT = Path(__file__).resolve().parents[2]
 #: Checks whose fault is not planted by this table; each with what makes it fail, or why none does.
 WITHOUT_A_FAULT: dict[str, str] = {}
-#: All faults take minutes: by default some of each role are planted.
+#: All faults take minutes: by default some of each role are planted, in each run other ones.
 EVERY = bool(os.environ.get("HALFMOON_CONFORM_FAULTS"))
 _STEP = 24
 
@@ -34,13 +34,29 @@ def test_the_document_has_the_table_of_faults() -> None:
     assert fault_table() in (ROOT / "docs" / "conformance.md").read_text()
 
 
+def sample(checks: list[Check], seed: int) -> list[Check]:
+    """Return each 24th check, from a place that the run's number draws; one at the least."""
+    return checks[seed % min(_STEP, len(checks)) :: _STEP] if checks else []
+
+
+@pytest.mark.parametrize("n", [0, 1, 23, 24, 25, 60])
+def test_the_samples_of_many_runs_have_each_check_and_none_is_empty(n: int) -> None:
+    checks = list(all_checks()[:n])
+    samples = [sample(checks, seed) for seed in range(1000, 1000 + _STEP)]
+    assert all(samples) or not n
+    assert {check.id for each in samples for check in each} == {check.id for check in checks}
+    assert sample(checks, 7) == sample(checks, 7)
+    assert max(map(len, samples)) <= n // _STEP + 1
+
+
 @pytest.mark.e2e
 @pytest.mark.timeout(3600)
+@pytest.mark.random_seeds(1)
 @pytest.mark.parametrize("keyed", [False, True])
 @pytest.mark.parametrize("role", ["kvstore", "decode", "prefill", "conductor"])
-def test_a_check_notices_its_fault(role: ServiceRole, keyed: bool) -> None:
-    checks: list[Check] = planted_checks(role, keyed=keyed)
-    chosen = checks if EVERY else checks[::_STEP]
+def test_a_check_notices_its_fault(role: ServiceRole, keyed: bool, seed: int) -> None:
+    checks = planted_checks(role, keyed=keyed)
+    chosen = checks if EVERY else sample(checks, seed)
     if not chosen:
         pytest.skip("no fault is planted here")
     found = asyncio.run(run_planted(role, chosen, keyed=keyed))
