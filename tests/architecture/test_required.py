@@ -8,7 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.polyglot.conftest import LEAST_NODE
+
 ROOT = Path(__file__).resolve().parents[2]
+#: Of the services in TypeScript; it says with which Node.
+IMAGE = ROOT / "examples" / "polyglot" / "Dockerfile"
 SKIPS = {
     "in the test": "import pytest\ndef test_it():\n    pytest.skip('no library')\n",
     "by a mark": "import pytest\n@pytest.mark.skipif(True, reason='no library')\n"
@@ -58,3 +62,14 @@ def test_the_continuous_integration_requires_tests_that_exist() -> None:
 def test_the_continuous_integration_requires_all_tests_with_vllm() -> None:
     script = (ROOT / ".ci" / "run").read_text()
     assert "HALFMOON_REQUIRE=$(echo tests/vllm/test_*.py) within 30 make test-vllm\n" in script
+
+
+def test_the_continuous_integration_requires_the_services_in_typescript_with_any_node() -> None:
+    """A distribution may have a Node that is too old for them: npm has the one of their image."""
+    script = (ROOT / ".ci" / "run").read_text()
+    required = 'HALFMOON_REQUIRE="$HALFMOON_REQUIRE $(echo tests/polyglot/test_*.py)"'
+    assert script.splitlines().count(required) == 1, "without a condition"
+    [version] = re.findall(r"^ARG NODE_VERSION=(\d+)\.\d+\.\d+$", IMAGE.read_text(), re.MULTILINE)
+    assert int(version) >= LEAST_NODE
+    [installed] = re.findall(r"^    version=\$\(sed .* (\S+)\)$", script, re.MULTILINE)
+    assert ROOT / installed == IMAGE
