@@ -3,7 +3,7 @@
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from random import Random
 from typing import Any
@@ -119,13 +119,22 @@ def restart(cluster: Any, names: tuple[str, ...]) -> None:
     cluster.until(all_there)
 
 
-def restart_in_turn(cluster: Any, load: Load) -> None:
-    """Restart all processes, and check after each turn that old and new ones serve together."""
-    for names in TURNS:
+def restart_in_turn(
+    cluster: Any, load: Load, *, after_turn: Callable[[int], None] = lambda _: None
+) -> None:
+    """Restart all processes, and check after each turn that old and new ones serve together.
+
+    Args:
+        cluster: with the processes of `TURNS`.
+        load: sends requests meanwhile.
+        after_turn: a further check after each turn, which gets the turn's number.
+    """
+    for number, names in enumerate(TURNS):
         n_right = load.n_right
         is_conductor = names == ("conductor-0",)
         with load.without_conductor() if is_conductor else nullcontext():
             restart(cluster, names)
         # All kinds of connections between old and new processes are used.
         cluster.until(lambda n=n_right: load.n_right >= n + 2 * N_CLIENTS)
+        after_turn(number)
         assert not load.faults
