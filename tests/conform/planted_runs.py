@@ -32,7 +32,8 @@ FLAGS: dict[ServiceRole, list[str]] = {
                 "--lease-ttl-s", "3"],
     "decode": ["--transfer-grants", "on", "--model", _FAKE, "--block-size", "16", "--pool-mib", "1",
                "--no-measure", "--landing-ttl-s", "8", "--local-prefill-tokens", "64"],
-    "prefill": ["--model", _FAKE, "--block-size", "16", "--pool-mib", "4", "--no-measure"],
+    "prefill": ["--model", _FAKE, "--block-size", "16", "--pool-mib", "4", "--no-measure",
+                "--chunk-tokens", "32", "--max-chunk-tokens", "32"],
     "conductor": ["--model", "fake://", "--http-port", "{port}", "--metadata-port", "0"],
 }  # fmt: skip
 #: Patches that act when a service starts.

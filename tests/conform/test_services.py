@@ -30,8 +30,11 @@ def test_a_service_of_ours_passes_every_check(role: ServiceRole, key: str) -> No
 
 
 @pytest.mark.e2e
+@pytest.mark.parametrize("key", ["--no-key", "--key"])
 @pytest.mark.parametrize("role", ["decode", "prefill"])
-def test_a_worker_with_a_real_model_passes_the_checks_of_its_engine(role: ServiceRole) -> None:
+def test_a_worker_with_a_real_model_passes_the_checks_of_its_engine(
+    role: ServiceRole, key: str
+) -> None:
     command = service_command(role)
     model = command.index("--model")
     command[model + 1] = str(DEMO)
@@ -41,7 +44,7 @@ def test_a_worker_with_a_real_model_passes_the_checks_of_its_engine(role: Servic
         "decode": ["decode.tokens.*", "decode.start.*", "decode.cancel.*", "decode.landing.shape"],
         "prefill": ["prefill.pages.*", "prefill.cached.*", "prefill.done.*", "prefill.put.*"],
     }[role]
-    conform(role, [*command, "--threads", "1"], *(f"--only={pattern}" for pattern in only))
+    conform(role, [*command, "--threads", "1"], key, *(f"--only={pattern}" for pattern in only))
 
 
 def test_a_stage_of_a_group_passes_the_checks_of_stages() -> None:

@@ -35,6 +35,8 @@ class PlayedKvstore:
         #: A lease is answered by this instead of what is stored; None: not at all.
         self.lease_answer: Any = "stored"
         self.silent = False
+        #: Seconds that a reservation lasts unless it is renewed.
+        self.reservation_s = 30.0
         port.handler = self._handle
 
     @classmethod
@@ -80,7 +82,7 @@ class PlayedKvstore:
                 put = _Put(new, [self._next_offset() for _ in new])
                 self._puts[caller, message["ticket"]] = put
                 places = [[each, at, 0] for each, at in zip(put.hashes, put.offsets, strict=True)]
-                await self._reply(caller, message, "blocks_reserved", places, 30.0)
+                await self._reply(caller, message, "blocks_reserved", places, self.reservation_s)
             case "commit_blocks":
                 put = self._puts.pop((caller, message["ticket"]))
                 for each, at, total in zip(

@@ -83,6 +83,39 @@ async def _prefix(context: CheckContext) -> None:
     require(different[0] != different[1], "two blocks of other tokens have the same KV")
 
 
+#: Prompts end around these many tokens: a service may compute them in chunks that end there.
+_EDGES = (32, 64)
+
+
+@check(
+    "prefill.pages.chunk-edges",
+    roles=_PREFILL,
+    says="Compute these tokens' KV into the landing, choose the next token.",
+)
+async def _chunk_edges(context: CheckContext) -> None:
+    """End prompts around usual edges, and begin behind a cached block: the KV is the same."""
+    client, kvstore = await PrefillClient.open(context), await PlayedKvstore.open(context)
+    room = N_PAGES * client.block_size
+    lengths = [n for edge in _EDGES for n in (edge - 1, edge, edge + 1) if n <= room]
+    if not lengths:
+        raise CheckSkipped(f"the kit's pages hold {room} tokens of its blocks")
+    tokens = client.tokens(lengths[-1])
+    whole, longest = await client.run(tokens)
+    for n_tokens in lengths[:-1]:
+        _, landing = await client.run(tokens[:n_tokens])
+        one, other = client.kv(landing, n_tokens), client.kv(longest, n_tokens)
+        _require_near(client, one, other, f"{n_tokens} of {len(tokens)} tokens")
+    if not (hashes := client.hashes(tokens)):
+        return
+    # Whatever the chunks are, they begin a block later then.
+    kvstore.keep(hashes[0], client.page(longest, 0))
+    cached = {"kvstore": kvstore.port.address, "n_blocks": 1}
+    done, landing = await client.run(tokens, cached=cached)
+    require(done["first_token"] == whole["first_token"], "another first token behind a block")
+    one, other = client.kv(landing, len(tokens)), client.kv(longest, len(tokens))
+    _require_near(client, one, other, "tokens behind a cached block")
+
+
 @check(
     "prefill.done.all-acknowledged", roles=_PREFILL, says="All KV of the landing is acknowledged"
 )
@@ -473,6 +506,64 @@ async def _cancel_fetching(context: CheckContext) -> None:
     await kvstore.port.expect({"type": "lease_blocks", "hashes": {"$length": {"$at_least": 1}}})
     await _cancelled(client, request_id, landing)
     kvstore.owner.may_serve.set()
+
+
+@check(
+    "prefill.cancel.while-it-puts",
+    roles=_PREFILL,
+    says="A client that gave up a write over TCP first says hello with that connection in `over`."
+    " When that is confirmed, it sends `revoke_blocks`. Without an answer it sends none, and the"
+    " reservation runs out.",
+)
+async def _cancel_putting(context: CheckContext) -> None:
+    """Cancel between the writes to a kvstore and their replies: the put is not committed."""
+    client, kvstore = await PrefillClient.open(context), await PlayedKvstore.open(context)
+    kvstore.reservation_s = 4.0
+    for owner in (client.owner, kvstore.owner):
+        owner.may_reply.clear()
+    tokens = client.tokens(3 * client.block_size)
+    landing = client.landing(len(tokens))
+    request_id = await client.start(tokens, landing, store_in=kvstore.port.address)
+
+    async def written() -> bool:
+        return bool(kvstore.owner.writes(kvstore.region["key"]))
+
+    await context.until(written, "a write to the kvstore")
+    await client.caller.send({"type": "cancel", "request_id": request_id})
+    await client.caller.settle()
+    client.owner.may_reply.set()
+    ended = await client.end_of(request_id)
+    require(ended["type"] == "prefill_stopped", f"answered a cancel by {ended}")
+    if await _is_revoked(context, kvstore):
+        over = [number for hello in kvstore.owner.hellos for number in hello.get("over", ())]
+        require(over, "revoked a put, and no hello before names the connection of its write")
+    require(
+        not kvstore.port.has_received({"type": "commit_blocks"}),
+        "committed a put whose writes were not answered",
+    )
+    n_writes = len(kvstore.owner.writes(kvstore.region["key"]))
+    kvstore.owner.may_reply.set()
+    require(await client.quiet(landing) == 0, "wrote after prefill_stopped")
+    late = len(kvstore.owner.writes(kvstore.region["key"])) - n_writes
+    require(late == 0, "wrote to the kvstore after its put was over")
+
+
+async def _is_revoked(context: CheckContext, kvstore: PlayedKvstore) -> bool:
+    """Wait for the end of a put: return True if it is revoked, False if it runs out."""
+    clock = asyncio.get_running_loop().time
+    renewals = {"n": 0, "last_s": clock()}
+
+    def is_revoked() -> bool:
+        return kvstore.port.has_received({"type": "revoke_blocks"})
+
+    async def is_over() -> bool:
+        n = sum(message["type"] == "renew_lease" for message in kvstore.port.received)
+        if n != renewals["n"]:
+            renewals.update(n=n, last_s=clock())
+        return is_revoked() or clock() > renewals["last_s"] + kvstore.reservation_s
+
+    await context.until(is_over, "its put is revoked, or is renewed no more", 40)
+    return is_revoked()
 
 
 @check(
