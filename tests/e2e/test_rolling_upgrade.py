@@ -208,7 +208,8 @@ def test_a_decode_worker_that_is_killed_beside_one_of_another_build_costs_no_tok
         n_decode=2,
         n_kvstore=0,
         served_model_name="moon",
-        extra={"prefill": tcp, "decode": tcp},
+        # The third stream at the latest goes to the other one.
+        extra={"prefill": tcp, "decode": [*tcp, "--max-running", "2"]},
     ) as cluster:
         monkeypatch.setenv("PYTHONPATH", paths[1])
         restart(cluster, ("decode-1",))
