@@ -59,6 +59,23 @@ def test_angles_of_a_context_that_is_no_power_of_two_are_those_of_its_short_fact
     assert answers[0] == answers[1]
 
 
+def test_a_context_too_short_to_compare_both_is_computed_by_torch(
+    tiny: Callable[[str], Path], make_driver: Callable[..., Any], native: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "qwen3"
+    shutil.copytree(tiny("qwen3"), folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["max_position_embeddings"] = 3
+    (folder / "config.json").write_text(json.dumps(config))
+    mode: Any = native
+    engine = load_engine(
+        str(folder), block_size=16, dtype="float32", device="cpu", threads=2, native=mode
+    )
+    assert engine.max_context == 3
+    assert "torch" in engine.description
+    assert len(make_driver(engine, 3).generate([5, 9], 1)) == 1
+
+
 def test_an_extension_that_is_asked_for_and_missing_is_one_line(
     tiny: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

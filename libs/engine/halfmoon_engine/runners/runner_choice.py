@@ -54,6 +54,8 @@ def choose_runner(
         return TransformersRunner(staged, layout)
     native.set_threads(torch.get_num_threads())
     try:
+        if longest < max(map(len, probed.prompts)):
+            raise NotNative(f"a context of {longest} tokens is too short to compare them")
         parts = read_decoder(staged, probed.seen)
     except NotNative as reason:
         log.info("layers are computed by torch: %s", reason)
