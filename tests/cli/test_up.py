@@ -275,6 +275,38 @@ def test_a_port_in_use_is_refused_with_a_way_out() -> None:
     assert str(port) in result.output and "PORT=" in result.output
 
 
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("redis://:secret@127.0.0.1:{port}/0", "redis://127.0.0.1:{port}/0: Error 111"),
+        ("etcd://user:secret@127.0.0.1:{port}", "etcd://127.0.0.1:{port}: "),
+        ("http://127.0.0.1:{port}/metadata", "http://127.0.0.1:{port}/metadata: "),
+        ("reddis://:secret@127.0.0.1:{port}", "'reddis://…@127.0.0.1:{port}' has no known scheme"),
+        ("memory://here", "'memory://here': each process would have a store of its own"),
+    ],
+)
+def test_a_metadata_server_where_services_can_not_meet_is_refused_before_any_starts(
+    tmp_path: Path, url: str, told: str
+) -> None:
+    port = free_port()
+    words = ["up", "--model", FAKE, "--state", str(tmp_path), "--metadata", url.format(port=port)]
+    result = CliRunner().invoke(app, words, env={"COLUMNS": "80"})
+    assert result.exit_code == 2
+    (line,) = result.output.strip().splitlines()
+    assert told.format(port=port) in line and "secret" not in line
+    assert "--metadata names another, and without it the conductor serves one itself" in line
+    assert not list(tmp_path.glob("*.log"))
+
+
+@pytest.mark.e2e
+def test_a_misspelt_variable_is_warned_of_at_the_terminal_once(tmp_path: Path) -> None:
+    with up(tmp_path, MODEL=FAKE, PORT=str(free_port()), HALFMOON_CHUNK_TOKEN="64") as running:
+        running.until(lambda: "Ctrl-C stops it" in running.text)
+        told = "HALFMOON_CHUNK_TOKEN is no setting: did you mean HALFMOON_CHUNK_TOKENS?"
+        # Prefill and decode workers both say so.
+        assert running.text.count(told) == running.text.count("HALFMOON_CHUNK_TOKEN ") == 1
+
+
 def test_members_of_a_group_can_not_be_flexible_and_are_refused_by_name() -> None:
     words = ["up", "--model", FAKE, "--prefill", "2", "--group", "2", "--flexible"]
     result = CliRunner().invoke(app, words)

@@ -3,13 +3,16 @@
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from shutil import which
 from typing import NamedTuple
 
 import pytest
 
 from halfmoon_metadata.tcp_ports import free_port
+from tests.e2e.redis_server import RedisServer
 
 pytestmark = pytest.mark.e2e
 
@@ -84,3 +87,37 @@ def test_each_mistake_is_one_line(tmp_path: Path, taken_port: int) -> None:
         assert "Traceback" not in said, said
         assert told in said.splitlines()[-1], (told, said)
         assert process.returncode == mistake.status, said
+
+
+@pytest.mark.skipif(which("redis-server") is None, reason="redis-server is not installed")
+def test_a_service_whose_metadata_server_is_away_names_it_and_joins_once_it_is_there(
+    tmp_path: Path,
+) -> None:
+    redis = RedisServer(tmp_path)
+    redis.kill()
+    log = tmp_path / "log"
+    words = ["--metadata", redis.url, "--metrics-port", "-1", "--capacity-mib", "1"]
+    with log.open("wb") as sink:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "halfmoon_kvstore", *words],
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+        )
+
+    def line_with(event: str) -> str:
+        deadline = time.monotonic() + 120
+        while not (found := [each for each in log.read_text().splitlines() if event in each]):
+            assert process.poll() is None and time.monotonic() < deadline, log.read_text()
+            time.sleep(0.05)
+        return found[0]
+
+    try:
+        away = line_with("metadata server is away, still trying")
+        assert redis.url in away and "Connection refused" in away
+        redis.start()
+        line_with("metadata server is back")
+        line_with("ready")
+    finally:
+        process.kill()
+        process.wait(20)
+        redis.kill()

@@ -325,6 +325,36 @@ async def main(service):
 """
 
 
+def test_each_status_record_names_variables_that_are_misspelt(
+    start: Callable[[str], Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HALFMOON_METADTA", "redis://here")
+    misspelt = {"HALFMOON_METADTA": "HALFMOON_METADATA"}
+    running = start(SERVING)
+    running.until_stage("ready")
+    assert running.status["misspelt"] == misspelt
+    running.process.terminate()
+    assert running.end()[0] == 0
+    assert running.status["stage"] == "stopped" and running.status["misspelt"] == misspelt
+
+
+@pytest.mark.parametrize("error", ["CannotStart", "ValueError"])
+def test_the_record_of_a_failed_start_names_variables_that_are_misspelt(
+    start: Callable[[str], Running], monkeypatch: pytest.MonkeyPatch, error: str
+) -> None:
+    monkeypatch.setenv("HALFMOON_METADTA", "redis://here")
+    running = start(
+        f"""
+from halfmoon_runtime.lifecycle import CannotStart
+async def main(service):
+    raise {error}("nothing to serve")
+"""
+    )
+    assert running.end()[0] != 0
+    assert running.status["stage"] == "failed"
+    assert running.status["misspelt"] == {"HALFMOON_METADTA": "HALFMOON_METADATA"}
+
+
 def test_a_second_signal_cuts_the_drain_short(start: Callable[[str], Running]) -> None:
     running = start("STUBBORN = False\n" + SLOW)
     running.until_stage("ready")

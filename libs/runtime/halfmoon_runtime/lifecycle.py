@@ -21,7 +21,7 @@ import signal
 import ssl
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -114,6 +114,7 @@ class Service:
         tls: ssl.SSLContext | None = None,
         on_ready: Callable[[], None] | None = None,
         lost: type[Exception] | None = None,
+        notes: Mapping[str, object] | None = None,
     ) -> None:
         """Make a service whose spawned tasks belong to `tasks`.
 
@@ -123,8 +124,10 @@ class Service:
             tls: what the service's HTTP ports serve TLS with; None: HTTP in the clear.
             on_ready: called once, when main has built everything.
             lost: see `run_service`.
+            notes: fields that each stage is reported with.
         """
         self._lost = lost
+        self._notes = dict(notes or {})
         self._tasks = tasks
         self._on_ready = on_ready
         #: HTTP server for operators; None if the settings turn it off.
@@ -157,7 +160,7 @@ class Service:
     def report_stage(self, stage: str, **fields: object) -> None:
         """Report a stage as the function `report_stage` does, with the URL for operators."""
         where = {} if self.operators is None else {"operators": self.operators}
-        report_stage(stage, **where, **fields)
+        report_stage(stage, **where, **self._notes, **fields)
 
     def spawn(
         self, coroutine: Coroutine[Any, Any, Any], name: str | None = None
@@ -223,7 +226,8 @@ def run_service(
     os.umask(0o077)
     configure_logging(name, settings.worker_id, settings.log_level, settings.log_format)
     report_stage("starting", worker_id=settings.worker_id)
-    for variable, meant in settings.misspelt_variables().items():
+    misspelt = settings.misspelt_variables()
+    for variable, meant in misspelt.items():
         _log.warning("no setting", variable=variable, advice=f"did you mean {meant}?")
     if addresses := settings.open_addresses:
         _log.warning(
@@ -231,7 +235,8 @@ def run_service(
             **addresses,
             advice="there is no cluster key: each process that reaches these ports is trusted",
         )
-    run = _Run(settings, main, lost)
+    # Each record has them: its reader may come late, and sees the latest one only.
+    run = _Run(settings, main, lost, {"misspelt": misspelt} if misspelt else {})
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         exit_now(runner.run(run.run_until_exit()))
 
@@ -258,10 +263,12 @@ class _Run:
         settings: ServiceSettings,
         main: Callable[[Service], Coroutine[Any, Any, None]],
         lost: type[Exception] | None,
+        notes: Mapping[str, object],
     ) -> None:
         self._settings = settings
         self._main = main
         self._lost = lost
+        self._notes = notes
         self._service: Service | None = None
         self._main_task: asyncio.Task[None] | None = None
         self._n_signals = 0
@@ -281,7 +288,7 @@ class _Run:
             if refusals:
                 fields = {"worker_id": self._settings.worker_id, "error": str(refusals[0])}
                 _log.error("failed", **fields)
-                _write_status("failed", **fields, refused=not refusals[0].may_pass)
+                _write_status("failed", **fields, **self._notes, refused=not refusals[0].may_pass)
                 return 1 if refusals[0].may_pass else 2
             for loss in dict.fromkeys(_find(self._lost, failure)):
                 _log.critical("lost", error=loss, advice="the process ends: start it again")
@@ -324,7 +331,7 @@ class _Run:
         settings = self._settings
         tls = _open_tls(settings)
         if settings.metrics_port < 0:
-            return Service(tasks, tls=tls, on_ready=tune_gc, lost=self._lost)
+            return Service(tasks, tls=tls, on_ready=tune_gc, lost=self._lost, notes=self._notes)
         key = settings.cluster_key.get_secret_value()
         http = OperatorHttp(
             asyncio.get_running_loop(),
@@ -332,7 +339,9 @@ class _Run:
             tokens=operator_tokens(key),
             tls=tls,
         )
-        service = Service(tasks, http, tls=tls, on_ready=tune_gc, lost=self._lost)
+        service = Service(
+            tasks, http, tls=tls, on_ready=tune_gc, lost=self._lost, notes=self._notes
+        )
         with cannot_start_on(OSError, may_pass=True):
             http.start(settings.metrics_port, settings.host)
         service.operators = http.url(settings.host)
@@ -342,7 +351,7 @@ class _Run:
         return service
 
     def _report_stage(self, stage: str, **fields: object) -> None:
-        report_stage(stage, worker_id=self._settings.worker_id, **fields)
+        report_stage(stage, worker_id=self._settings.worker_id, **self._notes, **fields)
 
 
 def _open_tls(settings: ServiceSettings) -> ssl.SSLContext | None:

@@ -218,6 +218,12 @@ class ServiceProcess:
         record = self.status
         return str(record.get("error")) if record.get("refused") else None
 
+    @property
+    def misspelt(self) -> dict[str, str]:
+        """Variables that the process takes for misspelt settings, each with the one it meant."""
+        found = self.status.get("misspelt")
+        return found if isinstance(found, dict) else {}
+
     def last_lines(self, n: int = 12) -> list[str]:
         """Return the last lines of the log."""
         try:

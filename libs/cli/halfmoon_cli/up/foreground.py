@@ -23,6 +23,7 @@ from rich.text import Text
 from halfmoon_cli.common.cluster_key import read_cluster_key
 from halfmoon_cli.common.local_key import STATE_FOLDERS, kept_key
 from halfmoon_cli.up.embedded_cluster import ClusterPlan, EmbeddedCluster, ServiceProcess
+from halfmoon_cli.up.metadata_probe import metadata_problem
 from halfmoon_cli.up.restart_policy import MAX_DEATHS, WINDOW_S, RestartPolicy
 from halfmoon_metadata import open_store
 from halfmoon_metadata.cluster_key_source import (
@@ -82,7 +83,13 @@ def run_up(plan: ClusterPlan, folder: Path, console: Console, *, with_key: bool 
         try:
             chosen = _choose_key(stack, folder, with_key)
         except (ClusterKeyError, OSError) as error:
-            console.print("[red]halfmoon:[/red]", escape(str(error)), soft_wrap=True)
+            _refuse(str(error), console)
+            return 2
+        problem = plan.metadata and metadata_problem(
+            plan.metadata, cluster_key=chosen.key, tls_ca=plan.tls_ca
+        )
+        if problem:
+            _refuse(problem, console)
             return 2
         plan = replace(plan, environment=chosen.environment)
         return _run(plan, folder, console, chosen)
@@ -125,9 +132,12 @@ def _wait_ready(cluster: EmbeddedCluster, console: Console) -> bool:
     began = time.monotonic()
     #: Whether the REST API is ready, or why its certificate is not accepted.
     answers: bool | str = False
+    #: Misspelt variables that are shown.
+    shown: set[str] = set()
     with Live(console=console, refresh_per_second=8) as live:
         while True:
             live.update(status_table(cluster.processes, time.monotonic() - began))
+            _show_misspelt(cluster, shown, console)
             if dead := cluster.dead():
                 break
             if cluster.processes["conductor-0"].stage == "ready":
@@ -147,6 +157,16 @@ def _wait_ready(cluster: EmbeddedCluster, console: Console) -> bool:
     for process in dead:
         _report_death(process, console)
     return False
+
+
+def _show_misspelt(cluster: EmbeddedCluster, shown: set[str], console: Console) -> None:
+    """Warn of variables that services take for misspelt settings, of each one once."""
+    for process in cluster.processes.values():
+        for variable, meant in process.misspelt.items():
+            if variable not in shown:
+                shown.add(variable)
+                told = f"{variable} is no setting: did you mean {meant}?"
+                console.print("[yellow]halfmoon:[/yellow]", escape(told), soft_wrap=True)
 
 
 def _watch(cluster: EmbeddedCluster, console: Console) -> int:
@@ -218,7 +238,7 @@ def status_table(processes: Mapping[str, ServiceProcess], elapsed_s: float) -> T
     table.add_column("", overflow="fold")
     for name, process in processes.items():
         stage = process.stage if process.exit_code is None else "stopped"
-        hidden = {"stage", "pid", "worker_id", "service", "time", "operators"}
+        hidden = {"stage", "pid", "worker_id", "service", "time", "operators", "misspelt"}
         details = ", ".join(f"{k}={v}" for k, v in process.status.items() if k not in hidden)
         table.add_row(name, Text(stage, _STYLES.get(stage, "yellow")), Text(details, "dim"))
     return table
