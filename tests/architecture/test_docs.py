@@ -7,10 +7,13 @@ In README, CONTRIBUTING and docs, in backticks:
     tests/…/test_x.py::test_name     is a test
     services/…, libs/…, docs/…       is a file or folder
     make target                      is a target of the Makefile
+
+A link, one of CHANGELOG too, leads to a file, and its `#anchor` to a heading, as GitHub names it.
 """
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -40,15 +43,28 @@ _NAME = re.compile(r"`(halfmoon_\w+(?:\.\w+)*)(?::([\w.]+))?`")
 _TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 _PATH = re.compile(r"`((?:libs|services|tests|docs|benchmarks|\.ci)/[^`\s:]*)`")
 _LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)(?:#[^)]*)?\)")
+_ANCHORED = re.compile(r"\]\((?!https?:)([^)#\s]*)#([^)\s]+)\)")
+_FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+_HEADING = re.compile(r"^#{1,6} +(.+?)[ #]*$", re.MULTILINE)
 _CODE = re.compile(r"```.*?```|`[^`]+`", re.DOTALL)
 _MAKE = re.compile(r"\bmake ([a-z]+)\b")
 _ROW = re.compile(r"^\| `--([\w-]+)` \| ([^|]*?) *\|", re.MULTILINE)
 
 
-@pytest.fixture(params=PAGES, ids=lambda page: str(page.relative_to(ROOT)).removesuffix(".md"))
+def page_id(page: Path) -> str:
+    return str(page.relative_to(ROOT)).removesuffix(".md")
+
+
+@pytest.fixture(params=PAGES, ids=page_id)
 def page(request: pytest.FixtureRequest) -> Path:
     assert isinstance(request.param, Path)
     return request.param
+
+
+#: The changelog's links hold; names in it may be those of its time.
+also_in_the_changelog = pytest.mark.parametrize(
+    "page", [*PAGES, ROOT / "CHANGELOG.md"], ids=page_id
+)
 
 
 @cache
@@ -113,11 +129,50 @@ def test_tests_in_the_docs_exist(page: Path) -> None:
     assert not missing, f"{page.name} names tests that are not there: {', '.join(missing)}"
 
 
+@also_in_the_changelog
 def test_links_and_paths_in_the_docs_lead_somewhere(page: Path) -> None:
     text = page.read_text()
     links = [link for link in _LINK.findall(text) if not (page.parent / link).exists()]
     paths = [path for path in _PATH.findall(text) if not any(ROOT.glob(path.rstrip("/")))]
     assert not links + paths, f"{page.name} leads nowhere: {links + paths}"
+
+
+@cache
+def anchors(page: Path) -> frozenset[str]:
+    """Anchors of a page's headings, as GitHub names them: it counts equal ones."""
+    found: Counter[str] = Counter()
+    named = set()
+    for heading in _HEADING.findall(_FENCED.sub("", page.read_text())):
+        text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading)
+        anchor = re.sub(r"[^\w -]", "", text.lower()).replace(" ", "-")
+        named.add(f"{anchor}-{found[anchor]}" if found[anchor] else anchor)
+        found[anchor] += 1
+    return frozenset(named)
+
+
+@also_in_the_changelog
+def test_anchors_of_links_in_the_docs_are_headings_there(page: Path) -> None:
+    missing = [
+        f"{link}#{anchor}"
+        for link, anchor in _ANCHORED.findall(_FENCED.sub("", page.read_text()))
+        if (target := page.parent / link if link else page).suffix == ".md"
+        and anchor not in anchors(target)
+    ]
+    assert not missing, f"{page.name} leads to no heading: {', '.join(missing)}"
+
+
+def test_anchors_are_named_as_github_names_them(tmp_path: Path) -> None:
+    (page := tmp_path / "page.md").write_text(
+        "# Operators' HTTP of a `node`\n\n## To add …\n\n## [A link](b.md#c), and more\n\n"
+        "### What it does\n\n```sh\n# no heading\n```\n\n### What it does\n"
+    )
+    assert anchors(page) == {
+        "operators-http-of-a-node",
+        "to-add-",
+        "a-link-and-more",
+        "what-it-does",
+        "what-it-does-1",
+    }
 
 
 def test_make_targets_in_the_docs_exist(page: Path) -> None:
