@@ -15,17 +15,18 @@ TORCH ?= auto
 
 DOCS_PORT ?= 8008
 
-# What `make up` takes from the command line or the environment.
-export MODEL PREFILL DECODE KVSTORE PORT
+# What `make up` takes from the command line or the environment, and passes on.
+UP_SETTINGS := MODEL PREFILL DECODE KVSTORE PORT GROUP ENGINE METADATA SERVED_MODEL_NAME
+export $(UP_SETTINGS)
 
 .DEFAULT_GOAL := help
-.PHONY: $(VENV_VLLM) .python-is-new-enough help up test test-again test-fast fuzz fuzz-messages fuzz-all test-soak sim-cluster chaos test-shaken native native-if-possible test-native-sanitized test-rdma test-vllm test-clients screenshots e2e-compose check docs docs-serve schema format bench bench-overload bench-conductor bench-transfer bench-kvpool bench-rdma bench-engine bench-goodput dist lock audit clean
+.PHONY: $(VENV_VLLM) .python-is-new-enough .up-settings-are-known help up test test-again test-fast fuzz fuzz-messages fuzz-all test-soak sim-cluster chaos test-shaken native native-if-possible test-native-sanitized test-rdma test-vllm test-clients screenshots e2e-compose check docs docs-serve schema format bench bench-overload bench-conductor bench-transfer bench-kvpool bench-rdma bench-engine bench-goodput dist lock audit clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "  settings of make up: MODEL=<folder or hub id> PREFILL=2 DECODE=2 KVSTORE=2 PORT=8000 TORCH=auto|cpu|default"
 
-up: $(VENV)/.installed ## an embedded cluster on this machine, until Ctrl-C
+up: .up-settings-are-known $(VENV)/.installed ## an embedded cluster on this machine, until Ctrl-C
 	@$(MAKE) --no-print-directory native-if-possible
 	@$(BIN)/halfmoon up
 
@@ -229,6 +230,10 @@ audit: $(VENV_AUDIT)/.installed ## dist/halfmoon.cdx.json, the list of all parts
 
 clean: ## remove the environments and what runs leave behind
 	rm -rf $(VENV) $(VENV_VLLM) $(VENV_AUDIT) $(VENV_DOCS) dist site .halfmoon .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+# Of the command line alone: make takes any variable there, and would ignore a misspelt one.
+.up-settings-are-known: .python-is-new-enough
+	@$(PYTHON) tools/make_settings.py up $(UP_SETTINGS) TORCH PYTHON VENV
 
 .python-is-new-enough:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Halfmoon needs Python 3.11 or newer, this is " + sys.version.split()[0])'
