@@ -248,7 +248,7 @@ $(VENV)/.installed: constraints.txt locks/cluster.txt $(PACKAGES) | .python-is-n
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "1 of 3: $$(grep -c == locks/cluster.txt) libraries: 0.1 GB …"
 	@$(PIP_INSTALL) $(LOCKED) locks/cluster.txt
-	@$(BIN)/python tools/install_torch.py $(TORCH)
+	@printf "2 of 3: "; $(BIN)/python tools/install_torch.py $(TORCH)
 	@echo "3 of 3: Halfmoon's own packages …"
 	@$(PIP_INSTALL) --no-build-isolation --no-deps $(EDITABLE)
 	@touch $@

