@@ -204,6 +204,14 @@ def test_workers_with_a_gpu_have_images_of_their_own_in_compose_and_in_the_chart
         assert [n for n, each in services.items() if each["image"] == name] == [f"{role}-gpu"]
 
 
+def test_images_of_others_are_of_a_version() -> None:
+    """Without a tag another one would be pulled some day, and nobody would know since when."""
+    services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+    pulled = {each["image"] for each in services.values() if "build" not in each}
+    assert {name.partition(":")[0] for name in pulled} >= {"redis", "prom/prometheus"}
+    assert [name for name in pulled if not re.search(r":v?\d", name)] == []
+
+
 def test_compose_builds_each_image_for_its_service() -> None:
     services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
     built = {each["image"]: each["build"] for each in services.values() if "build" in each}
