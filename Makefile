@@ -159,8 +159,8 @@ test-vllm: $(VENV_VLLM) ## vLLM as our engine and beside us, in .venv-vllm (4 GB
 test-clients: $(VENV)/.dev ## clients that people use, each from an environment of its own, on a live cluster
 	HALFMOON_TEST_CLIENTS=1 $(BIN)/pytest tests/clients
 
-screenshots: $(VENV)/.dev ## pictures of the web page in docs/page, of the demo model (needs chromium)
-	HALFMOON_SCREENSHOTS=1 $(BIN)/pytest --timeout 900 tests/e2e/test_page.py -k screenshots
+screenshots: $(VENV)/.dev ## pictures of the web page in docs/page (needs chromium)
+	HALFMOON_SCREENSHOTS=1 $(BIN)/pytest --timeout 900 tests/e2e/test_page.py -m pictured
 
 e2e-compose: $(VENV)/.dev ## docker-compose.yml built, started and tested from outside (starts an engine if it must)
 	@bash tests/compose/with_engine.sh $(BIN)/pytest -s tests/compose

@@ -21,11 +21,14 @@ from PIL import Image
 
 from halfmoon_cli.common.demo_model import demo_model_folder
 from halfmoon_conductor.tenants import add_tenant
+from halfmoon_metadata.tcp_ports import free_port
 from halfmoon_runtime.observability.operator_http import operator_token
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 from playwright.sync_api import (  # noqa: E402
     Browser,
+    FloatRect,
+    Locator,
     Page,
     ViewportSize,
     expect,
@@ -49,10 +52,20 @@ NAMES = """
 LIMITS = ["--ttft-slo-s", "2", "--tbt-slo-s", "0.5"]
 WIDE = ViewportSize(width=1440, height=1000)
 NARROW = ViewportSize(width=360, height=780)
+#: Of the page's pictures in docs/, besides its first screen.
+SIZES = {
+    "wide": WIDE,
+    "narrow": NARROW,
+    "1920": ViewportSize(width=1920, height=1080),
+    "820": ViewportSize(width=820, height=1180),
+}
+#: What README.md shows.
+FIRST_SCREEN = FloatRect(x=0, y=0, width=1440, height=620)
 LIST, OTHER = "A list, then a question", "Another question"
 
 StartCluster = Callable[..., AbstractContextManager[Any]]
 OpenPage = Callable[..., AbstractContextManager[Page]]
+TakePicture = Callable[[Locator, str], None]
 
 
 def chromium() -> str:
@@ -110,6 +123,21 @@ def open_page(browser: Browser) -> OpenPage:
             assert [c for c in complaints if not (may_fail and re.search(may_fail, c))] == []
 
     return opened
+
+
+@pytest.fixture
+def picture(tmp_path: Path) -> TakePicture:
+    """``picture(part, "group")`` saves a part of the page in both colours."""
+    folder = DOCS if SCREENSHOTS else tmp_path
+
+    def take(part: Locator, name: str) -> None:
+        for colours in ("light", "dark"):
+            part.page.emulate_media(color_scheme=colours)
+            path = folder / f"{name}-{colours}.png"
+            save_small(part.screenshot(animations="disabled"), path)
+            assert 2_000 < path.stat().st_size < 100_000
+
+    return take
 
 
 SIZE: dict[str, Any] = {
@@ -239,8 +267,8 @@ def test_the_pool_shows_tiers_holders_and_copies_under_way(
     cluster: Any, open_page: OpenPage
 ) -> None:
     told = cluster.get("/debug/cluster")
-    stores = [worker for worker in told["workers"] if worker["role"] == "kvstore"]
-    first, second = sorted(worker["worker_id"] for worker in stores)
+    stores = of_role(told, "kvstore")
+    first, second = (worker["worker_id"] for worker in stores)
     for worker in stores:
         worker["load"]["memory"] |= {"n_stored": 25, "n_blocks": 100}
         worker["load"]["disk"] = {"n_stored": 50, "n_blocks": 200}
@@ -271,6 +299,35 @@ def test_the_pool_shows_tiers_holders_and_copies_under_way(
         expect(rows.nth(0)).to_contain_text(f"{first}, {second}")
         expect(rows.nth(2)).to_contain_text("no holder")
         expect(pool.locator("th.store")).to_have_count(0)
+
+
+@pytest.mark.pictured
+def test_a_step_is_red_by_its_limit_alone(
+    cluster: Any, open_page: OpenPage, picture: TakePicture
+) -> None:
+    told = cluster.get("/debug/cluster")
+    for worker, tbt_s in zip(of_role(told, "decode"), (0.095, 0.01), strict=True):
+        worker["load"] |= {"tbt_s": tbt_s, "n_running": 4, "context_tokens": 3000}
+    with open_page(cluster.url) as page:
+        page.route("**/debug/cluster", lambda route: route.fulfill(json=told))
+        steps = page.locator("#map .decode").get_by_role("meter", name="step")
+        high = page.locator("#map .decode .high")
+        told["scheduling"]["tbt_slo_s"], told["pools"]["decode"] = None, 0.05
+        expect(steps.nth(0)).to_have_attribute("aria-valuetext", "95 ms")
+        expect(page.locator("#map .column.decode")).to_contain_text("50 ms on average")
+        expect(high).to_have_count(0)
+        told["scheduling"]["tbt_slo_s"], told["pools"]["decode"] = 0.05, 1.0
+        expect(high).to_have_count(1)
+        expect(steps.nth(0).locator(".high")).to_be_visible()
+        picture(page.locator("#map"), "fault-limit")
+        told["scheduling"]["tbt_slo_s"] = 0.2
+        expect(high).to_have_count(0)
+
+
+def of_role(told: Any, role: str) -> list[Any]:
+    """The workers of a role in `/debug/cluster`, by their ids."""
+    workers = [worker for worker in told["workers"] if worker["role"] == role]
+    return sorted(workers, key=lambda worker: str(worker["worker_id"]))
 
 
 def test_a_decision_is_found_by_a_part_of_its_request_id(cluster: Any, open_page: OpenPage) -> None:
@@ -304,6 +361,122 @@ def test_activity_and_the_running_configuration_are_shown(
         page.get_by_text("Running configuration").click()
         setting = page.locator(".settings div").filter(has_text="ttft slo s")
         expect(setting).to_contain_text("2")
+
+
+# -- a group, a fault that is healed, and traces ---------------------------------------------------
+
+TRACE_URL = "http://127.0.0.1:16686/trace/{trace_id}"
+
+
+@pytest.fixture(scope="module")
+def traced_group(start_cluster: StartCluster) -> Iterator[Any]:
+    """A cluster with a group of two prefill workers, whose conductor traces requests."""
+    extra = {
+        "conductor": [*LIMITS, "--trace-url", TRACE_URL],
+        "prefill": ["--group-chunk-tokens", "256"],
+    }
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("HALFMOON_TRACES", "true")
+        environment.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{free_port()}")
+        with start_cluster(FAKE, n_prefill=2, n_decode=2, group_size=2, extra=extra) as live:
+            yield live
+
+
+@pytest.mark.pictured
+def test_prefill_workers_that_compute_together_stand_in_one_frame(
+    traced_group: Any, open_page: OpenPage, picture: TakePicture
+) -> None:
+    prompt = [i % 900 for i in range(3000)]
+    with open_page(traced_group.url) as page:
+        frame = page.locator("#map .group")
+        expect(frame.locator(".group-head")).to_have_text("group-0long prompts in 2 stages")
+        expect(frame.locator(".card .name")).to_have_text(["prefill-0", "prefill-1"])
+        expect(card(page, "prefill-1")).to_contain_text("stage 2 of 2")
+        answer = traced_group.complete(prompt=prompt, max_tokens=2)
+        row = decision_row(page, answer["id"])
+        expect(row).to_contain_text("group-0")
+        row.click()
+        expect(frame.locator(".card.selected")).to_have_count(2)
+        expect(page.locator("#map .way.chosen")).to_have_count(2)  # each stage writes its layers
+        expect(page.locator("#map .card.decode .state")).to_have_text(["idle", "idle"])
+        picture(page.locator("#map"), "group")
+        page.set_viewport_size(NARROW)
+        expect(frame).to_be_visible()
+        assert overflow(page) <= 0
+
+        told = traced_group.get("/debug/cluster")
+        first, second = of_role(told, "prefill")
+        page.route("**/debug/cluster", lambda route: route.fulfill(json=told))
+        first["stage"], second["stage"] = second["stage"], first["stage"]
+        expect(frame.locator(".card .name")).to_have_text(["prefill-1", "prefill-0"])
+        second["draining"] = True
+        expect(frame).to_contain_text("1 of 2 stages: none is computed together")
+
+
+def decision_row(page: Page, answer_id: str) -> Locator:
+    return page.locator("tr.decision").filter(has_text=answer_id.partition("-")[2][:8])
+
+
+@pytest.mark.pictured
+def test_a_lost_worker_its_requests_and_its_return_stand_among_the_events(
+    traced_group: Any, open_page: OpenPage, picture: TakePicture
+) -> None:
+    def under_way() -> list[Any]:
+        courses = [(d, d["course"] or {}) for d in traced_group.decisions()]
+        return [d for d, c in courses if c.get("n_tokens") == 77 and c["ttft_s"] is not None]
+
+    with ExitStack() as stack:
+        page = stack.enter_context(open_page(traced_group.url))
+        if SCREENSHOTS:  # so that there is something to be seen in the charts
+            stack.enter_context(others_asking(traced_group))
+            page.wait_for_timeout(30_000)
+        client = stack.enter_context(ThreadPoolExecutor(1))
+        answer = client.submit(traced_group.complete, prompt=[5] * 77, max_tokens=500)
+        traced_group.until(lambda: bool(under_way()))
+        lost = under_way()[-1]["placement"]["decode"]
+        traced_group.process(lost).signal(signal.SIGKILL)
+        left = page.locator("#events li.left").first
+        expect(left).to_contain_text(
+            re.compile(rf"{lost} left: .+; [1-9]\d* requests? placed again")
+        )
+        expect(card(page, lost)).to_have_attribute("data-state", "gone")
+        expect(page.locator("#failures .mark")).to_have_count(1)
+        expect(page.locator("#failures rect.chosen")).not_to_have_count(0)
+        traced_group.cluster.restart(lost)
+        expect(card(page, lost)).to_have_attribute("data-state", "live")
+        newest = page.locator("#events li").first
+        expect(newest).to_have_class("joined")
+        expect(newest).to_contain_text(f"{lost} joined")
+        expect(page.locator("#map-note")).not_to_contain_text("gone")
+        assert answer.result()["usage"]["completion_tokens"] == 500
+        if SCREENSHOTS:
+            page.wait_for_timeout(8_000)
+        picture(page.locator("#activity"), "fault-healed")
+
+
+@pytest.mark.pictured
+def test_a_decision_on_a_sampled_request_leads_to_its_trace_and_no_other_does(
+    traced_group: Any, open_page: OpenPage, picture: TakePicture
+) -> None:
+    def ask(trace_id: str, flags: str) -> str:
+        answer = httpx.post(
+            f"{traced_group.url}/v1/completions",
+            json={"model": traced_group.model, "prompt": [9] * 50, "max_tokens": 4},
+            headers={"traceparent": f"00-{trace_id}-00f067aa0ba902b7-{flags}"},
+            timeout=60,
+        )
+        return str(answer.json()["id"])
+
+    sampled, unsampled = ask("5a" * 16, "01"), ask("b7" * 16, "00")
+    with open_page(traced_group.url) as page:
+        link = page.get_by_role("link", name="Trace of this request")
+        decision_row(page, unsampled).click()
+        expect(page.locator(".why")).to_be_visible()
+        expect(link).to_have_count(0)
+        decision_row(page, sampled).click()
+        expect(link).to_have_attribute("href", TRACE_URL.format(trace_id="5a" * 16))
+        expect(link).to_have_attribute("target", "_blank")
+        picture(page.locator("tr.open"), "decision-trace")
 
 
 # -- the playground ------------------------------------------------------------------------------
@@ -557,7 +730,8 @@ def test_everything_that_can_be_used_has_a_name(cluster: Any, open_page: OpenPag
         assert nameless == []
 
 
-def test_screenshots_of_both_widths_in_both_colours(
+@pytest.mark.pictured
+def test_screenshots_of_all_widths_in_both_colours(
     start_cluster: StartCluster, open_page: OpenPage, tmp_path: Path, request: Any
 ) -> None:
     """`make screenshots` has them in docs/, of the demo model while others ask it too."""
@@ -584,13 +758,19 @@ def test_screenshots_of_both_widths_in_both_colours(
         page.get_by_role("button", name="why there?").click()
         for colours in ("light", "dark"):
             page.emulate_media(color_scheme=colours)
-            for name, size in (("wide", WIDE), ("narrow", NARROW)):
+            for name, size in SIZES.items():
                 page.set_viewport_size(size)
                 page.evaluate("window.scrollTo(0, 0)")
                 path = folder / f"{name}-{colours}.png"
                 shot = page.screenshot(full_page=SCREENSHOTS, animations="disabled")
                 save_small(shot, path)
                 assert 10_000 < path.stat().st_size < 300_000
+        page.set_viewport_size(WIDE)
+        page.emulate_media(color_scheme="light")
+        first = page.screenshot(clip=FIRST_SCREEN, animations="disabled")
+        save_small(first, folder / "first-screen.png")
+        pictures = sum(path.stat().st_size for path in folder.glob("*.png"))
+        assert pictures < 2_000_000, "a clone and a visit of README.md stay small"
 
 
 @contextmanager

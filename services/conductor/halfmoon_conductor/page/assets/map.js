@@ -67,11 +67,17 @@ export class ClusterMap {
     const ofSelected = new Set(selected ? workersOf(selected) : []);
     const all = [...here, ...gone].sort((a, b) => a.worker_id.localeCompare(b.worker_id, "en", { numeric: true }));
     const rows = new Map((roles?.workers ?? []).map((row) => [row.worker_id, row]));
-    keyed(list, all, (w) => w.worker_id, (worker) => card(worker, this.onSetRole), (element, worker) => {
+    const make = (worker) => card(worker, this.onSetRole);
+    const fill = (element, worker) => {
       fillCard(element, worker, cluster);
       fillRoleLine(element.querySelector(".role-line"), worker.refused ? null : rows.get(worker.worker_id));
       element.classList.toggle("selected", ofSelected.has(worker.worker_id));
       element.classList.toggle("holds", holders.has(worker.worker_id));
+    };
+    keyed(list, role === "prefill" ? framed(all) : all, keyOf, (item) => (item.members ? groupFrame() : make(item)), (element, item) => {
+      if (!item.members) return fill(element, item);
+      fillGroupFrame(element, item);
+      keyed(element.querySelector(".stages"), item.members, keyOf, make, fill);
     });
   }
 
@@ -121,8 +127,10 @@ function ways({ decisions, decisionsNow, selected }) {
   const follow = (decision, kind) => {
     const { chosen, decode } = decision.placement;
     if (decision.outcome !== "placed") return;
-    if (chosen.n_blocks && chosen.source !== chosen.worker_id) add(chosen.source, chosen.worker_id, kind, "read");
-    if (decode && decode !== chosen.worker_id) add(chosen.worker_id, decode, kind, "written");
+    for (const member of chosen.members ?? [chosen.worker_id]) {
+      if (chosen.n_blocks && chosen.source !== member) add(chosen.source, member, kind, "read");
+      if (decode && decode !== member) add(member, decode, kind, "written");
+    }
   };
   for (const decision of decisions) {
     const underWay = decision.course !== null && !decision.course.end;
@@ -151,6 +159,38 @@ function column(role, title) {
   const element = el("div", { class: `column ${role}` },
     el("h3", {}, title, " ", head, load), list);
   return { element, head, load, list };
+}
+
+/** Workers in their order; those of a group together, by stage, where the first of them stands. */
+function framed(workers) {
+  const frames = new Map();
+  for (const worker of workers) {
+    const key = frameOf(worker);
+    if (frames.has(key)) frames.get(key).members.push(worker);
+    else frames.set(key, worker.stage ? { group: worker.stage.group, n_stages: worker.stage.n_stages, members: [worker] } : worker);
+  }
+  for (const { members } of frames.values()) members?.sort((a, b) => a.stage.index - b.stage.index);
+  return [...frames.values()];
+}
+
+/** Members with other numbers of stages are another group. */
+const frameOf = ({ worker_id, stage }) => (stage ? `${stage.group} of ${stage.n_stages}` : worker_id);
+const keyOf = (item) => (item.members ? `group ${frameOf(item.members[0])}` : item.worker_id);
+
+function groupFrame() {
+  return el("li", { class: "group" },
+    el("p", { class: "group-head" }, el("span", { class: "name" }), el("span", { class: "note" })),
+    el("ol", { class: "cards stages" }));
+}
+
+/** A group is given prompts only while it has a worker at each stage. */
+function fillGroupFrame(element, { group, n_stages, members }) {
+  const present = new Set(members.filter((w) => !w.isGone && !w.refused && !w.draining).map(({ stage }) => stage.index));
+  say(element.querySelector(".name"), group);
+  say(element.querySelector(".note"), present.size === n_stages
+    ? `long prompts in ${plural(n_stages, "stage")}`
+    : `${present.size} of ${plural(n_stages, "stage")}: none is computed together`);
+  element.classList.toggle("broken", present.size < n_stages);
 }
 
 function card(worker, onSetRole) {
@@ -194,7 +234,7 @@ function describe({ role, load, stage }, { block_bytes, scheduling }) {
         pages(load),
       ],
       facts: [
-        stage ? `stage ${stage.index + 1} of ${stage.n_stages} in ${stage.group}` : null,
+        stage ? `stage ${stage.index + 1} of ${stage.n_stages}` : null,
         load.queued_tokens ? `${plural(load.queued_tokens, "token")} to compute` : "nothing to compute",
       ].filter(Boolean).join(", "),
     };
