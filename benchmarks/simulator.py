@@ -11,7 +11,7 @@ from rich.table import Table
 
 from benchmarks.cluster import Timing, running, timed
 from benchmarks.model import VOCABULARY, random_model
-from halfmoon_cli.simulate.profile_command import cost_file, measure_engine, measure_transfers
+from halfmoon_cli.simulate.machine_profile import cost_file, measure_engine, measure_transfers
 from halfmoon_simulator.cluster.cluster_sim import ClusterSim
 from halfmoon_simulator.cluster.cluster_spec import ClusterSpec
 from halfmoon_simulator.costs.cost_file import CostFile, load_costs

@@ -26,7 +26,7 @@ from halfmoon_cli.up.embedded_cluster import (
     plan_processes,
 )
 from halfmoon_metadata.tcp_ports import free_port
-from halfmoon_runtime.observability.operator_http import operator_token
+from halfmoon_runtime.observability.operator_tokens import operator_token
 from halfmoon_testing.transfer_soak import TcpValve
 
 MODEL_NAME = "chaos"

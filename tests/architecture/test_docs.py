@@ -24,7 +24,8 @@ import pytest
 from halfmoon_conductor.settings import ConductorSettings
 from halfmoon_kvstore.settings import KvstoreSettings
 from halfmoon_protocol.messages import ALL_MESSAGES
-from halfmoon_runtime.settings import SECRETS, ServiceSettings
+from halfmoon_runtime.setting_names import SECRETS
+from halfmoon_runtime.settings import ServiceSettings
 from halfmoon_servers.bridge.bridge_settings import BridgeSettings
 from halfmoon_workers.decode.decode_settings import DecodeSettings
 from halfmoon_workers.prefill.prefill_settings import PrefillSettings

@@ -7,7 +7,8 @@ import pytest
 
 from halfmoon_conductor.settings import ConductorSettings
 from halfmoon_kvstore.settings import KvstoreSettings
-from halfmoon_runtime.settings import ENVIRONMENT_PREFIX, ServiceSettings
+from halfmoon_runtime.setting_names import ENVIRONMENT_PREFIX
+from halfmoon_runtime.settings import ServiceSettings
 from halfmoon_workers.decode.decode_settings import DecodeSettings
 from halfmoon_workers.prefill.prefill_settings import PrefillSettings
 

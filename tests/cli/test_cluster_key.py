@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from halfmoon_cli.__main__ import app
-from halfmoon_runtime.observability.operator_http import operator_token
+from halfmoon_runtime.observability.operator_tokens import operator_token
 
 OLD = "the moon is made of green cheese"
 NEW = "the moon is made of blue cheese"

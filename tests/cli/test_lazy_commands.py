@@ -33,33 +33,74 @@ def test_the_list_of_commands_says_what_a_command_says_of_itself(
     assert lazy.summary.split()[0] in shown(name, "--help")
 
 
-def test_help_and_completion_import_no_subcommand() -> None:
-    names = {lazy.place.partition(":")[0] for lazy in COMMANDS.values()}
+#: What takes long to import: at the start of a subcommand none of it is needed.
+COSTLY = frozenset(
+    {
+        "aiohttp",
+        "asyncio",
+        "halfmoon_conform.catalogue",
+        "halfmoon_engine",
+        "halfmoon_metadata.store_registry",
+        "halfmoon_scheduling.conductor",
+        "halfmoon_simulator.cluster",
+        "httpx",
+        "matplotlib",
+        "numpy",
+        "prometheus_client",
+        "pydantic_settings",
+        "structlog",
+        "torch",
+        "transformers",
+        "zmq",
+    }
+)
+
+
+def imported_by(*arguments: str, **settings: str) -> tuple[set[str], str]:
+    """Run the command in a process; return the modules that it has at its end, and its output."""
     told = (
         "import sys\nfrom halfmoon_cli.__main__ import app\n"
-        "try:\n    app()\n"
+        "try:\n    app(prog_name='halfmoon')\n"
         "finally:\n    print('IMPORTED', *(name for name in sys.modules), file=sys.stderr)\n"
     )
-    for arguments, settings in (
-        (["--help"], {}),
-        (["--version"], {}),
-        (
-            [],
-            {"_HALFMOON_COMPLETE": "complete_bash", "COMP_WORDS": "halfmoon st", "COMP_CWORD": "1"},
-        ),
-    ):
-        run = subprocess.run(
-            [sys.executable, "-c", told.replace("app()", "app(prog_name='halfmoon')"), *arguments],
-            env={**os.environ, **settings},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        imported = set(run.stderr.partition("IMPORTED")[2].split())
-        assert "halfmoon_cli.lazy_commands" in imported
+    run = subprocess.run(
+        [sys.executable, "-c", told, *arguments],
+        env={**os.environ, **settings},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    imported = set(run.stderr.partition("IMPORTED")[2].split())
+    assert "halfmoon_cli.lazy_commands" in imported, run.stderr
+    return imported, run.stdout
+
+
+def test_help_and_completion_import_no_subcommand() -> None:
+    names = {lazy.place.partition(":")[0] for lazy in COMMANDS.values()}
+    completes = {
+        "_HALFMOON_COMPLETE": "complete_bash",
+        "COMP_WORDS": "halfmoon st",
+        "COMP_CWORD": "1",
+    }
+    for arguments, settings in ((["--help"], {}), (["--version"], {}), ([], completes)):
+        imported, output = imported_by(*arguments, **settings)
         assert not imported & names
-        assert not imported & {"numpy", "httpx", "aiohttp", "torch", "halfmoon_runtime"}
-    assert run.stdout.split() == ["status"], "what the shell completes"
+        assert not imported & {*COSTLY, "halfmoon_runtime"}
+    assert output.split() == ["status"], "what the shell completes"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_a_subcommand_imports_nothing_that_it_needs_only_when_it_runs(name: str) -> None:
+    imported, output = imported_by(name, "--help")
+    assert COMMANDS[name].place.partition(":")[0] in imported
+    assert "Usage" in output
+    assert not imported & COSTLY
+
+
+def test_status_imports_an_http_client_and_no_service() -> None:
+    imported, _ = imported_by("status", "--url", "http://127.0.0.1:1", HALFMOON_STATE="/nowhere")
+    assert "httpx" in imported
+    assert not imported & COSTLY - {"httpx"}
 
 
 def test_the_version_is_printed() -> None:

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from halfmoon_cli.__main__ import app
-from halfmoon_cli.simulate import profile_command
+from halfmoon_cli.simulate import machine_profile
 from halfmoon_simulator.costs.cost_file import load_costs
 
 #: Each forward takes 2 ms, and 0.1 ms more per token.
@@ -15,10 +15,10 @@ ENGINE = "fake://slow?step_s=0.002&token_s=0.0001&max_context=512"
 
 def test_a_profile_becomes_a_cost_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = [
-        profile_command.Bandwidth("tcp", 1024, 1e9),
-        profile_command.Bandwidth("shm", 1024, 2e9),
+        machine_profile.Bandwidth("tcp", 1024, 1e9),
+        machine_profile.Bandwidth("shm", 1024, 2e9),
     ]
-    monkeypatch.setattr(profile_command, "measure_transfers", lambda: paths)  # others measure that
+    monkeypatch.setattr(machine_profile, "measure_transfers", lambda: paths)  # others measure that
     out = tmp_path / "costs.json"
     result = CliRunner().invoke(app, ["profile", "--model", ENGINE, "--out", str(out)])
     assert result.exit_code == 0, result.output
@@ -39,9 +39,9 @@ def test_a_profile_becomes_a_cost_file(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_bad_fit_is_named_with_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: float
 ) -> None:
-    paths = [profile_command.Bandwidth(name, 1024, 1e9) for name in ("tcp", "shm")]
-    monkeypatch.setattr(profile_command, "measure_transfers", lambda: paths)
-    monkeypatch.setattr(profile_command, "LARGEST_MISFIT", limit)
+    paths = [machine_profile.Bandwidth(name, 1024, 1e9) for name in ("tcp", "shm")]
+    monkeypatch.setattr(machine_profile, "measure_transfers", lambda: paths)
+    monkeypatch.setattr(machine_profile, "LARGEST_MISFIT", limit)
     out = tmp_path / "costs.json"
     result = CliRunner().invoke(app, ["profile", "--model", ENGINE, "--out", str(out)])
     assert result.exit_code == 0, result.output
@@ -51,10 +51,10 @@ def test_a_bad_fit_is_named_with_what_to_do(
 
 def test_a_warning_has_the_misfit_and_its_limit() -> None:
     misfits = {"prefill": 0.3, "decode step": 0.456}
-    (warning,) = profile_command.fit_warnings(misfits)
+    (warning,) = machine_profile.fit_warnings(misfits)
     assert "decode step formula misses a measurement by 46%, and 30% is the limit" in warning
     assert "run halfmoon profile again" in warning
-    assert len(profile_command.fit_warnings({"prefill": float("nan")})) == 1
+    assert len(machine_profile.fit_warnings({"prefill": float("nan")})) == 1
 
 
 def test_an_engine_that_cannot_be_had_is_named() -> None:

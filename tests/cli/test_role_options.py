@@ -26,7 +26,8 @@ from halfmoon_cli.up.role_options import (
 from halfmoon_conductor.settings import ConductorSettings
 from halfmoon_kvstore.settings import KvstoreSettings
 from halfmoon_metadata.tcp_ports import free_port
-from halfmoon_runtime.settings import SECRETS, ServiceSettings
+from halfmoon_runtime.setting_names import SECRETS
+from halfmoon_runtime.settings import ServiceSettings
 from halfmoon_workers.decode.decode_settings import DecodeSettings
 from halfmoon_workers.prefill.prefill_settings import PrefillSettings
 from halfmoon_workers.roles.role_settings import (

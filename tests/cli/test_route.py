@@ -22,7 +22,7 @@ from halfmoon_cli.route.server_survey import UnfitServers, check_alike, common_b
 from halfmoon_cli.route.server_tokenizer import NoTokenizer, find_tokenizer
 from halfmoon_cli.up.embedded_cluster import ClusterPlan, plan_processes
 from halfmoon_metadata.tcp_ports import free_port
-from halfmoon_runtime.observability.operator_http import operator_token
+from halfmoon_runtime.observability.operator_tokens import operator_token
 from halfmoon_servers.client.server_description import ServerDescription
 from tests.bridge.plain_server import BLOCK_SIZE, PlainServer, answer_of
 

@@ -23,14 +23,14 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from halfmoon_cli.__main__ import app
-from halfmoon_cli.up import up_command
+from halfmoon_cli.up import foreground, up_command
 from halfmoon_cli.up.default_limits import default_limits
 from halfmoon_cli.up.embedded_cluster import ClusterPlan, plan_processes
 from halfmoon_cli.up.foreground import status_table
 from halfmoon_cli.up.restart_policy import MAX_DEATHS, WINDOW_S, RestartPolicy
 from halfmoon_cli.up.worker_threads import worker_threads
 from halfmoon_metadata.tcp_ports import free_port
-from halfmoon_runtime.observability.operator_http import operator_token
+from halfmoon_runtime.observability.operator_tokens import operator_token
 
 FAKE = "fake://tiny?step_s=0.001"
 
@@ -424,7 +424,7 @@ def test_up_counts_the_cores_unless_the_environment_sets_threads(
         plans.append(plan)
         return 0
 
-    monkeypatch.setattr(up_command, "run_up", run)
+    monkeypatch.setattr(foreground, "run_up", run)
     monkeypatch.setattr(up_command, "machine_cores", lambda: 8)
     monkeypatch.setenv("HALFMOON_THREADS", chosen)
     if not chosen:

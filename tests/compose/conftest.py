@@ -14,7 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from halfmoon_metadata.tcp_ports import free_port, is_free
-from halfmoon_runtime.observability.operator_http import operator_token
+from halfmoon_runtime.observability.operator_tokens import operator_token
 
 ROOT = Path(__file__).parents[2]
 BUILT_WITHIN_S = 1500.0

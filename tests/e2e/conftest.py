@@ -17,7 +17,7 @@ from halfmoon_cli.up.embedded_cluster import ClusterPlan, EmbeddedCluster, Servi
 from halfmoon_metadata.cluster_key_source import cluster_key_from_environment
 from halfmoon_metadata.tcp_ports import free_port
 from halfmoon_metadata.tls_trust import trust_context
-from halfmoon_runtime.observability.operator_http import operator_token
+from halfmoon_runtime.observability.operator_tokens import operator_token
 from halfmoon_testing.models.tiny_models import make_tiny_model
 
 #: Less than a test may take, so that what kept it is said.

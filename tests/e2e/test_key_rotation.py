@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from halfmoon_runtime.observability.operator_http import operator_token
+from halfmoon_runtime.observability.operator_tokens import operator_token
 from tests.e2e.redis_server import RedisServer
 from tests.e2e.steady_load import Load, restart_in_turn
 

@@ -22,7 +22,7 @@ from PIL import Image
 from halfmoon_cli.common.demo_model import demo_model_folder
 from halfmoon_conductor.tenants import add_tenant
 from halfmoon_metadata.tcp_ports import free_port
-from halfmoon_runtime.observability.operator_http import operator_token
+from halfmoon_runtime.observability.operator_tokens import operator_token
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 from playwright.sync_api import (  # noqa: E402

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from halfmoon_metadata.tcp_ports import free_port
-from halfmoon_runtime.observability.operator_http import operator_token
+from halfmoon_runtime.observability.operator_tokens import operator_token
 
 pytestmark = pytest.mark.e2e
 

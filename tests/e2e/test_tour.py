@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from halfmoon_runtime.observability.operator_http import operator_token
+from halfmoon_runtime.observability.operator_tokens import operator_token
 from tests.tutorial_page import ROOT, PageReader
 
 pytestmark = pytest.mark.e2e

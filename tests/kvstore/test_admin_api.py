@@ -9,7 +9,8 @@ import httpx
 from halfmoon_kvstore.admin_api import AdminApi
 from halfmoon_kvstore.drain.drain_controller import DrainController
 from halfmoon_protocol.ids import BlockHash
-from halfmoon_runtime.observability.operator_http import OperatorHttp, operator_token
+from halfmoon_runtime.observability.operator_http import OperatorHttp
+from halfmoon_runtime.observability.operator_tokens import operator_token
 from halfmoon_testing.block_client import SMALL_LAYOUT, prompt_blocks
 
 MIB = 1 << 20

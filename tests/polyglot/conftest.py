@@ -18,7 +18,7 @@ import pytest
 from halfmoon_cli.up.embedded_cluster import ClusterPlan, EmbeddedCluster
 from halfmoon_metadata.cluster_key_source import cluster_key_from_environment
 from halfmoon_metadata.tcp_ports import free_port
-from halfmoon_runtime.observability.operator_http import operator_token
+from halfmoon_runtime.observability.operator_tokens import operator_token
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "examples" / "polyglot"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from halfmoon_metadata.cluster_key_source import read_cluster_key_file
-from halfmoon_runtime.observability.operator_http import operator_token
+from halfmoon_runtime.observability.operator_tokens import operator_token
 
 
 def make(path: Path, *more: Path, key: str = "") -> "subprocess.CompletedProcess[str]":

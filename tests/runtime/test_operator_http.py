@@ -16,9 +16,8 @@ from halfmoon_runtime.observability.operator_http import (
     OperatorHttpError,
     OperatorRequest,
     decode_body,
-    operator_token,
-    operator_tokens,
 )
+from halfmoon_runtime.observability.operator_tokens import operator_token, operator_tokens
 from halfmoon_runtime.observability.route_doc import RouteDoc
 
 KEY = "a key of many characters"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from halfmoon_runtime.observability.operator_http import operator_token
+from halfmoon_runtime.observability.operator_tokens import operator_token
 from halfmoon_runtime.print_operator_token import main
 
 KEY = "a key of 16 characters or more"

@@ -8,7 +8,8 @@ from typing import Annotated
 import pytest
 from pydantic import Field, ValidationError
 
-from halfmoon_runtime.settings import SECRETS, ServiceSettings, machine_id
+from halfmoon_runtime.setting_names import SECRETS
+from halfmoon_runtime.settings import ServiceSettings, machine_id
 
 
 class BakerySettings(ServiceSettings):

@@ -6,7 +6,7 @@ import pytest
 
 from halfmoon_scheduling.cache.eviction_policies import open_eviction_policy
 from halfmoon_simulator.hit_rates import hit_rate
-from halfmoon_simulator.papers import PAPERS
+from halfmoon_simulator.papers import open_paper
 from halfmoon_simulator.papers.experiment_runner import ExperimentRunner
 from halfmoon_simulator.workloads.traces import TraceRequest, read_trace
 from halfmoon_simulator.workloads.workload_sources import find_traces
@@ -55,7 +55,7 @@ def test_lru_on_the_published_traces(file_name: str, values: tuple[float, ...]) 
 
 @pytest.mark.parametrize("name", ["cache-policies", "capacity"])
 def test_the_tables_without_a_cluster_say_which_traces_are_stand_ins(name: str) -> None:
-    report = PAPERS[name](ExperimentRunner(folder="", n_requests=200))
+    report = open_paper(name)(ExperimentRunner(folder="", n_requests=200))
     text = " ".join(report.setup)
     assert "SURROGATE" in text
     assert "CUT SHORT" in text

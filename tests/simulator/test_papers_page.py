@@ -34,15 +34,15 @@ def a_page(*reports: PaperReport) -> str:
 
 def test_the_page_has_a_section_and_a_row_for_each_command_in_their_order() -> None:
     sections, rows = split_page(PAGE.read_text())
-    assert tuple(sections) == tuple(PAPERS)
-    assert tuple(rows) == tuple(PAPERS)
+    assert tuple(sections) == PAPERS
+    assert tuple(rows) == PAPERS
 
 
 def test_the_page_is_as_a_command_leaves_it() -> None:
     page = PAGE.read_text()
-    name = next(iter(PAPERS))
+    name = PAPERS[0]
     report = a_report(name)
-    once = update_page(page, report, tuple(PAPERS), seconds=1.0, n_cores=2)
+    once = update_page(page, report, PAPERS, seconds=1.0, n_cores=2)
     sections, rows = split_page(page)
     sections_then, rows_then = split_page(once)
     for parts in (sections, rows, sections_then, rows_then):

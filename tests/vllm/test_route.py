@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from halfmoon_metadata.tcp_ports import free_port
-from halfmoon_runtime.observability.operator_http import operator_token
+from halfmoon_runtime.observability.operator_tokens import operator_token
 from tests.vllm.stock_server import StockServer, body, complete, tokens_of
 
 WITHIN_S = 120.0

@@ -1,4 +1,7 @@
-"""Import a subcommand once it is named: together, their imports take more than a second."""
+"""Import a subcommand once it is named: together, their imports take more than a second.
+
+A subcommand's module imports what takes long within its functions: its own `--help` is quick too.
+"""
 
 import importlib
 from collections.abc import Callable

@@ -35,7 +35,8 @@ from halfmoon_runtime.healthcheck import STATUS_FILE
 from halfmoon_runtime.observability.logs import configure_logging
 from halfmoon_runtime.observability.loop_lag import LoopLagMonitor
 from halfmoon_runtime.observability.metrics import expose_metrics
-from halfmoon_runtime.observability.operator_http import OperatorHttp, operator_tokens
+from halfmoon_runtime.observability.operator_http import OperatorHttp
+from halfmoon_runtime.observability.operator_tokens import operator_tokens
 from halfmoon_runtime.server_tls import BadTlsFiles, date_problem, server_context
 from halfmoon_runtime.settings import ServiceSettings
 

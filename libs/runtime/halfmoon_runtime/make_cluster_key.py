@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from halfmoon_metadata.cluster_key_source import CLUSTER_KEY_VARIABLE, read_cluster_key_file
-from halfmoon_runtime.observability.operator_http import operator_token
+from halfmoon_runtime.observability.operator_tokens import operator_token
 
 _N_BYTES = 32
 _READABLE = 0o644

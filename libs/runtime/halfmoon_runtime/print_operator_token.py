@@ -7,7 +7,7 @@ does the same with the cluster key of the container's service.
 import sys
 
 from halfmoon_metadata.cluster_key_source import cluster_key_from_environment
-from halfmoon_runtime.observability.operator_http import operator_token
+from halfmoon_runtime.observability.operator_tokens import operator_token
 
 
 def main() -> None:

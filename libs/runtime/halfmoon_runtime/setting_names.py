@@ -1,7 +1,11 @@
-"""Find the setting that a misspelt flag or variable meant."""
+"""Name the environment's variables of settings, and find what a misspelt name meant."""
 
 from collections.abc import Collection, Iterable
 from difflib import get_close_matches
+
+ENVIRONMENT_PREFIX = "HALFMOON_"
+#: Settings that come from the environment only, and are never printed.
+SECRETS = frozenset({"cluster_key", "server_api_key"})
 
 #: How alike a variable must be to a setting, 0 to 1. Settings of our services that are alike, such
 #: as `disk_mib` and `pool_mib`, are less so: one environment is shared by all of them.

@@ -23,11 +23,13 @@ from halfmoon_metadata.cluster_key_source import (
 )
 from halfmoon_protocol.cluster_keys import split_cluster_keys
 from halfmoon_runtime.own_address import is_loopback, resolve_own_address
-from halfmoon_runtime.setting_names import misspelt_variables, unknown_flags
+from halfmoon_runtime.setting_names import (
+    ENVIRONMENT_PREFIX,
+    SECRETS,
+    misspelt_variables,
+    unknown_flags,
+)
 
-ENVIRONMENT_PREFIX = "HALFMOON_"
-#: Settings that come from the environment only, and are never printed.
-SECRETS = frozenset({"cluster_key", "server_api_key"})
 #: Values of an on-or-off setting, as a flag or in the environment.
 _TRUE = frozenset({"1", "true", "t", "yes", "y", "on"})
 _FALSE = frozenset({"0", "false", "f", "no", "n", "off"})

@@ -47,7 +47,7 @@ from halfmoon_protocol.ids import ConductorId
 from halfmoon_runtime.channels.zmq_network import ZmqNetwork
 from halfmoon_runtime.clock import SystemClock
 from halfmoon_runtime.lifecycle import CannotStart, Service, cannot_start_on
-from halfmoon_runtime.observability.operator_http import operator_tokens
+from halfmoon_runtime.observability.operator_tokens import operator_tokens
 from halfmoon_runtime.observability.tracer_setup import open_tracer
 from halfmoon_sandbox import Sandbox
 from halfmoon_scheduling.conductor.conductor_machine import Conductor

@@ -1,30 +1,21 @@
 """Define `halfmoon bench`: its flags, one run, and the output."""
 
-import asyncio
 import secrets
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
 from halfmoon_cli.bench.bench_record import TbtDefinition
-from halfmoon_cli.bench.bench_report import print_result, write_json
-from halfmoon_cli.bench.bench_run import run_workload
-from halfmoon_cli.bench.bench_settings import (
-    BadBenchSettings,
-    BenchSettings,
-    BenchWorkload,
-    plan_workload,
-)
-from halfmoon_cli.bench.endpoint_probe import BenchTarget, probe_target
-from halfmoon_cli.bench.load_plan import plan_stats
 from halfmoon_cli.endpoint.endpoint_address import DEFAULT_URL, parse_endpoint
 from halfmoon_cli.endpoint.endpoint_errors import EndpointError
 from halfmoon_cli.endpoint.endpoint_options import Key, Model, TlsCa, Url
-from halfmoon_simulator.workloads.traces import BadTrace
-from halfmoon_simulator.workloads.workload_sources import find_traces
+
+if TYPE_CHECKING:
+    from halfmoon_cli.bench.bench_settings import BenchWorkload
+    from halfmoon_cli.bench.endpoint_probe import BenchTarget
 
 console = Console(highlight=False)
 
@@ -101,6 +92,15 @@ def bench_command(
     then: no coordinated omission. Refused and failed ones are not good. It ends with 1 when
     nothing was answered.
     """
+    import asyncio
+
+    from halfmoon_cli.bench.bench_report import print_result, write_json
+    from halfmoon_cli.bench.bench_run import run_workload
+    from halfmoon_cli.bench.bench_settings import BadBenchSettings, BenchSettings, plan_workload
+    from halfmoon_cli.bench.endpoint_probe import probe_target
+    from halfmoon_simulator.workloads.traces import BadTrace
+    from halfmoon_simulator.workloads.workload_sources import find_traces
+
     try:
         settings = BenchSettings(
             trace=trace,
@@ -146,7 +146,9 @@ def bench_command(
         raise typer.Exit(1)
 
 
-def _print_head(target: BenchTarget, workload: BenchWorkload) -> None:
+def _print_head(target: "BenchTarget", workload: "BenchWorkload") -> None:
+    from halfmoon_cli.bench.load_plan import plan_stats
+
     stats = plan_stats(workload.chains)
     text = (
         f"{target.model} at {target.endpoint.api}: {workload.description}.\n"

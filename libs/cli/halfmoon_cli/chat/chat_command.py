@@ -7,32 +7,28 @@ input that is no terminal, it prints one answer and nothing else.
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
-import httpx
 import typer
 from rich.console import Console
 from rich.text import Text
 
-from halfmoon_cli.chat.chat_session import ChatSession
 from halfmoon_cli.chat.conversation import Conversation, RequestOptions, format_question, read_text
 from halfmoon_cli.chat.line_input import LineReader, history_path
-from halfmoon_cli.chat.streamed_answer import (
-    StreamedAnswer,
-    format_answer_stats,
-    stream_answer,
-)
 from halfmoon_cli.common.printable_text import printable
 from halfmoon_cli.endpoint.endpoint_address import (
     DEFAULT_URL,
     ApiEndpoint,
     parse_endpoint,
 )
-from halfmoon_cli.endpoint.endpoint_client import open_client
 from halfmoon_cli.endpoint.endpoint_errors import EndpointError, EndpointRefused
 from halfmoon_cli.endpoint.endpoint_options import Key, Model, TlsCa, Url
-from halfmoon_cli.endpoint.model_list import first_model, list_models
 from halfmoon_cli.endpoint.stream_chunks import StreamChunk
+
+if TYPE_CHECKING:
+    import httpx
+
+    from halfmoon_cli.chat.streamed_answer import StreamedAnswer
 
 
 def chat(
@@ -66,6 +62,11 @@ def chat(
 
     With a QUESTION, or with input that is no terminal, it prints the answer and nothing else.
     """
+    from halfmoon_cli.chat.chat_session import ChatSession
+    from halfmoon_cli.chat.streamed_answer import format_answer_stats
+    from halfmoon_cli.endpoint.endpoint_client import open_client
+    from halfmoon_cli.endpoint.model_list import first_model
+
     options = RequestOptions(
         temperature=temperature, max_tokens=max_tokens, seed=seed, priority=priority
     )
@@ -100,13 +101,15 @@ def chat(
 
 
 def _one_answer(
-    client: httpx.Client,
+    client: "httpx.Client",
     endpoint: ApiEndpoint,
     conversation: Conversation,
     question: str,
     n_retries: int,
-) -> StreamedAnswer:
+) -> "StreamedAnswer":
     """Print one answer as it arrives, with further tries after refusals."""
+    from halfmoon_cli.chat.streamed_answer import StreamedAnswer, stream_answer
+
     shows = sys.stdout.isatty()
 
     def show(chunk: StreamChunk) -> None:
@@ -133,7 +136,9 @@ def _one_answer(
                 sys.stdout.flush()
 
 
-def _names(client: httpx.Client, endpoint: ApiEndpoint) -> list[str]:
+def _names(client: "httpx.Client", endpoint: ApiEndpoint) -> list[str]:
+    from halfmoon_cli.endpoint.model_list import list_models
+
     try:
         return list_models(client, endpoint)
     except EndpointError:

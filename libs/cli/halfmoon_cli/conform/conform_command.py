@@ -1,27 +1,21 @@
 """Define `halfmoon conform`: test a service of any language against the protocol."""
 
-import asyncio
 import random
 import signal
 import tempfile
 import time
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from halfmoon_cli.common.cluster_key import read_cluster_key
-from halfmoon_conform.catalogue import all_checks, checks_of
 from halfmoon_conform.check import ROLES, Check, ServiceRole
-from halfmoon_conform.data_cases.case_values import CaseError
-from halfmoon_conform.report.documents import as_json, as_junit
-from halfmoon_conform.report.known_failures import UnknownCheck, mark_known, read_known_failures
-from halfmoon_conform.report.lines import list_lines, summary_line, verdict_line
-from halfmoon_conform.run import RunPlan, run_checks
-from halfmoon_conform.subject.subject import CannotStartSubject
-from halfmoon_conform.verdict import Verdict
-from halfmoon_metadata.store_interface import MetadataError, MetadataStore
-from halfmoon_metadata.store_registry import open_store
+
+if TYPE_CHECKING:
+    from halfmoon_conform.run import RunPlan
+    from halfmoon_conform.verdict import Verdict
+    from halfmoon_metadata import MetadataStore
 
 _EXAMPLE = "halfmoon conform kvstore -- ./my-kvstore --metadata {metadata} --name {worker_id}"
 #: Status of a run in which a check failed, and of one that could not be made.
@@ -95,6 +89,11 @@ def conform(
     Each line is one check. The exit status is 0 when all pass, 1 when one fails, and 2 when the
     run could not be made.
     """
+    from halfmoon_conform.catalogue import all_checks, checks_of
+    from halfmoon_conform.report.known_failures import mark_known
+    from halfmoon_conform.report.lines import list_lines, summary_line, verdict_line
+    from halfmoon_conform.run import RunPlan
+
     role = _role(service, needed=not list_checks)
     if list_checks:
         wanted = list(all_checks()) if role is None else checks_of(role)
@@ -117,7 +116,7 @@ def conform(
         cluster_key, key_file = _cluster_key(bool(command), key, Path(scratch))
         sentences = {check.id: check.says for check in chosen}
 
-        def show(verdict: Verdict) -> None:
+        def show(verdict: "Verdict") -> None:
             (marked,) = mark_known([verdict], known)
             typer.echo(verdict_line(marked, sentences[verdict.check_id]), err=_prints(json))
 
@@ -145,7 +144,13 @@ def conform(
         raise typer.Exit(_FAILED)
 
 
-def _run(plan: RunPlan) -> tuple[list[Verdict], float]:
+def _run(plan: "RunPlan") -> tuple[list["Verdict"], float]:
+    import asyncio
+
+    from halfmoon_conform.data_cases.case_values import CaseError
+    from halfmoon_conform.subject.subject import CannotStartSubject
+    from halfmoon_metadata import MetadataError
+
     started = time.monotonic()
     try:
         return asyncio.run(_until_stopped(plan)), time.monotonic() - started
@@ -155,8 +160,12 @@ def _run(plan: RunPlan) -> tuple[list[Verdict], float]:
         _end(str(error))
 
 
-async def _until_stopped(plan: RunPlan) -> list[Verdict]:
+async def _until_stopped(plan: "RunPlan") -> list["Verdict"]:
     """Run the checks; SIGTERM ends them, and what the kit started."""
+    import asyncio
+
+    from halfmoon_conform.run import run_checks
+
     running = asyncio.current_task()
     assert running is not None, "a coroutine runs in a task"
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.cancel)
@@ -186,9 +195,11 @@ def _cluster_key(started: bool, wanted: bool, scratch: Path) -> tuple[str, str]:
     return key, str(file)
 
 
-def _store(url: str, cluster_key: str) -> MetadataStore | None:
+def _store(url: str, cluster_key: str) -> "MetadataStore | None":
     if not url:
         return None
+    from halfmoon_metadata import open_store
+
     try:
         return open_store(url, cluster_key=cluster_key)
     except ValueError as error:
@@ -198,6 +209,9 @@ def _store(url: str, cluster_key: str) -> MetadataStore | None:
 def _known(file: Path | None) -> frozenset[str]:
     if file is None:
         return frozenset()
+    from halfmoon_conform.catalogue import all_checks
+    from halfmoon_conform.report.known_failures import UnknownCheck, read_known_failures
+
     try:
         return read_known_failures(file.read_text(), (check.id for check in all_checks()))
     except (OSError, UnknownCheck) as error:
@@ -205,8 +219,10 @@ def _known(file: Path | None) -> frozenset[str]:
 
 
 def _write(
-    verdicts: list[Verdict], checks: list[Check], role: str, json: Path | None, junit: Path | None
+    verdicts: list["Verdict"], checks: list[Check], role: str, json: Path | None, junit: Path | None
 ) -> None:
+    from halfmoon_conform.report.documents import as_json, as_junit
+
     by_id = {check.id: check for check in checks}
     try:
         if json is not None and _prints(json):

@@ -1,8 +1,7 @@
-"""Parse the address of an OpenAI endpoint, and make its headers and timeouts. No I/O."""
+"""Parse the address of an OpenAI endpoint, and make its headers. No I/O."""
 
 from urllib.parse import urlsplit
 
-import httpx
 import msgspec
 
 from halfmoon_cli.endpoint.endpoint_errors import BadEndpointUrl
@@ -54,8 +53,3 @@ def parse_endpoint(url: str, key: str = "", tls_ca: str = "") -> ApiEndpoint:
     path = parts.path.rstrip("/")
     api = f"{parts.scheme}://{parts.netloc}{path or '/v1'}"
     return ApiEndpoint(api=api, key=key, tls_ca=tls_ca)
-
-
-def http_timeouts(silence_s: float) -> httpx.Timeout:
-    """Return a connection's limits: it ends after so long without a byte."""
-    return httpx.Timeout(silence_s, connect=CONNECT_S)

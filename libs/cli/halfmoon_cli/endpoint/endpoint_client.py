@@ -4,7 +4,7 @@ import ssl
 
 import httpx
 
-from halfmoon_cli.endpoint.endpoint_address import ApiEndpoint, http_timeouts
+from halfmoon_cli.endpoint.endpoint_address import CONNECT_S, ApiEndpoint
 from halfmoon_cli.endpoint.endpoint_errors import BadEndpointUrl
 from halfmoon_metadata.tls_trust import trust_context
 
@@ -17,7 +17,7 @@ def open_client(endpoint: ApiEndpoint, silence_s: float) -> httpx.Client:
     """
     return httpx.Client(
         headers=endpoint.headers,
-        timeout=http_timeouts(silence_s),
+        timeout=httpx.Timeout(silence_s, connect=CONNECT_S),
         verify=endpoint_trust(endpoint) or True,
     )
 

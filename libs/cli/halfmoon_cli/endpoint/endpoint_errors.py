@@ -6,16 +6,21 @@ EndpointError
 ├── EndpointRefused      an answer with a status other than 200
 └── StreamBroken         an answer that began and did not end as it should
 
-Every message has the endpoint's own words and the way out, on one line.
+Every message has the endpoint's own words and the way out, on one line. The library that the errors
+of connections come from is imported when there is one: commands name these classes at their start.
 """
 
 import math
 from collections.abc import Mapping
+from http import HTTPStatus
+from typing import TYPE_CHECKING
 
-import httpx
 import msgspec
 
 from halfmoon_metadata.tls_trust import certificate_problem
+
+if TYPE_CHECKING:
+    import httpx
 
 
 class EndpointError(Exception):
@@ -68,14 +73,16 @@ def refusal_error(status: int, headers: Mapping[str, str], body: bytes) -> Endpo
     """Make the error of an answer with a status other than 200."""
     reason, code = _parse_error(body)
     if not reason:
-        reason = f"the endpoint answered {httpx.codes.get_reason_phrase(status) or 'nothing'}"
+        reason = f"the endpoint answered {_phrase(status)}"
     return EndpointRefused(
         status, reason, _way_out(status, code), code, _retry_after_s(status, headers)
     )
 
 
-def connection_error(url: str, error: httpx.HTTPError) -> EndpointUnreachable:
+def connection_error(url: str, error: "httpx.HTTPError") -> EndpointUnreachable:
     """Make the error of an httpx error before an answer has begun."""
+    import httpx
+
     if problem := certificate_problem(error):
         return EndpointUnreachable(f"{url}: {problem}")
     match error:
@@ -99,8 +106,10 @@ def connection_error(url: str, error: httpx.HTTPError) -> EndpointUnreachable:
             )
 
 
-def stream_error(error: httpx.HTTPError) -> StreamBroken:
+def stream_error(error: "httpx.HTTPError") -> StreamBroken:
     """Make the error of an httpx error in the middle of an answer."""
+    import httpx
+
     if isinstance(error, httpx.ReadTimeout):
         return StreamBroken("the answer stopped coming: --timeout waits longer")
     return StreamBroken(f"the answer was cut off ({_error_name(error)}): try again")
@@ -113,8 +122,15 @@ def error_text(error: object) -> str:
     return " ".join(str(error).split())
 
 
-def _error_name(error: httpx.HTTPError) -> str:
+def _error_name(error: "httpx.HTTPError") -> str:
     return str(error) or type(error).__name__
+
+
+def _phrase(status: int) -> str:
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return "nothing"
 
 
 def _parse_error(body: bytes) -> tuple[str, str]:

@@ -6,6 +6,7 @@ from halfmoon_cli.common.cluster_key import read_cluster_key
 from halfmoon_cli.common.local_key import use_local_key
 from halfmoon_cli.endpoint.endpoint_address import DEFAULT_URL
 from halfmoon_metadata.cluster_key_source import CLUSTER_KEY_FILE_VARIABLE, CLUSTER_KEY_VARIABLE
+from halfmoon_runtime.observability.operator_tokens import operator_token
 
 
 def operator_key(url: str, api_key: str) -> str:
@@ -14,8 +15,6 @@ def operator_key(url: str, api_key: str) -> str:
     A cluster key in the environment gives the operators' token, and goes before the API key. With
     neither, the key of a cluster that was started in this folder gives it.
     """
-    from halfmoon_runtime.observability.operator_http import operator_token
-
     if not api_key:
         use_local_key(url)
     cluster_key = read_cluster_key()
@@ -24,8 +23,6 @@ def operator_key(url: str, api_key: str) -> str:
 
 def print_operator_token() -> None:
     """Print the token that the web page and /debug want where there is a cluster key."""
-    from halfmoon_runtime.observability.operator_http import operator_token
-
     use_local_key(DEFAULT_URL)
     cluster_key = read_cluster_key()
     if not cluster_key:

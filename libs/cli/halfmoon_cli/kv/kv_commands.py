@@ -3,7 +3,6 @@
 The commands; what they do is in `nodes` and `objects`, imported when one of them runs.
 """
 
-import asyncio
 import contextlib
 import os
 import sys
@@ -106,6 +105,8 @@ def stat(
 ) -> None:
     """Show the node and size of an object, or the nodes and readers of a block."""
     if not block:
+        import asyncio
+
         from halfmoon_cli.kv.object_client import open_object_client
 
         async def find(store: "MetadataStore") -> Any:
@@ -161,6 +162,8 @@ def put(
     json: Json = False,
 ) -> None:
     """Store bytes under a key. The same bytes again are fine, others are refused."""
+    import asyncio
+
     from halfmoon_cli.kv.object_client import open_object_client
 
     async def store_it(store: "MetadataStore", source: BinaryIO, bar: Progress) -> Any:
@@ -193,6 +196,8 @@ def get(
     json: Json = False,
 ) -> None:
     """Get the bytes of a key. A file is there whole, and verified, or not at all."""
+    import asyncio
+
     from halfmoon_cli.kv.object_client import open_object_client
 
     if json and file == "-":

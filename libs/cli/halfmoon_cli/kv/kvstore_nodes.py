@@ -14,7 +14,7 @@ from halfmoon_metadata.tls_trust import (
 )
 from halfmoon_protocol.messages import WorkerInfo
 from halfmoon_runtime.membership import MEMBERS, readable_members
-from halfmoon_runtime.observability.operator_http import operator_token
+from halfmoon_runtime.observability.operator_tokens import operator_token
 
 _TIMEOUT_S = 15.0
 #: Seconds between two polls of a drain.

@@ -4,9 +4,8 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
-import httpx
 import typer
 from rich.console import Console
 from rich.text import Text
@@ -17,14 +16,15 @@ from halfmoon_cli.endpoint.endpoint_address import (
     ApiEndpoint,
     parse_endpoint,
 )
-from halfmoon_cli.endpoint.endpoint_client import open_client
 from halfmoon_cli.endpoint.endpoint_errors import BadEndpointUrl, EndpointError
 from halfmoon_cli.endpoint.endpoint_options import Key, TlsCa, Url
 from halfmoon_cli.endpoint.operator_key import operator_key
-from halfmoon_cli.roles.role_client import fetch_roles, parse_answer, request_role
 from halfmoon_cli.roles.role_responses import RoleChanged, RoleRow, RolesAnswer
 from halfmoon_cli.roles.role_table import describe_change, render_roles
 from halfmoon_scheduling.events import RequestedRole
+
+if TYPE_CHECKING:
+    import httpx
 
 app = typer.Typer(invoke_without_command=True)
 console = Console(highlight=False)
@@ -50,6 +50,8 @@ def roles(
     if context.invoked_subcommand is not None:
         context.obj = (url, api_key, tls_ca)
         return
+    from halfmoon_cli.roles.role_client import fetch_roles, parse_answer
+
     with _opened(url, api_key, tls_ca) as (client, endpoint):
         data = fetch_roles(client, endpoint)
         if as_json:
@@ -76,6 +78,8 @@ def set_role(
     that it has loaded. The conductor does not change it again until auto releases it. A worker that
     refuses, for example within its --role-cooldown-s, is asked again every 10 s.
     """
+    from halfmoon_cli.roles.role_client import parse_answer, request_role
+
     # They may stand before `set`, too.
     url = url if _is_given(context, "url") else context.obj[0]
     api_key = api_key if _is_given(context, "api_key") else context.obj[1]
@@ -105,8 +109,10 @@ def _said(worker: str, role: RequestedRole, row: RoleRow | None) -> str:
 
 
 @contextmanager
-def _opened(url: str, api_key: str, tls_ca: str) -> Iterator[tuple[httpx.Client, ApiEndpoint]]:
+def _opened(url: str, api_key: str, tls_ca: str) -> Iterator[tuple["httpx.Client", ApiEndpoint]]:
     """Yield a client of a conductor; print errors in one line and exit, with 2 for a bad URL."""
+    from halfmoon_cli.endpoint.endpoint_client import open_client
+
     try:
         endpoint = parse_endpoint(url, operator_key(url, api_key), tls_ca)
         with open_client(endpoint, _SILENCE_S) as client:

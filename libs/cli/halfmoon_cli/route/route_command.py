@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import msgspec
 import typer
@@ -10,22 +10,15 @@ from rich.console import Console
 from rich.markup import escape
 
 from halfmoon_cli.common.local_key import WithClusterKey
-from halfmoon_cli.route.server_survey import UnfitServers, common_block_size, survey_servers
-from halfmoon_cli.route.server_tokenizer import NoTokenizer, find_tokenizer
 from halfmoon_cli.up.default_limits import SUMMARY, default_limits
 from halfmoon_cli.up.embedded_cluster import ClusterPlan, metadata_port_beside
-from halfmoon_cli.up.foreground import run_up
 from halfmoon_cli.up.role_options import BadRoleOption, role_options
 from halfmoon_metadata.tcp_ports import free_port, is_free
 from halfmoon_metadata.tls_trust import tls_ca_from_environment
-from halfmoon_runtime.settings import ENVIRONMENT_PREFIX
-from halfmoon_servers.bridge.server_target import (
-    BadTarget,
-    ServerRole,
-    ServerTarget,
-    check_targets,
-    parse_target,
-)
+from halfmoon_runtime.setting_names import ENVIRONMENT_PREFIX
+
+if TYPE_CHECKING:
+    from halfmoon_servers.bridge.server_target import ServerRole, ServerTarget
 
 #: Port of the REST API where it is free.
 DEFAULT_PORT = 8000
@@ -119,6 +112,11 @@ def route(
     The servers, such as `vllm serve`, need no change. HALFMOON_SERVER_API_KEY holds their key, if
     they want one.
     """
+    from halfmoon_cli.route.server_survey import UnfitServers, common_block_size, survey_servers
+    from halfmoon_cli.route.server_tokenizer import NoTokenizer, find_tokenizer
+    from halfmoon_cli.up.foreground import run_up
+    from halfmoon_servers.bridge.server_target import BadTarget
+
     if port and not is_free(port):
         _give_up(f"port {port} is in use: stop what listens there, or choose another with --port")
     chosen = port or (DEFAULT_PORT if is_free(DEFAULT_PORT) else free_port())
@@ -166,12 +164,14 @@ def route(
     raise typer.Exit(run_up(plan, state, console, with_key=cluster_key))
 
 
-def _targets(worker: list[str], prefill: list[str], decode: list[str]) -> list[ServerTarget]:
+def _targets(worker: list[str], prefill: list[str], decode: list[str]) -> list["ServerTarget"]:
     """Parse the servers of all roles.
 
     Raises:
         BadTarget: one is of another form, or they can't work together.
     """
+    from halfmoon_servers.bridge.server_target import BadTarget, check_targets, parse_target
+
     if not (worker or prefill or decode):
         raise BadTarget("no server is named: add --worker http://HOST:PORT for each")
     by_role: tuple[tuple[ServerRole, list[str]], ...] = (

@@ -2,31 +2,30 @@
 
 import os
 import time
-from concurrent.futures.process import BrokenProcessPool
-from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from halfmoon_simulator.papers import PAPERS
-from halfmoon_simulator.papers.experiment_runner import ExperimentRunner
-from halfmoon_simulator.papers.paper_report import PaperReport, print_report, to_markdown
-from halfmoon_simulator.papers.papers_page import update_page
-from halfmoon_simulator.workloads.traces import BadTrace
-from halfmoon_simulator.workloads.workload_sources import find_traces
+from halfmoon_simulator.papers import PAPERS, open_paper
+
+if TYPE_CHECKING:
+    from halfmoon_simulator.papers.experiment_runner import ExperimentRunner
+    from halfmoon_simulator.papers.paper_report import PaperReport
 
 console = Console()
 
 #: In place of a name: each paper in turn.
 ALL = "all"
+NAMES = (*PAPERS, ALL)
 
 
 def paper(
-    name: Annotated[str, typer.Argument(help="One of: " + ", ".join((*PAPERS, ALL)))],
+    name: Annotated[
+        str,
+        typer.Argument(help=f"One of: {', '.join(NAMES)}"),
+    ],
     traces: Annotated[
         str, typer.Option(envvar="HALFMOON_TRACES", help="Folder with published traces")
     ] = "",
@@ -42,10 +41,16 @@ def paper(
     ] = None,
 ) -> None:
     """Print ours beside the published values, the setup, and what differs."""
-    if name not in PAPERS and name != ALL:
-        known = ", ".join((*PAPERS, ALL))
-        console.print(f"[red]halfmoon:[/red] no paper {name!r}, there are: {known}")
+    if name not in NAMES:
+        console.print(f"[red]halfmoon:[/red] no paper {name!r}, there are: {', '.join(NAMES)}")
         raise typer.Exit(2)
+    import msgspec
+
+    from halfmoon_simulator.papers.experiment_runner import ExperimentRunner
+    from halfmoon_simulator.papers.paper_report import print_report, to_markdown
+    from halfmoon_simulator.papers.papers_page import update_page
+    from halfmoon_simulator.workloads.workload_sources import find_traces
+
     for path in (json, markdown, page):
         if path is not None and not path.resolve().parent.is_dir():
             console.print(f"[red]halfmoon:[/red] {path}: there is no folder to write it into")
@@ -66,7 +71,7 @@ def paper(
         print_report(report, console)
         if page is not None:
             before = page.read_text() if page.exists() else ""
-            now = update_page(before, report, tuple(PAPERS), seconds=seconds, n_cores=n_cores)
+            now = update_page(before, report, PAPERS, seconds=seconds, n_cores=n_cores)
             page.write_text(now)
     if json is not None:
         written = msgspec.json.encode(reports if name == ALL else reports[0])
@@ -75,14 +80,21 @@ def paper(
         markdown.write_text("\n".join(to_markdown(report) for report in reports))
 
 
-def _run(name: str, options: ExperimentRunner) -> PaperReport:
+def _run(name: str, options: "ExperimentRunner") -> "PaperReport":
     """Run one paper with a bar of its progress, or say what is wrong and exit."""
+    from concurrent.futures.process import BrokenProcessPool
+    from dataclasses import replace
+
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from halfmoon_simulator.workloads.traces import BadTrace
+
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(name, total=None)
         runner = replace(options, done=lambda n, total: bar.update(task, completed=n, total=total))
         try:
-            return PAPERS[name](runner)
+            return open_paper(name)(runner)
         except (BadTrace, OSError) as error:
             bar.stop()
             console.print(f"[red]halfmoon:[/red] {error}", highlight=False)

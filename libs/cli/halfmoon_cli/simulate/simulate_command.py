@@ -1,33 +1,22 @@
 """`halfmoon simulate`: a workload on a cluster that is not there."""
 
-from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from halfmoon_cli.simulate.hit_rate_table import print_hit_rates
 from halfmoon_scheduling.admission_modes import ADMISSION_MODES
 from halfmoon_scheduling.cache.eviction_policies import EVICTION_POLICIES
 from halfmoon_scheduling.placement.modes import PLACEMENT_MODES
 from halfmoon_scheduling.prefill.queue_order import QUEUE_ORDERS
-from halfmoon_simulator.cluster.cluster_sim import BadScenario, WorkerFault
-from halfmoon_simulator.cluster.cluster_spec import ClusterSpec
-from halfmoon_simulator.colocated.colocated_baseline import ColocatedSpec
 from halfmoon_simulator.costs.cost_file import BadCosts, load_costs, profile_names
-from halfmoon_simulator.results.run_report import NamedSummary, print_summaries, results_to_json
-from halfmoon_simulator.results.run_results import RunResult
-from halfmoon_simulator.scenario import (
-    Scenario,
-    run_scenario,
-    run_scenarios,
-    scheduling_for_simulation,
-)
-from halfmoon_simulator.sweep import Axis, BadSweep, expand_axes, parse_axis, varies_rate
-from halfmoon_simulator.workloads.traces import BadTrace, trace_statistics
-from halfmoon_simulator.workloads.workload_sources import WorkloadSpec, find_traces, make_workload
+
+if TYPE_CHECKING:
+    from halfmoon_simulator.cluster.cluster_sim import WorkerFault
+    from halfmoon_simulator.results.run_results import RunResult
+    from halfmoon_simulator.scenario import Scenario
+    from halfmoon_simulator.sweep import Axis
 
 console = Console()
 
@@ -146,6 +135,22 @@ def simulate(
     machine, the queue of a live worker's blocks, and pages kept at decode. Workers report their
     load every 0.5 s (live: 0.1 s). docs/simulator.md has the whole list.
     """
+    from concurrent.futures.process import BrokenProcessPool
+
+    from halfmoon_cli.simulate.hit_rate_table import print_hit_rates
+    from halfmoon_simulator.cluster.cluster_sim import BadScenario
+    from halfmoon_simulator.cluster.cluster_spec import ClusterSpec
+    from halfmoon_simulator.colocated.colocated_baseline import ColocatedSpec
+    from halfmoon_simulator.results.run_report import NamedSummary, print_summaries
+    from halfmoon_simulator.scenario import Scenario, scheduling_for_simulation
+    from halfmoon_simulator.sweep import BadSweep, expand_axes, parse_axis
+    from halfmoon_simulator.workloads.traces import BadTrace
+    from halfmoon_simulator.workloads.workload_sources import (
+        WorkloadSpec,
+        find_traces,
+        make_workload,
+    )
+
     try:
         workload = WorkloadSpec(
             source=source,
@@ -222,7 +227,11 @@ def simulate(
     console.print(LIMITS, highlight=False, soft_wrap=True)
 
 
-def _describe(base: Scenario) -> None:
+def _describe(base: "Scenario") -> None:
+    from halfmoon_simulator.cluster.cluster_spec import ClusterSpec
+    from halfmoon_simulator.workloads.traces import trace_statistics
+    from halfmoon_simulator.workloads.workload_sources import make_workload
+
     made = make_workload(base.workload)
     facts = trace_statistics(made.requests)
     console.print(
@@ -236,7 +245,11 @@ def _describe(base: Scenario) -> None:
         console.print(f"placement {mode.name}: {mode.summary}", highlight=False)
 
 
-def _run(scenarios: list[Scenario], n_jobs: int | None) -> list[RunResult]:
+def _run(scenarios: list["Scenario"], n_jobs: int | None) -> list["RunResult"]:
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from halfmoon_simulator.scenario import run_scenario, run_scenarios
+
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bar:
         if len(scenarios) > 1:
@@ -253,20 +266,21 @@ def _run(scenarios: list[Scenario], n_jobs: int | None) -> list[RunResult]:
 
 
 def _write(
-    runs: list[tuple[str, RunResult]],
-    axes: list[Axis],
+    runs: list[tuple[str, "RunResult"]],
+    axes: list["Axis"],
     json: Path | None,
     plots: Path | None,
     *,
     with_requests: bool,
 ) -> None:
     if json is not None:
+        from halfmoon_simulator.results.run_report import results_to_json
+
         json.write_text(results_to_json(runs, with_requests=with_requests))
         console.print(f"wrote {json}", highlight=False)
     if plots is not None:
-        from halfmoon_simulator.results.plots import (  # matplotlib takes a second to import
-            save_plots,
-        )
+        from halfmoon_simulator.results.plots import save_plots
+        from halfmoon_simulator.sweep import varies_rate
 
         for path in save_plots(runs, plots, over_rates=varies_rate(axes)):
             console.print(f"wrote {path}", highlight=False)
@@ -280,7 +294,9 @@ def _check_folders(json: Path | None, plots: Path | None) -> None:
         raise FileNotFoundError(f"--json {json}: there is no folder {json.resolve().parent}")
 
 
-def _fault(text: str) -> WorkerFault:
+def _fault(text: str) -> "WorkerFault":
+    from halfmoon_simulator.cluster.cluster_sim import BadScenario, WorkerFault
+
     worker, at, times = text.partition("@")
     lost, plus, back = times.partition("+")
     try:

@@ -3,9 +3,8 @@
 import json
 import sys
 import time
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
-import httpx
 import typer
 from rich.console import Console, RenderableType
 from rich.live import Live
@@ -17,12 +16,12 @@ from halfmoon_cli.endpoint.endpoint_address import (
     ApiEndpoint,
     parse_endpoint,
 )
-from halfmoon_cli.endpoint.endpoint_client import open_client
 from halfmoon_cli.endpoint.endpoint_errors import BadEndpointUrl, EndpointError
 from halfmoon_cli.endpoint.endpoint_options import Key, TlsCa, Url
 from halfmoon_cli.endpoint.operator_key import operator_key
-from halfmoon_cli.status.debug_client import fetch_status, parse_status
-from halfmoon_cli.status.status_screen import render_status
+
+if TYPE_CHECKING:
+    import httpx
 
 console = Console(highlight=False)
 
@@ -42,6 +41,9 @@ def status(
     ] = False,
 ) -> None:
     """Show a cluster as its conductor sees it: workers, queues, memory, latencies, decisions."""
+    from halfmoon_cli.endpoint.endpoint_client import open_client
+    from halfmoon_cli.status.debug_client import fetch_status
+
     try:
         endpoint = parse_endpoint(url, operator_key(url, api_key), tls_ca)
         with open_client(endpoint, _SILENCE_S) as client:
@@ -58,13 +60,16 @@ def status(
         _give_up(str(error), 1)
 
 
-def _look(client: httpx.Client, endpoint: ApiEndpoint, n_decisions: int) -> RenderableType:
+def _look(client: "httpx.Client", endpoint: ApiEndpoint, n_decisions: int) -> RenderableType:
+    from halfmoon_cli.status.debug_client import fetch_status, parse_status
+    from halfmoon_cli.status.status_screen import render_status
+
     return render_status(
         parse_status(fetch_status(client, endpoint), endpoint), n_decisions=n_decisions
     )
 
 
-def _watch(client: httpx.Client, endpoint: ApiEndpoint, every_s: float, n_decisions: int) -> None:
+def _watch(client: "httpx.Client", endpoint: ApiEndpoint, every_s: float, n_decisions: int) -> None:
     """Show the cluster until Ctrl-C. Only the first fetch must succeed."""
     shown = _look(client, endpoint, n_decisions)
     try:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from halfmoon_runtime.settings import ENVIRONMENT_PREFIX
+from halfmoon_runtime.setting_names import ENVIRONMENT_PREFIX
 
 #: Requests that may wait for a first token, and seconds of queue that one may wait behind. They
 #: leave a burst its time, and no client waits for what it will hardly see.

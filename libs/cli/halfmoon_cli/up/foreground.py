@@ -35,7 +35,7 @@ from halfmoon_metadata.cluster_key_source import (
 from halfmoon_metadata.store_interface import MetadataError
 from halfmoon_metadata.tls_trust import certificate_problem, trust_context
 from halfmoon_runtime.membership import MEMBERS, readable_members
-from halfmoon_runtime.observability.operator_http import operator_token
+from halfmoon_runtime.observability.operator_tokens import operator_token
 
 _POLL_S = 0.2
 #: A question that the demo model can answer. It has no apostrophe, which a shell would need quoted.

@@ -7,7 +7,7 @@ way to set them.
 from collections.abc import Sequence
 
 from halfmoon_cli.up.embedded_cluster import START_ORDER
-from halfmoon_runtime.settings import ENVIRONMENT_PREFIX, SECRETS
+from halfmoon_runtime.setting_names import ENVIRONMENT_PREFIX, SECRETS
 
 #: Flags that `halfmoon up` sets itself, and how users set them.
 RESERVED_FLAGS = {

@@ -12,7 +12,6 @@ from halfmoon_cli.common.demo_model import DEMO_MODEL_NAME, DemoModelMissing, de
 from halfmoon_cli.common.local_key import WithClusterKey
 from halfmoon_cli.up.default_limits import SUMMARY, default_limits
 from halfmoon_cli.up.embedded_cluster import ClusterPlan, metadata_port_beside
-from halfmoon_cli.up.foreground import run_up
 from halfmoon_cli.up.role_options import (
     FLEXIBLE_OPTIONS,
     HYBRID_OPTIONS,
@@ -20,13 +19,12 @@ from halfmoon_cli.up.role_options import (
     role_options,
 )
 from halfmoon_cli.up.worker_threads import worker_threads
-from halfmoon_engine.checkpoints.model_folder import check_model
 from halfmoon_metadata.tcp_ports import free_port, is_free
 from halfmoon_metadata.tls_trust import TLS_CA_VARIABLE, trust_context
 from halfmoon_models.errors import ModelError
 from halfmoon_models.machine_cores import machine_cores
 from halfmoon_models.model_kinds import unserved_inputs
-from halfmoon_runtime.settings import ENVIRONMENT_PREFIX
+from halfmoon_runtime.setting_names import ENVIRONMENT_PREFIX
 
 #: Port of the REST API where it is free.
 DEFAULT_PORT = 8000
@@ -132,6 +130,9 @@ def up(
     ] = None,
 ) -> None:
     """Start a cluster on this machine and keep it in the foreground until Ctrl-C."""
+    from halfmoon_cli.up.foreground import run_up
+    from halfmoon_engine.checkpoints.model_folder import check_model
+
     if port and not is_free(port):
         _give_up(f"port {port} is in use: stop what listens there, or choose another with PORT=")
     if bool(tls_cert) != bool(tls_key):

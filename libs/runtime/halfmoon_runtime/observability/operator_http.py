@@ -10,14 +10,12 @@ REST API's.
 With a certificate it serves TLS alone. The handshake is in the caller's thread, has a limit of
 time, and counts as a connection.
 
-With a cluster key, all other paths need ``Authorization: Bearer`` with `operator_token`. HEAD is
+With a cluster key, all other paths need ``Authorization: Bearer`` with an operators' token. HEAD is
 answered wherever GET is. A wrong method is answered with 405 and ``Allow``. A POST needs
 ``Content-Type: application/json``, so that no web page of another origin can send it.
 """
 
 import asyncio
-import hashlib
-import hmac
 import math
 import re
 import select
@@ -38,7 +36,7 @@ import msgspec
 import structlog
 from prometheus_client import REGISTRY, CollectorRegistry, make_wsgi_app
 
-from halfmoon_protocol.cluster_keys import split_cluster_keys
+from halfmoon_runtime.observability.operator_tokens import is_operator_token
 from halfmoon_runtime.observability.route_doc import RouteDoc
 
 #: Most connections at a time; further ones are closed.
@@ -127,24 +125,6 @@ def decode_body(body: bytes, kind: type[_Body]) -> _Body:
         raise OperatorHttpError(
             400, f"wrong body: {error}", param=(named[1] or named[2]) if named else None
         ) from None
-
-
-def operator_token(cluster_key: str) -> str:
-    """Derive the operators' bearer token from the first cluster key; "" without one."""
-    return next(iter(operator_tokens(cluster_key)), "")
-
-
-def operator_tokens(cluster_key: str) -> tuple[str, ...]:
-    """Derive the tokens that a service accepts: one of each cluster key in the text."""
-    return tuple(
-        hmac.new(key.encode(), b"halfmoon operator 1", hashlib.sha256).hexdigest()
-        for key in split_cluster_keys(cluster_key)
-    )
-
-
-def is_operator_token(shown: str, tokens: Sequence[str]) -> bool:
-    """Return whether a text is one of the tokens, in constant time."""
-    return any(hmac.compare_digest(shown.encode(), token.encode()) for token in tokens)
 
 
 class OperatorHttp:

@@ -1,27 +1,35 @@
-"""The tables and figures of Mooncake's papers, each as one function of a `ExperimentRunner`."""
+"""The tables and figures of Mooncake's papers, each as one function of an `ExperimentRunner`.
+
+Each is the function of its name in the module of its name, which is imported when it is opened: a
+command lists the names without a simulator.
+"""
 
 from collections.abc import Callable
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-from halfmoon_simulator.papers.bandwidth import bandwidth
-from halfmoon_simulator.papers.cache_policies import cache_policies
-from halfmoon_simulator.papers.capacity import capacity
-from halfmoon_simulator.papers.experiment_runner import ExperimentRunner
-from halfmoon_simulator.papers.goodput import goodput
-from halfmoon_simulator.papers.hybrid import hybrid
-from halfmoon_simulator.papers.long_context import long_context
-from halfmoon_simulator.papers.overload import overload
-from halfmoon_simulator.papers.paper_report import PaperReport
-from halfmoon_simulator.papers.ratio import ratio
-from halfmoon_simulator.papers.scheduling import scheduling
+if TYPE_CHECKING:
+    from halfmoon_simulator.papers.experiment_runner import ExperimentRunner
+    from halfmoon_simulator.papers.paper_report import PaperReport
 
-PAPERS: dict[str, Callable[[ExperimentRunner], PaperReport]] = {
-    "cache-policies": cache_policies,
-    "capacity": capacity,
-    "scheduling": scheduling,
-    "overload": overload,
-    "goodput": goodput,
-    "long-context": long_context,
-    "bandwidth": bandwidth,
-    "ratio": ratio,
-    "hybrid": hybrid,
-}
+    Paper = Callable[[ExperimentRunner], PaperReport]
+
+#: Their names, in the order of docs/papers.md.
+PAPERS = (
+    "cache-policies",
+    "capacity",
+    "scheduling",
+    "overload",
+    "goodput",
+    "long-context",
+    "bandwidth",
+    "ratio",
+    "hybrid",
+)
+
+
+def open_paper(name: str) -> "Paper":
+    """Return the function of one of `PAPERS`."""
+    function = name.replace("-", "_")
+    paper: Paper = getattr(import_module(f"{__name__}.{function}"), function)
+    return paper

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from halfmoon_protocol.messages import Role
 from halfmoon_runtime.engine_settings import EngineSettings
-from halfmoon_runtime.settings import ENVIRONMENT_PREFIX
+from halfmoon_runtime.setting_names import ENVIRONMENT_PREFIX
 from halfmoon_workers.decode.decode_settings import DecodeSettings
 from halfmoon_workers.prefill.prefill_settings import PrefillSettings
 

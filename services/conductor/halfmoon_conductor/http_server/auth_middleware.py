@@ -33,7 +33,7 @@ from halfmoon_conductor.http_server.token_bucket import TokenBucket
 from halfmoon_conductor.observability.metrics.http_metrics import HttpMetrics, RejectionReason
 from halfmoon_conductor.tenants import Tenant, Tenants
 from halfmoon_protocol.salts import salt_of
-from halfmoon_runtime.observability.operator_http import is_operator_token
+from halfmoon_runtime.observability.operator_tokens import is_operator_token
 from halfmoon_scheduling.fair_queueing import FairRoom
 
 #: Paths that need a key, with all below them.
