@@ -24,8 +24,8 @@ NAMES = (*PAPERS, ALL)
 def paper(
     name: Annotated[
         str,
-        typer.Argument(help=f"One of: {', '.join(NAMES)}"),
-    ],
+        typer.Argument(help=f"One of: {', '.join(NAMES)}; without it: list them"),
+    ] = "",
     traces: Annotated[
         str, typer.Option(envvar="HALFMOON_TRACES", help="Folder with published traces")
     ] = "",
@@ -41,6 +41,9 @@ def paper(
     ] = None,
 ) -> None:
     """Print ours beside the published values, the setup, and what differs."""
+    if not name:
+        console.print("halfmoon paper NAME, which is one of:", *NAMES, sep="\n  ", highlight=False)
+        raise typer.Exit(2)
     if name not in NAMES:
         console.print(f"[red]halfmoon:[/red] no paper {name!r}, there are: {', '.join(NAMES)}")
         raise typer.Exit(2)
