@@ -87,19 +87,16 @@ class Core:
 
 
 def reserved(commands: list[AnyCommand]) -> list[str]:
-    return [c.message.request_id for c in commands if _is(c, ReserveDecode)]
+    messages = [c.message for c in commands if isinstance(c, Send)]
+    return [str(m.request_id) for m in messages if isinstance(m, ReserveDecode)]
 
 
 def stopped(commands: list[AnyCommand]) -> list[str]:
     """Requests that are cancelled at decode and placed again."""
-    cancelled = [c.message.request_id for c in commands if _is(c, Cancel)]
-    again = [c.request_id for c in commands if isinstance(c, Resubmit)]
-    assert cancelled == again
+    messages = [c.message for c in commands if isinstance(c, Send)]
+    again = [str(c.request_id) for c in commands if isinstance(c, Resubmit)]
+    assert [str(m.request_id) for m in messages if isinstance(m, Cancel)] == again
     return again
-
-
-def _is(command: AnyCommand, kind: type) -> bool:
-    return isinstance(command, Send) and isinstance(command.message, kind)
 
 
 def test_the_newest_answer_of_a_flood_makes_room_for_another_tenant() -> None:
