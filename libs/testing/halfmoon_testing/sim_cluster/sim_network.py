@@ -170,11 +170,12 @@ class Connection:
                 self._network.connections.remove(self)
 
     def release(self) -> None:
-        """Deliver what was held back, in order."""
+        """Deliver what was held back at once, in order: what is under way was sent after it."""
         for end in self.ends:
             held, end.held = end.held, []
             for deliver in held:
-                self.send(end, deliver)
+                context = end.process.context
+                self._network.loop.call_soon(self._arrive, end, deliver, context=context)
 
     @property
     def _is_cut(self) -> bool:
