@@ -20,7 +20,7 @@ UP_SETTINGS := MODEL PREFILL DECODE KVSTORE PORT GROUP ENGINE METADATA SERVED_MO
 export $(UP_SETTINGS)
 
 .DEFAULT_GOAL := help
-.PHONY: $(VENV_VLLM) .python-is-new-enough .up-settings-are-known help up test test-again test-fast fuzz fuzz-messages fuzz-all test-soak sim-cluster chaos test-shaken native native-if-possible test-native-sanitized test-rdma test-vllm test-clients screenshots e2e-compose check docs docs-serve schema format bench bench-overload bench-conductor bench-transfer bench-kvpool bench-rdma bench-engine bench-goodput dist lock audit clean
+.PHONY: $(VENV_VLLM) .python-is-new-enough .up-settings-are-known help up test test-again test-fast fuzz fuzz-messages fuzz-all test-soak sim-cluster chaos test-shaken native native-if-possible test-native-sanitized test-rdma test-vllm conform test-clients screenshots e2e-compose check docs docs-serve schema format bench bench-overload bench-conductor bench-transfer bench-kvpool bench-rdma bench-engine bench-goodput dist lock audit clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -155,6 +155,9 @@ $(VENV_VLLM): .python-is-new-enough
 
 test-vllm: $(VENV_VLLM) ## vLLM as our engine and beside us, in .venv-vllm (4 GB, minutes): VLLM_TESTS=tests/vllm/test_x.py
 	$(VENV_VLLM)/bin/python -m pytest -W ignore -n $(VLLM_WORKERS) --dist loadfile --timeout 600 $(VLLM_TESTS)
+
+conform: $(VENV)/.dev ## the conformance kit against our services and those in TypeScript, with keys and without (minutes)
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal tests/conform/test_services.py tests/polyglot/test_conformance.py
 
 test-clients: $(VENV)/.dev ## clients that people use, each from an environment of its own, on a live cluster
 	HALFMOON_TEST_CLIENTS=1 $(BIN)/pytest tests/clients

@@ -19,8 +19,6 @@ LONG_FILES = (
     "vllm/test_kv_events.py",
     "vllm/test_route.py",
     "vllm/test_quantised_models.py",
-    "conform/test_services.py",
-    "polyglot/test_conformance.py",
     "e2e/test_role_faults.py",
     "e2e/test_groups.py",
     "simulator/test_admission_margin.py",
