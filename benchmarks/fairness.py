@@ -11,6 +11,7 @@ import argparse
 import json
 import multiprocessing
 import random
+import signal
 import statistics
 import tempfile
 import threading
@@ -43,6 +44,8 @@ def main() -> None:
     )
     parser.add_argument("--no-shares-decode", action="store_true", help="let long answers stay")
     options = parser.parse_args()
+    # As Ctrl-C does, so that no process is left behind.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory() as folder:
         tenants = Path(folder) / "tenants.toml"
         honest, flood = (add_tenant(tenants, name) for name in ("honest", "flood"))
