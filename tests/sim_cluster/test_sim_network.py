@@ -51,3 +51,26 @@ def test_messages_of_a_connection_arrive_in_order_whatever_holds_them_back(
     # A connection is taken down only after a longer cut than these can make.
     n_sent = loop.run_until_complete(run())
     assert received == [str(number) for number in range(n_sent)]
+
+
+def test_a_peer_that_died_behind_a_cut_is_gone_once_the_cut_heals() -> None:
+    loop = VirtualLoop(random.Random(1))
+    network = SimNetwork(loop, random.Random(1), lambda _receiver, _text: None)
+    worker, conductor = VirtualProcess("worker"), VirtualProcess("conductor")
+
+    async def run() -> None:
+        port = await network.view(worker, loop.time).bind("worker")
+        link = await network.view(conductor, loop.time).dial(port.commands)
+        link.send_now(Cancel(request_id=RequestId("1")))
+        await port.receive()
+        assert port.peers
+        network.cut("worker", "conductor")
+        network.on_killed(conductor)
+        await asyncio.sleep(1.0)
+        assert port.peers, "the worker can't know of it yet"
+        network.heal("worker", "conductor")
+        await asyncio.sleep(0.1)
+        assert not port.peers
+        assert not network.connections
+
+    loop.run_until_complete(run())

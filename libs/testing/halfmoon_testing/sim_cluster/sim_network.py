@@ -83,7 +83,7 @@ class SimNetwork:
         """Deliver what was held back."""
         pair = _pair(one, other)
         self._cuts.discard(pair)
-        for each in self.connections:
+        for each in list(self.connections):
             if each.joins(pair):
                 each.release()
 
@@ -154,8 +154,8 @@ class Connection:
         for end in self.ends:
             if end.process is not by:
                 self.send(end, lambda end=end: end.on_down(reason))  # type: ignore[misc]
-        if self in self._network.connections:
-            self._network.connections.remove(self)
+        if not self._is_cut:
+            self._forget_if_over()
 
     def end_if_silent(self) -> None:
         """Take both sides down if the cut is still there."""
@@ -166,8 +166,7 @@ class Connection:
                 self._network.loop.call_soon(
                     end.on_down, "no heartbeats", context=end.process.context
                 )
-            if self in self._network.connections:
-                self._network.connections.remove(self)
+            self._forget_if_over()
 
     def release(self) -> None:
         """Deliver what was held back at once, in order: what is under way was sent after it."""
@@ -176,6 +175,7 @@ class Connection:
             for deliver in held:
                 context = end.process.context
                 self._network.loop.call_soon(self._arrive, end, deliver, context=context)
+        self._forget_if_over()
 
     @property
     def _is_cut(self) -> bool:
@@ -184,8 +184,14 @@ class Connection:
     def _arrive(self, to: _End, deliver: Callable[[], None]) -> None:
         if self._is_cut or to.held:
             to.held.append(deliver)
+            if self.is_over and self not in self._network.connections:
+                self._network.connections.append(self)  # it has yet to say that it is gone
         else:
             deliver()
+
+    def _forget_if_over(self) -> None:
+        if self.is_over and self in self._network.connections:
+            self._network.connections.remove(self)
 
 
 class ProcessNetwork:
