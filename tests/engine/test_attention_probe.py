@@ -1,5 +1,6 @@
 """The probe sees what a model does: what is no causal language model over pages is refused."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from halfmoon_engine.load import open_engine
 from halfmoon_engine.stages.stage_model import StageModel
 from halfmoon_models import model_kinds
 from halfmoon_models.errors import ModelError, UnsupportedModel
+from halfmoon_testing.models.tiny_models import make_tiny_model
 
 transformers: Any = untyped_transformers
 
@@ -208,4 +210,14 @@ def test_a_model_whose_layers_have_heads_of_different_sizes_is_refused(tmp_path:
     torch.manual_seed(0)
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModel, match="keys and values of several shapes"):
+        open_engine(str(tmp_path), block_size=16, device="cpu")
+
+
+@pytest.mark.parametrize("cap", ["attn_logit_softcapping", "final_logit_softcapping"])
+def test_a_model_whose_scores_are_all_equal_is_refused(cap: str, tmp_path: Path) -> None:
+    make_tiny_model("gemma2", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config[cap] = 0.0
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedModel, match=f"its {cap} is 0"):
         open_engine(str(tmp_path), block_size=16, device="cpu")

@@ -41,6 +41,9 @@ def check_architecture(config: Any) -> None:
         refuse("its attention looks at later tokens")
     if "dynamic" in _rope_types(text):
         refuse("dynamic rotary scaling turns old keys by the longest sequence in the batch")
+    for cap in ("attn_logit_softcapping", "final_logit_softcapping"):
+        if getattr(text, cap, None) == 0:
+            refuse(f"its {cap} is 0, which makes all scores equal; null is none")
     if not isinstance(getattr(text, "max_position_embeddings", None), int):
         refuse("its config names no longest context (max_position_embeddings)")
 
