@@ -207,6 +207,10 @@ def _end(cluster: SimCluster) -> None:
             for task in list(process.tasks):
                 _close(task.get_coro())
             process.tasks.clear()
+            for thread in process.threads:
+                # What it stands in holds regions, and no collection finds them there.
+                with suppress(BaseException):
+                    thread.throw()
             process.threads.clear()
         for service in [*cluster.starts, cluster.puts]:
             if service.engine is not None:
