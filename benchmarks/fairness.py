@@ -40,7 +40,10 @@ def main() -> None:
     parser.add_argument("--chunk-tokens", type=int, default=256, help="tokens of a prefill pass")
     parser.add_argument("--floods", nargs="+", choices=FLOODS, default=list(FLOODS))
     parser.add_argument(
-        "--running", type=int, default=24, help="answers at decode at once, fewer than flooders"
+        "--running",
+        type=int,
+        default=64,
+        help="requests at decode at once; fewer than 32 for a flood that fills it",
     )
     parser.add_argument("--no-shares-decode", action="store_true", help="let long answers stay")
     options = parser.parse_args()
