@@ -17,7 +17,7 @@ pytestmark = pytest.mark.e2e
 
 #: Its tokens depend on every byte of KV; a step takes 10 ms.
 MODEL = "fake://shares?step_s=0.01&max_context=4096"
-N_LONG, N_SHORT = 300, 4
+N_LONG, N_SHORT = 600, 4
 #: Answers at decode at once: the flood's.
 N_RUNNING = 3
 
