@@ -144,13 +144,22 @@ def responses() -> Iterator[ResponseStore]:
 
 
 @pytest.fixture
+def model_aliases() -> tuple[str, ...]:
+    """Patterns of further names of the model."""
+    return ()
+
+
+@pytest.fixture
 def app(
     gateway: ScriptedGateway,
     tokenizer: HubTokenizer,
     registry: CollectorRegistry,
     responses: ResponseStore,
+    model_aliases: tuple[str, ...],
 ) -> FastAPI:
-    return create_app(gateway, tokenizer, registry=registry, responses=responses)
+    return create_app(
+        gateway, tokenizer, registry=registry, responses=responses, model_aliases=model_aliases
+    )
 
 
 @pytest.fixture

@@ -6,12 +6,8 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
-from prometheus_client import CollectorRegistry
 
 from halfmoon_conductor.engine_io.gateway_interface import ModelCard
-from halfmoon_conductor.routes.rest_app import create_app
-from halfmoon_conductor.stored_responses.response_store import ResponseStore
 from halfmoon_conductor.text.hub_tokenizer import HubTokenizer
 from halfmoon_testing.conductor_http import ScriptedGateway
 
@@ -118,20 +114,9 @@ def card() -> ModelCard:
 
 
 @pytest.fixture
-def app(
-    gateway: ScriptedGateway,
-    tokenizer: HubTokenizer,
-    registry: CollectorRegistry,
-    responses: ResponseStore,
-) -> FastAPI:
-    """One that answers to the names that agents have built in."""
-    return create_app(
-        gateway,
-        tokenizer,
-        registry=registry,
-        responses=responses,
-        model_aliases=("gpt-*", "claude-*"),
-    )
+def model_aliases() -> tuple[str, ...]:
+    """The names that agents have built in."""
+    return "gpt-*", "claude-*"
 
 
 def says(gateway: ScriptedGateway, tokenizer: HubTokenizer, text: str) -> None:

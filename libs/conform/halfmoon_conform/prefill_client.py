@@ -6,9 +6,11 @@ from typing import Any
 
 from halfmoon_conform.blocks import block_bytes
 from halfmoon_conform.check_context import CheckContext
+from halfmoon_conform.kv_compare import near
 from halfmoon_conform.peers.caller import Caller
 from halfmoon_conform.peers.played_owner import PlayedOwner
 from halfmoon_conform.peers.wire_maps import WireMap
+from halfmoon_conform.played_kvstore import PlayedKvstore
 from halfmoon_conform.verdict import require
 from halfmoon_protocol.blocks import block_hashes
 
@@ -128,6 +130,25 @@ class PrefillClient:
             self.rows(landing, block, min(size, n_tokens - block * size))
             for block in range(-(-n_tokens // size))
         ]
+
+    async def fill(self, kvstore: PlayedKvstore, tokens: list[int]) -> tuple[Any, PlayedLanding]:
+        """Have the subject put a prompt's blocks into a kvstore, and return how it ended."""
+        done, landing = await self.run(tokens, store_in=kvstore.port.address)
+        hashes = self.hashes(tokens)
+
+        async def stored() -> bool:
+            return all(each in kvstore.stored for each in hashes)
+
+        await self.context.until(stored, "the prompt's blocks are committed")
+        for block, each in enumerate(hashes):
+            require(
+                kvstore.body(each) == self.page(landing, block), "stored other bytes than landed"
+            )
+        return done, landing
+
+    def require_near(self, one: list[list[bytes]], other: list[list[bytes]], what: str) -> None:
+        """See that two prompts have the same KV but for rounding."""
+        require(near(one, other, self.context.layout["dtype"]), f"{what}: other KV")
 
     def require_untouched(self, landing: PlayedLanding) -> None:
         """See that nothing was written outside of a landing's pages."""

@@ -1,15 +1,11 @@
-"""Check a prefill worker: pages, cached prefixes, puts, cancels, expiry and what is not right."""
+"""Check a prefill worker: what lands, commands that are not right, and stages of a group."""
 
 import asyncio
-import secrets
 from typing import Any
 
 from halfmoon_conform.check import ServiceRole, check
 from halfmoon_conform.check_context import CheckContext
-from halfmoon_conform.kv_compare import near
-from halfmoon_conform.peers import transfer_frames as frames
 from halfmoon_conform.peers.caller import is_draining_welcome
-from halfmoon_conform.peers.transfer_frames import checksum
 from halfmoon_conform.played_kvstore import PlayedKvstore
 from halfmoon_conform.prefill_client import N_PAGES, PlayedLanding, PrefillClient
 from halfmoon_conform.verdict import CheckFailed, CheckSkipped, require
@@ -18,11 +14,6 @@ _PREFILL: tuple[ServiceRole, ...] = ("prefill",)
 _WRITES_NO_MORE = (
     "After `prefill_done`, `prefill_failed` or `prefill_stopped` the prefill worker writes no more."
 )
-_STARTS_NO_WRITE = "After that time the prefill worker starts no more writes"
-
-
-def _require_near(client: PrefillClient, one: Any, other: Any, what: str) -> None:
-    require(near(one, other, client.context.layout["dtype"]), f"{what}: other KV")
 
 
 # -- what lands ------------------------------------------------------------------------------------
@@ -62,7 +53,7 @@ async def _order(context: CheckContext) -> None:
     one, first = await client.run(tokens)
     other, second = await client.run(tokens)
     require(one["first_token"] == other["first_token"], "another first token for the same prompt")
-    _require_near(client, client.kv(first, n_tokens), client.kv(second, n_tokens), "two landings")
+    client.require_near(client.kv(first, n_tokens), client.kv(second, n_tokens), "two landings")
 
 
 @check(
@@ -78,7 +69,7 @@ async def _prefix(context: CheckContext) -> None:
     _, short = await client.run(tokens[: 2 * size])
     _, long = await client.run(tokens)
     one, other = client.kv(short, 2 * size), client.kv(long, 4 * size)[:2]
-    _require_near(client, one, other, "the blocks that two prompts begin with")
+    client.require_near(one, other, "the blocks that two prompts begin with")
     different = client.kv(long, 4 * size)
     require(different[0] != different[1], "two blocks of other tokens have the same KV")
 
@@ -104,7 +95,7 @@ async def _chunk_edges(context: CheckContext) -> None:
     for n_tokens in lengths[:-1]:
         _, landing = await client.run(tokens[:n_tokens])
         one, other = client.kv(landing, n_tokens), client.kv(longest, n_tokens)
-        _require_near(client, one, other, f"{n_tokens} of {len(tokens)} tokens")
+        client.require_near(one, other, f"{n_tokens} of {len(tokens)} tokens")
     if not (hashes := client.hashes(tokens)):
         return
     # Whatever the chunks are, they begin a block later then.
@@ -113,7 +104,7 @@ async def _chunk_edges(context: CheckContext) -> None:
     done, landing = await client.run(tokens, cached=cached)
     require(done["first_token"] == whole["first_token"], "another first token behind a block")
     one, other = client.kv(landing, len(tokens)), client.kv(longest, len(tokens))
-    _require_near(client, one, other, "tokens behind a cached block")
+    client.require_near(one, other, "tokens behind a cached block")
 
 
 @check(
@@ -223,518 +214,8 @@ async def _held(context: CheckContext) -> None:
         page = client.page(landing, block)
         require(page.count(0xA5) == len(page), f"wrote to held block {block}")
     one, other = client.kv(first, n_tokens)[2:], client.kv(landing, n_tokens)[2:]
-    _require_near(client, one, other, "the block behind the held ones")
+    client.require_near(one, other, "the block behind the held ones")
     require(done["first_token"] == whole["first_token"], "another first token")
-
-
-# -- the kvstore -----------------------------------------------------------------------------------
-
-
-@check(
-    "prefill.put.blocks",
-    roles=_PREFILL,
-    says="with the xxh3-64 (seed 0) of each block's bytes (or `revoke_blocks`)",
-)
-async def _put(context: CheckContext) -> None:
-    client, kvstore = await PrefillClient.open(context), await PlayedKvstore.open(context)
-    tokens = client.tokens(2 * client.block_size + 3)
-    await _fill(client, kvstore, tokens)
-    hashes = client.hashes(tokens)
-    (reserve,) = [m for m in kvstore.reserved if m["hashes"][0] == hashes[0]][:1]
-    require(reserve["parent"] is None, "the first block of a prompt has a parent")
-    require(reserve["hashes"] == hashes, "reserved other blocks than the prompt's full ones")
-    require(
-        reserve["token_ids"] == tokens[: 2 * client.block_size], "token_ids are not the blocks'"
-    )
-    for each in hashes:
-        _, total = kvstore.stored[each]
-        require(checksum(kvstore.body(each)) == total, "committed another checksum than the bytes'")
-
-
-async def _fill(
-    client: PrefillClient, kvstore: PlayedKvstore, tokens: list[int]
-) -> tuple[Any, PlayedLanding]:
-    """Have the subject put a prompt's blocks into a kvstore, and return how it ended."""
-    done, landing = await client.run(tokens, store_in=kvstore.port.address)
-    hashes = client.hashes(tokens)
-
-    async def stored() -> bool:
-        return all(each in kvstore.stored for each in hashes)
-
-    await client.context.until(stored, "the prompt's blocks are committed")
-    for block, each in enumerate(hashes):
-        require(kvstore.body(each) == client.page(landing, block), "stored other bytes than landed")
-    return done, landing
-
-
-@check(
-    "prefill.cached.read",
-    roles=_PREFILL,
-    says="A get takes a lease, reads, and releases.",
-)
-async def _cached(context: CheckContext) -> None:
-    client, kvstore = await PrefillClient.open(context), await PlayedKvstore.open(context)
-    n_tokens = 3 * client.block_size + 2
-    tokens = client.tokens(n_tokens)
-    whole, first = await _fill(client, kvstore, tokens)
-    cached = {"kvstore": kvstore.port.address, "n_blocks": 3}
-    done, landing = await client.run(tokens, cached=cached)
-    require(done["n_cached"] == 3 * client.block_size, f"n_cached is {done['n_cached']}")
-    require(done["first_token"] == whole["first_token"], "another first token from cached blocks")
-    _require_near(client, client.kv(first, n_tokens), client.kv(landing, n_tokens), "cached blocks")
-    await kvstore.port.expect({"type": "release_lease"})
-
-
-@check(
-    "prefill.cached.at-least-one-token",
-    roles=_PREFILL,
-    says="Compute these tokens' KV into the landing, choose the next token.",
-)
-async def _cached_whole(context: CheckContext) -> None:
-    """Cache each block of a prompt: there is still a token to choose."""
-    client, kvstore = await PrefillClient.open(context), await PlayedKvstore.open(context)
-    tokens = client.tokens(2 * client.block_size)
-    whole, first = await _fill(client, kvstore, tokens)
-    cached = {"kvstore": kvstore.port.address, "n_blocks": 2}
-    done, landing = await client.run(tokens, cached=cached)
-    require(done["n_cached"] < len(tokens), "nothing was computed, and a token was chosen")
-    require(done["first_token"] == whole["first_token"], "another first token from cached blocks")
-    one, other = client.kv(first, len(tokens)), client.kv(landing, len(tokens))
-    _require_near(client, one, other, "cached blocks")
-
-
-@check(
-    "prefill.cached.damaged",
-    roles=_PREFILL,
-    says="The reader compares the checksums, before it uses a byte.",
-)
-async def _damaged(context: CheckContext) -> None:
-    client, kvstore = await PrefillClient.open(context), await PlayedKvstore.open(context)
-    n_tokens = 2 * client.block_size + 1
-    tokens = client.tokens(n_tokens)
-    whole, first = await _fill(client, kvstore, tokens)
-    kvstore.owner.damages_reads = True
-    cached = {"kvstore": kvstore.port.address, "n_blocks": 2}
-    landing = client.landing(n_tokens)
-    done = await client.end_of(await client.start(tokens, landing, cached=cached))
-    _require_right_or_again(client, done, whole)
-    if done["type"] == "prefill_done":
-        one, other = client.kv(first, n_tokens), client.kv(landing, n_tokens)
-        _require_near(client, one, other, "damaged blocks")
-    await kvstore.port.expect({"type": "verify_blocks"})
-
-
-def _require_right_or_again(client: PrefillClient, done: Any, whole: Any) -> None:
-    """See that a prompt whose cached blocks can't be read is computed, or may be tried again."""
-    if done["type"] == "prefill_failed":
-        require(done["retryable"] is True, f"not retryable: {done}")
-        return
-    require(done["type"] == "prefill_done", f"ended by {done['type']}")
-    require(done["first_token"] == whole["first_token"], "another first token")
-
-
-async def _done_without(context: CheckContext, break_it: Any, n_blocks: int = 2) -> None:
-    """Break a kvstore that has a prompt's blocks: the prompt is computed all the same."""
-    client, kvstore = await PrefillClient.open(context), await PlayedKvstore.open(context)
-    n_tokens = 2 * client.block_size + 1
-    tokens = client.tokens(n_tokens)
-    whole, first = await client.run(tokens)
-    for block, each in enumerate(client.hashes(tokens)):
-        kvstore.keep(each, client.page(first, block))
-    await break_it(kvstore)
-    cached = {"kvstore": kvstore.port.address, "n_blocks": n_blocks}
-    done, landing = await client.run(tokens, cached=cached)
-    require(done["first_token"] == whole["first_token"], "another first token")
-    _require_near(client, client.kv(first, n_tokens), client.kv(landing, n_tokens), "without it")
-
-
-_WITHOUT = "the kvstore is done without"
-
-
-@check("prefill.cached.silent-kvstore", roles=_PREFILL, says=_WITHOUT)
-async def _silent(context: CheckContext) -> None:
-    async def break_it(kvstore: PlayedKvstore) -> None:
-        kvstore.silent = True
-
-    await _done_without(context, break_it)
-
-
-@check("prefill.cached.refused", roles=_PREFILL, says=_WITHOUT)
-async def _refused(context: CheckContext) -> None:
-    async def break_it(kvstore: PlayedKvstore) -> None:
-        kvstore.lease_answer = {"type": "kvstore_refused", "reason": "conformance"}
-
-    await _done_without(context, break_it)
-
-
-@check(
-    "prefill.cached.fewer-blocks", roles=_PREFILL, says="Hold the longest stored prefix of these."
-)
-async def _fewer(context: CheckContext) -> None:
-    async def break_it(kvstore: PlayedKvstore) -> None:
-        kvstore.stored = dict(list(kvstore.stored.items())[:1])
-
-    await _done_without(context, break_it)
-
-
-@check("prefill.cached.nonsense", roles=_PREFILL, says=_WITHOUT)
-async def _nonsense(context: CheckContext) -> None:
-    async def break_it(kvstore: PlayedKvstore) -> None:
-        block = next(iter(kvstore.stored))
-        kvstore.lease_answer = {
-            "type": "blocks_leased",
-            "region": kvstore.region,
-            "places": [[secrets.token_bytes(16), 2**40, 1], [block, 2**47, 1]],
-            "expires_s": 10.0,
-        }
-
-    await _done_without(context, break_it)
-
-
-@check(
-    "prefill.cached.unreadable",
-    roles=_PREFILL,
-    says="Compute these tokens' KV into the landing, choose the next token.",
-)
-async def _cut_reads(context: CheckContext) -> None:
-    client, kvstore = await PrefillClient.open(context), await PlayedKvstore.open(context)
-    tokens = client.tokens(2 * client.block_size + 1)
-    whole, first = await client.run(tokens)
-    for block, each in enumerate(client.hashes(tokens)):
-        kvstore.keep(each, client.page(first, block))
-    kvstore.owner.status_of = lambda op, _: frames.UNKNOWN_KEY if op == frames.READ else None
-    landing = client.landing(len(tokens))
-    cached = {"kvstore": kvstore.port.address, "n_blocks": 2}
-    done = await client.end_of(await client.start(tokens, landing, cached=cached))
-    _require_right_or_again(client, done, whole)
-    client.require_untouched(landing)
-
-
-@check("prefill.cached.away", roles=_PREFILL, says=_WITHOUT)
-async def _away(context: CheckContext) -> None:
-    async def break_it(kvstore: PlayedKvstore) -> None:
-        await kvstore.port.close()
-        await kvstore.owner.close()
-
-    await _done_without(context, break_it)
-
-
-@check(
-    "prefill.cached.replica",
-    roles=_PREFILL,
-    says="answers of a kvstore | dropped | a lease or a reservation is given back",
-)
-async def _replica(context: CheckContext) -> None:
-    client = await PrefillClient.open(context)
-    broken, whole = await PlayedKvstore.open(context), await PlayedKvstore.open(context)
-    tokens = client.tokens(2 * client.block_size + 1)
-    plain, first = await client.run(tokens)
-    for block, each in enumerate(client.hashes(tokens)):
-        whole.keep(each, client.page(first, block))
-    broken.lease_answer = {"type": "kvstore_refused", "reason": "conformance"}
-    cached = {
-        "kvstore": broken.port.address,
-        "n_blocks": 2,
-        "replicas": [whole.port.address],
-    }
-    done, _ = await client.run(tokens, cached=cached)
-    require(done["first_token"] == plain["first_token"], "another first token")
-    require(done["n_cached"] == 2 * client.block_size, f"n_cached is {done['n_cached']}")
-    name = whole.port.record["worker_id"]
-    require(done.get("fetched_from") == name, f"fetched_from is {done.get('fetched_from')!r}")
-
-
-@check("prefill.put.silent-kvstore", roles=_PREFILL, says=_WITHOUT)
-async def _put_silent(context: CheckContext) -> None:
-    client, kvstore = await PrefillClient.open(context), await PlayedKvstore.open(context)
-    kvstore.silent = True
-    await client.run(client.tokens(2 * client.block_size), store_in=kvstore.port.address)
-
-
-# -- cancels and time ------------------------------------------------------------------------------
-
-
-async def _cancelled(client: PrefillClient, request_id: str, landing: PlayedLanding) -> None:
-    """Cancel, wait for the one answer, and see that no write comes after it."""
-    await client.caller.send({"type": "cancel", "request_id": request_id})
-    ended = await client.end_of(request_id)
-    if ended["type"] == "prefill_done":  # it was done before the cancel came
-        ended = await client.end_of(request_id)
-    require(ended["type"] == "prefill_stopped", f"answered a cancel by {ended}")
-    require(await client.quiet(landing) == 0, "wrote after prefill_stopped")
-    client.require_untouched(landing)
-    late = [m for m in client.caller.inbox if m.get("request_id") == request_id]
-    require(not late, f"{late[:1]} after prefill_stopped")
-
-
-@check("prefill.cancel.at-once", roles=_PREFILL, says=_WRITES_NO_MORE)
-async def _cancel_at_once(context: CheckContext) -> None:
-    client = await PrefillClient.open(context)
-    landing = client.landing(4 * client.block_size)
-    request_id = await client.start(client.tokens(4 * client.block_size), landing)
-    await _cancelled(client, request_id, landing)
-
-
-@check("prefill.cancel.while-it-writes", roles=_PREFILL, says=_WRITES_NO_MORE)
-async def _cancel_writing(context: CheckContext) -> None:
-    client = await PrefillClient.open(context)
-    landing = client.landing(4 * client.block_size)
-    client.owner.may_reply.clear()
-    request_id = await client.start(client.tokens(4 * client.block_size), landing)
-
-    async def written() -> bool:
-        return bool(client.owner.writes(landing.region["key"]))
-
-    await context.until(written, "a write to the landing")
-    await client.caller.send({"type": "cancel", "request_id": request_id})
-    await client.caller.settle()
-    client.owner.may_reply.set()
-    ended = await client.end_of(request_id)
-    require(ended["type"] == "prefill_stopped", f"answered a cancel by {ended}")
-    require(await client.quiet(landing) == 0, "wrote after prefill_stopped")
-
-
-@check("prefill.cancel.while-it-fetches", roles=_PREFILL, says=_WRITES_NO_MORE)
-async def _cancel_fetching(context: CheckContext) -> None:
-    client, kvstore = await PrefillClient.open(context), await PlayedKvstore.open(context)
-    tokens = client.tokens(3 * client.block_size)
-    await _fill(client, kvstore, tokens)
-    kvstore.owner.may_serve.clear()
-    landing = client.landing(len(tokens))
-    cached = {"kvstore": kvstore.port.address, "n_blocks": 2}
-    request_id = await client.start(tokens, landing, cached=cached)
-    await kvstore.port.expect({"type": "lease_blocks", "hashes": {"$length": {"$at_least": 1}}})
-    await _cancelled(client, request_id, landing)
-    kvstore.owner.may_serve.set()
-
-
-@check(
-    "prefill.cancel.while-it-puts",
-    roles=_PREFILL,
-    says="A client that gave up a write over TCP first says hello with that connection in `over`."
-    " When that is confirmed, it sends `revoke_blocks`. Without an answer it sends none, and the"
-    " reservation runs out.",
-)
-async def _cancel_putting(context: CheckContext) -> None:
-    """Cancel between the writes to a kvstore and their replies: the put is not committed."""
-    client, kvstore = await PrefillClient.open(context), await PlayedKvstore.open(context)
-    kvstore.reservation_s = 4.0
-    for owner in (client.owner, kvstore.owner):
-        owner.may_reply.clear()
-    tokens = client.tokens(3 * client.block_size)
-    landing = client.landing(len(tokens))
-    request_id = await client.start(tokens, landing, store_in=kvstore.port.address)
-
-    async def written() -> bool:
-        return bool(kvstore.owner.writes(kvstore.region["key"]))
-
-    await context.until(written, "a write to the kvstore")
-    await client.caller.send({"type": "cancel", "request_id": request_id})
-    await client.caller.settle()
-    client.owner.may_reply.set()
-    ended = await client.end_of(request_id)
-    require(ended["type"] == "prefill_stopped", f"answered a cancel by {ended}")
-    if await _is_revoked(context, kvstore):
-        over = [number for hello in kvstore.owner.hellos for number in hello.get("over", ())]
-        require(over, "revoked a put, and no hello before names the connection of its write")
-    require(
-        not kvstore.port.has_received({"type": "commit_blocks"}),
-        "committed a put whose writes were not answered",
-    )
-    n_writes = len(kvstore.owner.writes(kvstore.region["key"]))
-    kvstore.owner.may_reply.set()
-    require(await client.quiet(landing) == 0, "wrote after prefill_stopped")
-    late = len(kvstore.owner.writes(kvstore.region["key"])) - n_writes
-    require(late == 0, "wrote to the kvstore after its put was over")
-
-
-async def _is_revoked(context: CheckContext, kvstore: PlayedKvstore) -> bool:
-    """Wait for the end of a put: return True if it is revoked, False if it runs out."""
-    clock = asyncio.get_running_loop().time
-    renewals = {"n": 0, "last_s": clock()}
-
-    def is_revoked() -> bool:
-        return kvstore.port.has_received({"type": "revoke_blocks"})
-
-    async def is_over() -> bool:
-        n = sum(message["type"] == "renew_lease" for message in kvstore.port.received)
-        if n != renewals["n"]:
-            renewals.update(n=n, last_s=clock())
-        return is_revoked() or clock() > renewals["last_s"] + kvstore.reservation_s
-
-    await context.until(is_over, "its put is revoked, or is renewed no more", 40)
-    return is_revoked()
-
-
-@check(
-    "prefill.cancel.unknown", roles=_PREFILL, says="After `cancel`: nothing more will be written."
-)
-async def _cancel_unknown(context: CheckContext) -> None:
-    client = await PrefillClient.open(context)
-    request_id = context.name("never")
-    await client.caller.send({"type": "cancel", "request_id": request_id})
-    await client.caller.expect({"type": "prefill_stopped", "request_id": request_id})
-
-
-@check("prefill.cancel.late", roles=_PREFILL, says="one `prefill_stopped` | `prefill_stopped`")
-async def _cancel_late(context: CheckContext) -> None:
-    client = await PrefillClient.open(context)
-    done, _ = await client.run(client.tokens(4))
-    await client.caller.send({"type": "cancel", "request_id": done["request_id"]})
-    await client.caller.expect({"type": "prefill_stopped", "request_id": done["request_id"]})
-
-
-@check(
-    "prefill.cancel.foreign",
-    roles=_PREFILL,
-    says="dropped, no answer while the request is there",
-)
-async def _cancel_foreign(context: CheckContext) -> None:
-    client, other = await PrefillClient.open(context), await context.connect()
-    landing = client.landing(client.block_size)
-    client.owner.may_reply.clear()
-    request_id = await client.start(client.tokens(client.block_size), landing)
-
-    async def written() -> bool:
-        return bool(client.owner.writes(landing.region["key"]))
-
-    await context.until(written, "a write to the landing")
-    await other.send({"type": "cancel", "request_id": request_id})
-    await other.expect_none({"request_id": request_id})
-    client.owner.may_reply.set()
-    done = await client.end_of(request_id)
-    require(done["type"] == "prefill_done", f"another connection's cancel ended it: {done}")
-
-
-@check("prefill.expiry.before-the-first-write", roles=_PREFILL, says=_STARTS_NO_WRITE)
-async def _expired(context: CheckContext) -> None:
-    client = await PrefillClient.open(context)
-    landing = client.landing(client.block_size)
-    request_id = await client.start(
-        client.tokens(client.block_size), landing, landing_expires_s=0.0
-    )
-    ended = await client.end_of(request_id)
-    require(ended["type"] == "prefill_failed", f"ended by {ended['type']} without time to write")
-    require(not client.owner.writes(landing.region["key"]), "wrote after the landing's time")
-
-
-@check(
-    "prefill.expiry.in-mid-write",
-    roles=_PREFILL,
-    says="each write has what is left of it as its own deadline.",
-)
-async def _expires(context: CheckContext) -> None:
-    client = await PrefillClient.open(context)
-    landing = client.landing(2 * client.block_size)
-    client.owner.may_reply.clear()
-    tokens = client.tokens(2 * client.block_size)
-    request_id = await client.start(tokens, landing, landing_expires_s=2.0)
-    ended = await client.end_of(request_id)
-    client.owner.may_reply.set()
-    require(ended["type"] == "prefill_failed", f"ended by {ended['type']} with unanswered writes")
-    require(await client.quiet(landing) == 0, "wrote after prefill_failed")
-
-
-# -- as a dialer -----------------------------------------------------------------------------------
-
-
-@check(
-    "transfer.dialer.damaged-on-the-way",
-    roles=_PREFILL,
-    says="With another checksum it is answered 6, and the initiator sends it again",
-)
-async def _sent_again(context: CheckContext) -> None:
-    client = await PrefillClient.open(context)
-    tokens = client.tokens(2 * client.block_size)
-    _, first = await client.run(tokens)
-    refused: list[int] = []
-
-    def once(op: int, _: Any) -> int | None:
-        if op == frames.WRITE and not refused:
-            refused.append(1)
-            return frames.CHECKSUM_MISMATCH
-        return None
-
-    client.owner.status_of = once
-    _, landing = await client.run(tokens)
-    require(refused, "it wrote nothing")
-    one, other = client.kv(first, len(tokens)), client.kv(landing, len(tokens))
-    _require_near(client, one, other, "a slice that was sent again")
-
-
-@check(
-    "transfer.dialer.cut-in-mid-write",
-    roles=_PREFILL,
-    says="the numbers of those that it gave up in the middle of a write; its own segment",
-)
-async def _dialer_cut(context: CheckContext) -> None:
-    client = await PrefillClient.open(context)
-    tokens = client.tokens(2 * client.block_size)
-    _, first = await client.run(tokens)
-    client.owner.n_cuts = 1
-    n_hellos = len(client.owner.hellos)
-    _, landing = await client.run(tokens)
-    later = client.owner.hellos[n_hellos:]
-    require(later, "used a connection that was cut")
-    over = [number for hello in later for number in hello.get("over", ())]
-    require(over, "no later hello names the connection that it gave up in the middle of a write")
-    one, other = client.kv(first, len(tokens)), client.kv(landing, len(tokens))
-    _require_near(client, one, other, "a write that was cut and sent again")
-
-
-@check(
-    "transfer.dialer.revoked-key",
-    roles=_PREFILL,
-    says="All is freed, nothing more will be written. `culprit`: an unreachable worker.",
-)
-async def _revoked(context: CheckContext) -> None:
-    client = await PrefillClient.open(context)
-    for status in (frames.NOT_GRANTED, frames.UNKNOWN_KEY, frames.OUT_OF_BOUNDS):
-        landing = client.landing(client.block_size)
-        key = landing.region["key"]
-        client.owner.status_of = lambda op, entry, key=key, status=status: (  # type: ignore[misc]
-            status if op == frames.WRITE and entry.key == key else None
-        )
-        request_id = await client.start(client.tokens(client.block_size), landing)
-        ended = await client.end_of(request_id)
-        require(ended["type"] == "prefill_failed", f"status {status}, and {ended['type']}")
-        require(await client.quiet(landing, 0.5) == 0, "wrote after prefill_failed")
-
-
-@check(
-    "transfer.dialer.owner-away",
-    roles=_PREFILL,
-    says="All is freed, nothing more will be written. `culprit`: an unreachable worker.",
-)
-async def _owner_away(context: CheckContext) -> None:
-    client = await PrefillClient.open(context)
-    landing = client.landing(client.block_size)
-    await client.owner.close()
-    request_id = await client.start(client.tokens(client.block_size), landing)
-    ended = await client.end_of(request_id)
-    require(ended["type"] == "prefill_failed", f"{ended['type']} without an owner to write to")
-    require(ended["retryable"] is True, "not retryable")
-    require(
-        ended.get("culprit") in (client.owner.name, None), f"its culprit is {ended.get('culprit')}"
-    )
-
-
-@check(
-    "transfer.dialer.other-owner",
-    roles=_PREFILL,
-    keyed=True,
-    says="A side that has a key refuses one that has none, before any request; a side that proves"
-    " nothing gets no proof.",
-)
-async def _other_owner(context: CheckContext) -> None:
-    for fault in ("proves_wrongly", "hides_nonce"):
-        client = await PrefillClient.open(context)
-        setattr(client.owner, fault, True)
-        landing = client.landing(client.block_size)
-        request_id = await client.start(client.tokens(client.block_size), landing)
-        ended = await client.end_of(request_id)
-        require(ended["type"] == "prefill_failed", f"wrote to an owner that {fault}")
-        require(not client.owner.accesses, f"sent a request to an owner that {fault}")
 
 
 # -- what is not right -----------------------------------------------------------------------------

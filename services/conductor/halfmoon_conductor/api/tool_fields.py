@@ -8,13 +8,27 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, JsonValue, Tag
+from pydantic import AfterValidator, ConfigDict, Field, JsonValue, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from halfmoon_conductor.api.request_fields import MAX_CHOICES, ApiModel, Text, form_discriminator
 from halfmoon_conductor.tools.tool_call_bodies import parse_complete_members
 
 Name = Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
+
+
+class UnservedTool(ApiModel):
+    """A tool that is not served here: the model is not told of it.
+
+    None of its other fields is used, so none is checked.
+    """
+
+    model_config = ConfigDict(extra="ignore")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_fields(cls, body: Any) -> Any:
+        return body
 
 
 class FunctionDefinition(ApiModel):

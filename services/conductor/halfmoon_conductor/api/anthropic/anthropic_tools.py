@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Discriminator, Field, JsonValue, Tag, model_validator
+from pydantic import Discriminator, Field, JsonValue, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from halfmoon_conductor.api.openai.chat_messages import CallingMessage, ChatMessage, TextPart
@@ -20,7 +20,14 @@ from halfmoon_conductor.api.request_fields import (
     reject_unknown_fields,
     text_or_list_form,
 )
-from halfmoon_conductor.api.tool_fields import CalledTool, Name, NamedTool, Tool, reject_other_types
+from halfmoon_conductor.api.tool_fields import (
+    CalledTool,
+    Name,
+    NamedTool,
+    Tool,
+    UnservedTool,
+    reject_other_types,
+)
 
 #: Tools that Anthropic's own server runs, with the day of their version.
 _SERVER_TOOL = "^(web_search|web_fetch|code_execution)_[0-9]{8}$"
@@ -179,18 +186,11 @@ def _called(block: ToolUseBlock) -> CalledTool:
     return CalledTool.of(block.id, block.name, arguments)
 
 
-class ServerTool(ApiModel):
-    """A tool that is not served here, as a server would run it: the model is not told of it."""
-
-    model_config = ConfigDict(extra="ignore")
+class ServerTool(UnservedTool):
+    """A tool that Anthropic's server would run."""
 
     type: Annotated[str, Field(pattern=_SERVER_TOOL)]
     name: Name
-
-    @model_validator(mode="before")
-    @classmethod
-    def _known_fields(cls, body: Any) -> Any:
-        return body  # none of its other fields is used, so none is checked
 
 
 class AnthropicTool(ApiModel):

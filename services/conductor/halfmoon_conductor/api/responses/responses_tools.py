@@ -6,7 +6,6 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import (
     AfterValidator,
     BeforeValidator,
-    ConfigDict,
     Discriminator,
     Field,
     JsonValue,
@@ -30,6 +29,7 @@ from halfmoon_conductor.api.tool_fields import (
     Name,
     NamedTool,
     Tool,
+    UnservedTool,
     object_text,
     reject_other_types,
 )
@@ -53,17 +53,10 @@ LeftOutType = Literal[
 ]
 
 
-class LeftOutTool(ApiModel):
-    """A tool that is not served here: the model is not told of it."""
-
-    model_config = ConfigDict(extra="ignore")
+class LeftOutTool(UnservedTool):
+    """A tool of a type that no answer here can call."""
 
     type: LeftOutType
-
-    @model_validator(mode="before")
-    @classmethod
-    def _known_fields(cls, body: Any) -> Any:
-        return body  # none of its fields is used, so none is checked
 
 
 class FunctionTool(ApiModel):
