@@ -231,6 +231,22 @@ def test_a_running_worker_is_tested_and_not_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.e2e
+def test_a_worker_that_was_used_before_fails_no_check_of_counts_and_is_left_alone(
+    tmp_path: Path,
+) -> None:
+    with running("kvstore", tmp_path) as (subject, server, _):
+        where = ["--metadata", server.url, "--worker-id", subject.worker_id]
+        only = ["--only=kvstore.load.*", "--only=kvstore.layout.of-registered-workers"]
+        first, second = (conform("kvstore", *where, *only, "--json", "-") for _ in range(2))
+        assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
+        again = {row["id"]: row for row in json.loads(second.stdout)["checks"]}
+        assert again["kvstore.load.counts"]["reason"] == "it has a layout already"
+        assert again["kvstore.load.missing-behind"]["reason"] == "it has a layout already"
+        members = subject.store.list("halfmoon/members/")
+        assert [*members] == [f"halfmoon/members/{subject.worker_id}"]
+
+
+@pytest.mark.e2e
 def test_a_running_conductor_is_tested_by_its_url(tmp_path: Path) -> None:
     only = ["conductor.hello.first", "conductor.request.stream", "conductor.request.hashes"]
     with running("conductor", tmp_path) as (subject, server, port):
