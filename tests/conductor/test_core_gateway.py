@@ -35,10 +35,12 @@ from halfmoon_protocol.messages import (
 )
 from halfmoon_protocol.sampling import Sampling, Stopping
 from halfmoon_runtime.clock import FakeClock
+from halfmoon_scheduling.commands import Resubmit
 from halfmoon_scheduling.conductor.conductor_machine import Conductor
 from halfmoon_scheduling.config import SchedulingConfig
 from halfmoon_scheduling.events import (
     MessageReceived,
+    RequestCancelled,
     RequestFinished,
     Tick,
     WorkerJoined,
@@ -187,6 +189,23 @@ async def test_only_tries_without_a_token_count_towards_the_limit() -> None:
         with pytest.raises(GenerationFailed, match="2 tries in a row"):
             await client.task
         assert [event.token for event in client.events] == [1, 2, 3, 4, 5, 6, 7]
+
+
+async def test_tries_that_made_room_for_another_tenant_count_towards_no_limit() -> None:
+    script = Script("prefill-0", "decode-0", max_attempts=2)
+    async with asking(script, n_new=2) as client:
+        for attempt in range(1, 5):
+            rid = RequestId("cmpl-1" if attempt == 1 else f"cmpl-1~{attempt}")
+            script.reserve(rid)
+            script.shell.post(RequestCancelled(rid))
+            script.gateway.resubmit(Resubmit(rid, "it made room", made_room=True))
+        script.reserve("cmpl-1~5")
+        refused = PrefillFailed(request_id=RequestId("cmpl-1~5"), reason="no", retryable=True)
+        script.say(PREFILL, refused)
+        script.reserve("cmpl-1~6")
+        script.prefill("cmpl-1~6", 50)
+        script.decode("cmpl-1~6", 51, "length")
+        assert await client.task == [50, 51]
 
 
 async def test_cached_tokens_are_told_of_the_first_token_whichever_try_brought_it() -> None:

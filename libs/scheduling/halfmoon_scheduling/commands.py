@@ -52,6 +52,9 @@ class Resubmit(Command, frozen=True, tag="resubmit"):
     reason: str
     #: The worker that was lost, or hung, while it computed this try; the next try names it.
     casualty: Casualty | None = None
+    #: True when it was stopped for another tenant's request: then it does not count among the
+    #: tries that brought no token.
+    made_room: bool = False
 
 
 class Fail(Command, frozen=True, tag="fail"):

@@ -86,8 +86,8 @@ class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     #: decode in between. Then the request is not tried on another. At one, every request of a
     #: batch would fail with its worker.
     max_casualties: int = 2
-    #: Whether an answer of the tenant with the most requests at decode is stopped, and tried again
-    #: later, for a request of another tenant that finds no room, see `decode_shares`.
+    #: Whether a request of the tenant with the most at decode is stopped, and tried again later,
+    #: for a request of another tenant that finds no room, see `decode_shares`.
     shares_decode: bool = True
     #: Requests that wait for decode pages at the most; past it they are refused.
     max_waiting: int = 256

@@ -166,8 +166,8 @@ class ConductorSettings(TracedSettings):
     )
     shares_decode: bool = Field(
         SchedulingConfig().shares_decode,
-        description="Stop the newest answer of the tenant with the most requests at decode for one"
-        " that finds no room there; it goes on later",
+        description="Stop the newest request of the tenant with the most at decode for one of"
+        " another tenant that finds no room there; it goes on later",
     )
     max_deferred: Annotated[int, Field(ge=0)] | None = Field(
         SchedulingConfig().max_deferred,

@@ -239,6 +239,8 @@ class World(RuleBasedStateMachine):
         self.progressed: set[RequestId] = set()
         #: Tries that delivered a token.
         self.fruitful: set[RequestId] = set()
+        #: Tries that were stopped for another tenant.
+        self.made_room: set[RequestId] = set()
         self.heard: list[tuple[WorkerId, int, ToConductor]] = []
         self.n_clients = 0
         #: What prefill workers that nobody hears any more still write, and until when.
@@ -302,6 +304,8 @@ class World(RuleBasedStateMachine):
                     if command.casualty not in known:
                         known = (*known, command.casualty)
                     self.casualties[original_request_id(command.request_id)] = known
+                if command.made_room:
+                    self.made_room.add(command.request_id)
                 self.to_resubmit.append(command.request_id)
             case RefuseWorker():
                 raise AssertionError(f"{command}: they are all alike here")
@@ -361,7 +365,7 @@ class World(RuleBasedStateMachine):
             before,
             request_id=rid,
             attempt=attempt,
-            fruitless=before.fruitless + 1,
+            fruitless=before.fruitless + (before.request_id not in self.made_room),
             casualties=self.casualties.get(original_request_id(rid), ()),
         )
         if before.request_id in self.fruitful:  # it goes on behind what was delivered

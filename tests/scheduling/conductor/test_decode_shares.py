@@ -1,4 +1,4 @@
-"""A tenant that floods decode with long answers makes room for others."""
+"""A tenant that floods decode with long prompts or answers makes room for others."""
 
 import pytest
 
@@ -8,16 +8,18 @@ from halfmoon_protocol.messages import (
     DecodeLoad,
     DecodeRefused,
     DecodeReserved,
+    PrefillStopped,
     ReserveDecode,
     StartDecode,
 )
-from halfmoon_scheduling.commands import AnyCommand, Resubmit, Send
+from halfmoon_scheduling.commands import AnyCommand, Fail, Resubmit, Send
 from halfmoon_scheduling.conductor.conductor_machine import Conductor
 from halfmoon_scheduling.config import SchedulingConfig
 from halfmoon_scheduling.events import (
     AnyEvent,
     MessageReceived,
     RequestArrived,
+    RequestCancelled,
     RequestFinished,
     WorkerJoined,
     WorkerLost,
@@ -25,7 +27,7 @@ from halfmoon_scheduling.events import (
 from halfmoon_scheduling.requests.request_state import Phase
 from halfmoon_testing.scheduling_inputs import a_landing, a_prefill_done, a_request, a_worker
 
-DECODE = WorkerId("decode-0")
+DECODE, PREFILL = WorkerId("decode-0"), WorkerId("prefill-0")
 #: Of a prompt of 160 tokens.
 N_PAGES = 10
 
@@ -44,7 +46,14 @@ class Core:
         return commands
 
     def arrive(
-        self, name: str, tenant: str, *, attempt: int = 1, priority: int = 0, max_new: int = 800
+        self,
+        name: str,
+        tenant: str,
+        *,
+        attempt: int = 1,
+        fruitless: int = 0,
+        priority: int = 0,
+        max_new: int = 800,
     ) -> list[AnyCommand]:
         request = a_request(
             name,
@@ -52,16 +61,21 @@ class Core:
             max_new_tokens=max_new,
             tenant=tenant,
             attempt=attempt,
+            fruitless=fruitless,
             priority=priority,
         )
         return self.handle(RequestArrived(request))
 
+    def grant(self, name: str) -> None:
+        """Grant its pages, so that its prefill begins."""
+        landing = a_landing(DECODE)
+        granted = DecodeReserved(request_id=RequestId(name), landing=landing, expires_s=60.0)
+        self.handle(MessageReceived(DECODE, granted))
+
     def run(self, name: str) -> list[AnyCommand]:
         """Grant its pages, prefill it, and start it."""
-        rid = RequestId(name)
-        granted = DecodeReserved(request_id=rid, landing=a_landing(DECODE), expires_s=60.0)
-        self.handle(MessageReceived(DECODE, granted))
-        commands = self.handle(MessageReceived(WorkerId("prefill-0"), a_prefill_done(name)))
+        self.grant(name)
+        commands = self.handle(MessageReceived(PREFILL, a_prefill_done(name)))
         assert any(isinstance(c, Send) and isinstance(c.message, StartDecode) for c in commands)
         return commands
 
@@ -70,6 +84,18 @@ class Core:
         for i in range(n):
             assert reserved(self.arrive(f"flood-{i}", "flood", priority=priority)) == [f"flood-{i}"]
             self.run(f"flood-{i}")
+
+    def flood_prompts(self, *, fruitless: int = 0) -> None:
+        """Fill decode with prompts that are being prefilled; the last one is a retry, maybe."""
+        names = [f"flood-{i}" for i in range(5)] + [f"flood-5~{fruitless + 1}"]
+        for name, n in zip(names, (0, 0, 0, 0, 0, fruitless), strict=True):
+            commands = self.arrive(name, "flood", attempt=n + 1, fruitless=n)
+            assert reserved(commands) == [name]
+            self.grant(name)
+
+    def stop_prefill(self, name: str) -> list[AnyCommand]:
+        stopped = PrefillStopped(request_id=RequestId(name))
+        return self.handle(MessageReceived(PREFILL, stopped))
 
     def load(self, free_pages: int) -> list[AnyCommand]:
         load = DecodeLoad(
@@ -92,7 +118,7 @@ def reserved(commands: list[AnyCommand]) -> list[str]:
 
 
 def stopped(commands: list[AnyCommand]) -> list[str]:
-    """Requests that are cancelled at decode and placed again."""
+    """Requests that are cancelled at a worker and placed again."""
     messages = [c.message for c in commands if isinstance(c, Send)]
     again = [str(c.request_id) for c in commands if isinstance(c, Resubmit)]
     assert [str(m.request_id) for m in messages if isinstance(m, Cancel)] == again
@@ -167,6 +193,53 @@ def test_another_answer_is_stopped_only_when_the_worker_has_reported_twice() -> 
     assert stopped(core.load(free_pages=0)) == []
     commands = core.load(free_pages=0)
     assert stopped(commands) == ["flood-4"]
+
+
+def test_the_newest_prompt_of_a_flood_makes_room_when_its_prefill_has_stopped() -> None:
+    core = Core()
+    core.flood_prompts()
+    commands = core.arrive("honest", "lab", max_new=8)
+    assert stopped(commands) == ["flood-5~1"]
+    assert [c.worker_id for c in commands if isinstance(c, Send)] == [PREFILL]
+    assert reserved(commands) == [], "prefill may still write into its pages"
+    for _ in range(3):
+        assert stopped(core.load(free_pages=0)) == [], "pages are about to come free"
+    (freed,) = core.stop_prefill("flood-5~1")
+    assert freed == Send(DECODE, Cancel(request_id=RequestId("flood-5~1")))
+    assert reserved(core.load(free_pages=N_PAGES + 1)) == ["honest"]
+
+
+def test_another_prompt_is_stopped_only_after_two_reports_without_the_first_ones_pages() -> None:
+    core = Core()
+    core.flood_prompts()
+    core.arrive("honest", "lab", max_new=8)
+    core.load(free_pages=0)
+    core.load(free_pages=0)
+    core.stop_prefill("flood-5~1")
+    full = DecodeRefused(
+        request_id=RequestId("honest"), reason="full", retryable=True, retry_after_s=60.0
+    )
+    assert stopped(core.handle(MessageReceived(DECODE, full))) == []
+    assert stopped(core.load(free_pages=0)) == []
+    assert stopped(core.load(free_pages=0)) == ["flood-4"]
+
+
+def test_nothing_is_stopped_where_a_cancelled_prompt_frees_its_pages() -> None:
+    core = Core()
+    core.flood_prompts()
+    core.handle(RequestCancelled(RequestId("flood-2")))
+    assert core.arrive("honest", "lab", max_new=8) == []
+    assert reserved(core.stop_prefill("flood-2")) == ["honest"]
+
+
+def test_a_prompt_that_was_stopped_has_not_failed_however_often() -> None:
+    core = Core()
+    core.flood_prompts(fruitless=SchedulingConfig().max_attempts - 1)
+    (again,) = (
+        c for c in core.arrive("honest", "lab", max_new=8) if isinstance(c, Resubmit | Fail)
+    )
+    assert isinstance(again, Resubmit)
+    assert again.made_room
 
 
 def test_a_worker_that_comes_back_has_stopped_nothing() -> None:

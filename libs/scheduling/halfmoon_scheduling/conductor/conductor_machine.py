@@ -172,8 +172,8 @@ class Conductor:
         return self._handover.prediction_errors
 
     @property
-    def n_stopped_answers(self) -> int:
-        """Answers that were stopped so far to make room for another tenant."""
+    def n_stopped_requests(self) -> int:
+        """Requests that were stopped so far to make room for another tenant."""
         return self._table.decode_shares.n_stopped
 
     def loads(self, now: float) -> PoolLoads:

@@ -71,7 +71,8 @@ class DecodeHandover:
     def on_decode_load(self, worker_id: WorkerId, load: DecodeLoad) -> None:
         """Take in a decode worker's load report."""
         self._cluster.decodes.on_load(worker_id, load)
-        self._table.decode_shares.on_load(worker_id)
+        if worker_id not in self._table.orphaned.decodes:
+            self._table.decode_shares.on_load(worker_id)
         self._table.late_admission.notify(worker_id)
 
     def start_landed(self, now: float) -> list[AnyCommand]:

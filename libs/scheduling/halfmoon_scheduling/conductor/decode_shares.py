@@ -1,22 +1,27 @@
 """Share decode between tenants: a request of the one with more there makes room for the other.
 
-Queues are shared by `fair_queueing`, but an answer keeps its pages until it ends. So the newest
-answer of the tenant with the most requests at decode is stopped for a request that finds no room.
-It is tried again when there is some, from the tokens that it has: its client sees a pause.
+Queues are shared by `fair_queueing`, but a request keeps its pages from the start of its prefill
+until its answer ends. So the newest request of the tenant with the most at decode is stopped for a
+request that finds no room. It is tried again when there is some, from the tokens that it has: its
+client sees a pause, or waits longer for its first token.
 
 - The request is the first that waits, and its tenant has used less than its share of the queue. So
   the one that made room, whose work was counted already, waits behind it.
 - The other tenant has at least two requests more. So it has no fewer afterwards, and no two
   tenants stop each other's answers in turn.
-- One answer at a time is stopped at a worker, until the worker has reported twice: the first report
-  may be older than the cancellation.
+- One request at a time is stopped at a worker, until its prefill writes no more and the worker has
+  reported twice: the first report may be older than the cancellation.
 """
+
+from collections.abc import Container
 
 from halfmoon_protocol.ids import RequestId, WorkerId
 from halfmoon_scheduling.admission.page_queue import PageShortage
 from halfmoon_scheduling.requests.request_state import Phase, RequestState
 
-#: Reports of a worker until another answer is stopped there.
+#: Phases in which a request holds pages.
+_HOLDING = (Phase.PREFILLING, Phase.LANDED, Phase.DECODING)
+#: Reports of a worker until another request is stopped there.
 _REPORTS = 2
 
 
@@ -26,9 +31,9 @@ class DecodeShares:
     def __init__(self) -> None:
         #: Of each tenant with any, in the order of their placements.
         self._placed: dict[str, dict[RequestId, RequestState]] = {}
-        #: Reports to wait for, of workers where an answer was stopped.
+        #: Reports to wait for, of workers where a request was stopped.
         self._stopped: dict[WorkerId, int] = {}
-        #: Answers that were stopped so far.
+        #: Requests that were stopped so far.
         self.n_stopped = 0
 
     def enter(self, state: RequestState) -> None:
@@ -52,17 +57,20 @@ class DecodeShares:
         """Forget a worker."""
         self._stopped.pop(worker_id, None)
 
-    def choose(self, first: RequestState, shortage: PageShortage) -> RequestState | None:
-        """Return the answer that is to make room; None: none is.
+    def choose(
+        self, first: RequestState, shortage: PageShortage, freeing: Container[WorkerId]
+    ) -> RequestState | None:
+        """Return the request that is to make room; None: none is.
 
         Args:
             first: the request that waits for pages, which has used less than its tenant's share.
             shortage: what it lacks.
+            freeing: workers where pages come free when a prefill has stopped.
         """
         tenant = first.request.tenant
         if self._placed.keys() <= {tenant}:
             return None
-        workers = shortage.takers - self._stopped.keys()
+        workers = {w for w in shortage.takers - self._stopped.keys() if w not in freeing}
         n_own = len(self._placed.get(tenant, ()))
         by_count = sorted(self._placed.items(), key=lambda item: (-len(item[1]), item[0]))
         for _, placed in by_count:
@@ -74,7 +82,7 @@ class DecodeShares:
         return None
 
     def on_stopped(self, worker_id: WorkerId) -> None:
-        """Note that an answer was stopped at a worker."""
+        """Note that a request was stopped at a worker."""
         self._stopped[worker_id] = _REPORTS
         self.n_stopped += 1
 
@@ -86,9 +94,9 @@ class DecodeShares:
 
 
 def _may_stop(state: RequestState, first: RequestState) -> bool:
-    """Return whether an answer may be stopped for a request that waits.
+    """Return whether a request may be stopped for one that waits.
 
     A suspect goes on: where it is tried is decided by its quarantine.
     """
     is_no_higher = state.request.priority <= first.request.priority
-    return state.phase is Phase.DECODING and is_no_higher and not state.is_suspect
+    return state.phase in _HOLDING and is_no_higher and not state.is_suspect

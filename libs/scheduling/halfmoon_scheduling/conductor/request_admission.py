@@ -114,7 +114,7 @@ class RequestAdmission:
             assert state.decode is not None
             self._table.decode_shares.on_stopped(state.decode)
             because = "it made room for a tenant with fewer requests at decode"
-            commands += self._endings.give_up(state, now, because=because)
+            commands += self._endings.give_up(state, now, because=because, made_room=True)
             commands += self._place_first(now)
         while worker_is_free and (suspect := quarantine.first) is not None:
             may_reserve = self._is_before_waiting(suspect.rank)

@@ -48,6 +48,7 @@ class RequestEndings:
         now: float,
         *,
         because: str = "",
+        made_room: bool = False,
         casualty: Casualty | None = None,
     ) -> list[AnyCommand]:
         """Cancel what a request holds at live workers, and end it; retry it if `because`.
@@ -56,6 +57,7 @@ class RequestEndings:
             state: the request.
             now: seconds.
             because: the reason to try it again; empty: it is not tried again.
+            made_room: whether it is stopped for another tenant's request.
             casualty: the worker that was lost, or hung, while it computed this try, if so.
         """
         request_id, prefill, decode = state.request_id, state.prefill, state.decode
@@ -72,7 +74,12 @@ class RequestEndings:
             commands += send_if_live(self._cluster, decode, cancel)
         if because:
             return commands + self.retry(
-                state, because, now, keep_landing=keep_landing, casualty=casualty
+                state,
+                because,
+                now,
+                keep_landing=keep_landing,
+                made_room=made_room,
+                casualty=casualty,
             )
         self._table.remove(state, now, keep_landing=keep_landing)
         self._placer.forget(request_id)
@@ -117,12 +124,15 @@ class RequestEndings:
         retryable: bool = True,
         invalid: bool = False,
         keep_landing: bool = False,
+        made_room: bool = False,
         casualty: Casualty | None = None,
     ) -> list[AnyCommand]:
         """End a try, whose workers know; start another one if that may help and is allowed."""
         if casualty is not None:
             self._placer.avoid(state.request_id, casualty.worker_id)
         self._table.remove(state, now, keep_landing=keep_landing)
+        if made_room:
+            return [Resubmit(state.request_id, reason, made_room=True)]
         # A try that came to decoding has delivered a token: it is progress, however often
         # the request is preempted.
         decoding = state.phase is Phase.DECODING

@@ -97,14 +97,14 @@ class RequestTable:
         return self._fair_room.is_within_share(state.request.tenant, limit)
 
     def to_make_room(self) -> RequestState | None:
-        """Return the answer that is to be stopped for the first request that waits for pages."""
+        """Return the request that is to be stopped for the first one that waits for pages."""
         first, shortage = self.waiting.first, self.waiting.shortage
         if first is None or shortage is None:
             return None
         state = self._requests[first[-1]]
         if not self._fair_shares.is_within_share(state.fair):
             return None
-        return self.decode_shares.choose(state, shortage)
+        return self.decode_shares.choose(state, shortage, self.orphaned.decodes)
 
     # -- changes -----------------------------------------------------------------------------
 

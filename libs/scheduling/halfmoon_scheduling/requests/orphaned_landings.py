@@ -4,7 +4,8 @@ Decode frees such a landing when the prefill answers that it writes no more. Whe
 be asked, the landing is *in doubt*: decode first keeps its pages aside for a while.
 """
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, replace
 
 from halfmoon_protocol.ids import RequestId, WorkerId
@@ -35,6 +36,8 @@ class OrphanedLandings:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._landings: dict[RequestId, OrphanedLanding] = {}
+        #: How many there are at each decode worker with any.
+        self._n_at: Counter[WorkerId] = Counter()
 
     def __len__(self) -> int:
         return len(self._landings)
@@ -49,9 +52,15 @@ class OrphanedLandings:
         """Return the orphaned landing of a request, if it has one."""
         return self._landings.get(request_id)
 
+    @property
+    def decodes(self) -> Set[WorkerId]:
+        """Return the decode workers that have any: pages come free there."""
+        return self._n_at.keys()
+
     def add(self, request_id: RequestId, landing: OrphanedLanding) -> None:
         """Keep the landing of a request that is over; its claim on decode stays."""
         self._landings[request_id] = landing
+        self._n_at[landing.decode] += 1
 
     def free(self, request_id: RequestId, *, in_doubt: bool) -> list[AnyCommand]:
         """Have decode free a landing: prefill writes no more, or can't be asked."""
@@ -64,6 +73,9 @@ class OrphanedLandings:
     def forget(self, request_id: RequestId) -> None:
         """Drop a landing that decode has freed by itself."""
         landing = self._landings.pop(request_id)
+        self._n_at[landing.decode] -= 1
+        if not self._n_at[landing.decode]:
+            del self._n_at[landing.decode]
         self._cluster.decodes.release(landing.decode, request_id)
 
     def on_worker_lost(self, worker_id: WorkerId) -> list[AnyCommand]:
@@ -92,4 +104,5 @@ class OrphanedLandings:
         for request_id, landing in self._landings.items():
             assert landing.prefill in self._cluster
             held.setdefault(landing.decode, set()).add(request_id)
+        assert {decode: len(each) for decode, each in held.items()} == self._n_at
         return held

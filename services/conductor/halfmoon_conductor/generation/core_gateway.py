@@ -270,7 +270,7 @@ class CoreGateway:
         casualty = command.casualty
         if casualty is not None and casualty not in stream.casualties:
             stream.casualties = (*stream.casualties, casualty)
-        self._start_try(stream)
+        self._start_try(stream, made_room=command.made_room)
 
     def fail(self, command: Fail) -> None:
         """End a request with an error: the client's if the request is invalid, else ours."""
@@ -296,7 +296,7 @@ class CoreGateway:
 
     # -- tries -------------------------------------------------------------------------------
 
-    def _start_try(self, stream: _Stream) -> None:
+    def _start_try(self, stream: _Stream, *, made_room: bool = False) -> None:
         layout = self._shell.core.cluster.layout
         if layout is None:
             if stream.tokens:
@@ -304,10 +304,10 @@ class CoreGateway:
             else:
                 stream.end(ServiceUnavailable("no worker is there", _UNAVAILABLE_RETRY_S))
             return
-        if stream.attempt:
-            stream.fruitless = (
-                0 if len(stream.tokens) > stream.n_tokens_before else stream.fruitless + 1
-            )
+        if len(stream.tokens) > stream.n_tokens_before:
+            stream.fruitless = 0
+        elif stream.attempt and not made_room:
+            stream.fruitless += 1
         stream.attempt += 1
         stream.n_tokens_before = len(stream.tokens)
         self._shell.post(RequestArrived(_request_of(stream, layout)))

@@ -117,10 +117,10 @@ class ClusterMetrics:
                 " by another.",
                 self._n_resubmitted,
             ),
-            "halfmoon_answers_stopped_total": (
-                "Answers that made room for a tenant with fewer requests at decode, and go on"
+            "halfmoon_requests_stopped_total": (
+                "Requests that made room for a tenant with fewer requests at decode, and go on"
                 " later.",
-                core.n_stopped_answers,
+                core.n_stopped_requests,
             ),
             "halfmoon_requests_failed_total": (
                 "Requests that ended in an error, since another try was of no use.",
