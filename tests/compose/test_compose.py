@@ -254,6 +254,15 @@ def looks_at_members(prefill: Any) -> float:
     return float(prefill.metric("halfmoon_prefill_member_refreshes_total", result="done"))
 
 
+def test_redis_serves_no_stranger(compose: Any) -> None:
+    (redis,) = compose.containers("redis")
+    scan = 'redis-cli --no-auth-warning keys "*"'
+    assert "NOAUTH" in redis.execute("sh", "-c", f"{scan} 2>&1")
+    with_password = f'REDISCLI_AUTH="$(cat /run/halfmoon/redis-password)" {scan}'
+    records = redis.execute("sh", "-c", with_password)
+    assert all(worker in records for worker in compose.live())
+
+
 def test_requests_are_served_while_redis_is_cut_off(
     compose: Any, expected: Callable[..., str]
 ) -> None:

@@ -134,6 +134,25 @@ def test_without_a_key_services_are_told_to_go_without(
         assert variable == {"name": "HALFMOON_ALLOW_OPEN_NETWORK", "value": "true"}
 
 
+def test_the_redis_of_a_trial_wants_a_random_password(
+    render: Callable[[Any], Any], values_of: Callable[[str], Any]
+) -> None:
+    trials = [render(values_of("trial")) for _ in range(2)]
+    made = {each.of("Secret")["hm-redis"]["data"]["password"] for each in trials}
+    assert len(made) == 2 and {len(base64.b64decode(each)) for each in made} == {64}
+    of_secret = {"secretKeyRef": {"name": "hm-redis", "key": "password"}}
+    (redis,) = pod(trials[0].of("Deployment")["hm-redis"])["containers"]
+    assert redis["args"][-2:] == ["--requirepass", "$(REDISCLI_AUTH)"]
+    assert redis["env"] == [{"name": "REDISCLI_AUTH", "valueFrom": of_secret}]
+    for workload in trials[0].workloads.values():
+        given = pod(workload)["containers"][0]["env"]
+        names = [variable["name"] for variable in given]
+        at = names.index("TRIAL_REDIS_PASSWORD")
+        assert given[at]["valueFrom"] == of_secret
+        # What refers to a variable stands behind it.
+        assert at < names.index("HALFMOON_METADATA")
+
+
 def test_a_misspelt_setting_is_refused(helm: Any, chart: Any) -> None:
     with pytest.raises(helm.HelmValuesError, match="chunk_token"):
         chart.validate_schema({"prefill": {"settings": {"chunk_token": 256}}})

@@ -37,6 +37,7 @@ def environment(container: dict[str, Any], pod_name: str, pod_ip: str) -> dict[s
     """The variables of a container, those included that come from its pod or from Secrets."""
     fields = {"metadata.name": pod_name, "status.podIP": pod_ip}
     secrets = {"url": "redis://:secret@redis:6379/0", "cluster-key": "k" * 32, "token": "t"}
+    secrets["password"] = "s3cr3t"
     found = {}
     for variable in container["env"]:
         source = variable.get("valueFrom", {})
@@ -46,7 +47,9 @@ def environment(container: dict[str, Any], pod_name: str, pod_ip: str) -> dict[s
             found[variable["name"]] = secrets[source["secretKeyRef"]["key"]]
         else:
             assert isinstance(variable["value"], str), variable
-            found[variable["name"]] = variable["value"]
+            # As Kubernetes does, from variables that stand before.
+            value = re.sub(r"\$\((\w+)\)", lambda name: found[name[1]], variable["value"])
+            found[variable["name"]] = value
     assert len(found) == len(container["env"]), "a variable is given twice"
     return found
 

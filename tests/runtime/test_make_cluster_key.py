@@ -57,6 +57,18 @@ def test_the_operators_token_is_that_of_the_key_and_all_users_may_read_it(path: 
     assert path.stat().st_mode & 0o777 == 0o600
 
 
+def test_a_redis_of_the_cluster_gets_a_password_that_stays(path: Path) -> None:
+    token, password = path.with_name("operator-token"), path.with_name("redis-password")
+    assert make(path, token, password).returncode == 0
+    first = password.read_text()
+    assert len(first.strip()) == 64 and first.strip() != path.read_text().strip()
+    assert make(path, token, password).returncode == 0
+    assert password.read_text() == first
+    config = path.with_name("redis-password.conf")
+    assert config.read_text() == f"requirepass {first}"
+    assert {each.stat().st_mode & 0o777 for each in (password, config)} == {0o644}
+
+
 def test_a_key_that_services_refuse_is_refused_here_in_one_line(path: Path) -> None:
     ended = make(path, path.with_name("operator-token"), key="short")
     assert ended.returncode == 1

@@ -57,7 +57,7 @@ export function readSettings(role: WorkerInfo["role"]): Settings {
     workerId: value("worker-id", `${role}-${randomUUID().slice(0, 8)}`),
     host,
     transferHost: ownAddress(value("transfer-host", host)),
-    metadataUrl: value("metadata", "http://127.0.0.1:7999/metadata"),
+    metadataUrl: withPasswordOfFile(value("metadata", "http://127.0.0.1:7999/metadata")),
     clusterKey: key ? new ClusterKey(key) : undefined,
     encryptsTransfers: process.env.HALFMOON_TRANSFER_ENCRYPTION !== "off",
     capacityBytes: Number(value("capacity-mib", "256")) * 2 ** 20,
@@ -73,6 +73,16 @@ export function readSettings(role: WorkerInfo["role"]): Settings {
 function keyFromFile(): string {
   const file = process.env.HALFMOON_CLUSTER_KEY_FILE;
   return file ? readFileSync(file, "utf8").trim() : "";
+}
+
+/** Returns a URL such as redis://host/0?password_file=PATH with the password in place of its file. */
+function withPasswordOfFile(url: string): string {
+  const parsed = new URL(url);
+  const file = parsed.searchParams.get("password_file");
+  if (file === null) return url;
+  parsed.searchParams.delete("password_file");
+  parsed.password = readFileSync(file, "utf8").trim();
+  return parsed.href;
 }
 
 /** Returns this machine's address in a network such as 172.30.16.0/24, or the address given. */

@@ -4,19 +4,13 @@ The metadata library is the lowest one that does I/O, so all services, commands 
 call it. What the text means is in `halfmoon_protocol.cluster_keys`.
 """
 
-import logging
 import os
-import stat
 from collections.abc import Mapping
-from pathlib import Path
+
+from halfmoon_metadata.secret_file import SecretFileError, read_secret_file
 
 CLUSTER_KEY_VARIABLE = "HALFMOON_CLUSTER_KEY"
 CLUSTER_KEY_FILE_VARIABLE = "HALFMOON_CLUSTER_KEY_FILE"
-#: A larger file is a wrong path.
-_MAX_FILE_BYTES = 64 * 1024
-_OTHERS = stat.S_IRWXG | stat.S_IRWXO
-
-_log = logging.getLogger(__name__)
 
 
 class ClusterKeyError(ValueError):
@@ -52,47 +46,18 @@ def choose_cluster_key(key: str, path: str) -> str:
 
 
 def read_cluster_key_file(path: str) -> str:
-    """Return the text of a key file, without white space around it.
-
-    A file of this user that other users may read or change is refused, as one command repairs it.
-    On a read-only mount nothing can be repaired, and orchestrators mount secrets so, readable by
-    all in the container. A file of another user, such as root, is that user's decision: it is
-    used, with a warning if all users may read it.
+    """Return the text of a key file; see `read_secret_file`.
 
     Raises:
         ClusterKeyError: the file can't be read, is empty or too large, or is open to other users.
     """
     what = f"{CLUSTER_KEY_FILE_VARIABLE}: {path!r}"
     try:
-        with Path(path).open("rb") as file:
-            _check_access(file.fileno(), path, what)
-            content = file.read(_MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise ClusterKeyError(f"{what} can't be read: {error.strerror or error}") from None
-    if len(content) > _MAX_FILE_BYTES:
-        raise ClusterKeyError(f"{what} has more than {_MAX_FILE_BYTES} bytes: it is no key file")
-    try:
-        text = content.decode().strip()
-    except UnicodeDecodeError:
-        raise ClusterKeyError(f"{what} is no text in UTF-8") from None
+        text = read_secret_file(path, what=what)
+    except SecretFileError as error:
+        raise ClusterKeyError(str(error)) from None
     if not text:
         raise ClusterKeyError(
             f"{what} is empty: put a key into it, or unset the variable for a cluster without one"
         )
     return text
-
-
-def _check_access(fd: int, path: str, what: str) -> None:
-    status = os.fstat(fd)
-    mode = stat.S_IMODE(status.st_mode)
-    if not stat.S_ISREG(status.st_mode) or not mode & _OTHERS:
-        return
-    if os.fstatvfs(fd).f_flag & os.ST_RDONLY:
-        return
-    if status.st_uid == os.geteuid():
-        raise ClusterKeyError(
-            f"{what} may be read or changed by other users (mode {mode:04o}): run `chmod 600 "
-            f"{path}`"
-        )
-    if mode & stat.S_IRWXO:
-        _log.warning("%s may be read by all users of this machine (mode %04o)", what, mode)

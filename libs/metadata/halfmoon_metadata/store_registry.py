@@ -6,6 +6,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from halfmoon_metadata.metadata_token import metadata_token
+from halfmoon_metadata.password_file import with_password_of_file
 from halfmoon_metadata.redacted_url import redact_url
 from halfmoon_metadata.store_interface import MetadataStore
 from halfmoon_metadata.stores.memory_store import MemoryStore
@@ -29,13 +30,15 @@ def open_store(url: str, *, cluster_key: str = "", tls_ca: str = "") -> Metadata
     Args:
         url: ``memory://name`` (one per name and process), ``http://host:port/metadata``,
             ``https://…``, ``redis://host:port/0``, ``rediss://…``, ``etcd://host:2379`` or
-            ``etcds://…``. Those with an s speak TLS.
+            ``etcds://…``. Those with an s speak TLS. Redis and etcd may name a file of their
+            password, see `password_file`.
         cluster_key: the cluster's key, if it has one. Stores over HTTP show a token derived from
             it; Redis and etcd have the user and password of their URL.
         tls_ca: PEM file of CAs to trust besides the system's, see `tls_trust`.
 
     Raises:
-        ValueError: a scheme that is not one of these, no host, or a bad file of CAs.
+        ValueError: a scheme that is not one of these, no host, or a bad file of CAs or of a
+            password.
     """
     try:
         scheme = urlsplit(url).scheme
@@ -58,11 +61,12 @@ def open_values(url: str, *, ttl_s: float, max_bytes: int, tls_ca: str = "") -> 
         tls_ca: PEM file of CAs to trust besides the system's, see `tls_trust`.
 
     Raises:
-        ValueError: the URL or the file of CAs can't be used.
+        ValueError: the URL, the file of CAs or that of a password can't be used.
     """
     if urlsplit(url).scheme in ("redis", "rediss"):
         from halfmoon_metadata.stores.redis_values import RedisValues
 
+        url = with_password_of_file(_with_host(url))
         return RedisValues(url, ttl_s=ttl_s, max_bytes=max_bytes, tls_ca=tls_ca)
     return MemoryValues(ttl_s=ttl_s, max_bytes=max_bytes)
 
@@ -84,13 +88,13 @@ def _open_http(url: str, access: _Access) -> MetadataStore:
 def _open_redis(url: str, access: _Access) -> MetadataStore:
     from halfmoon_metadata.stores.redis_store import RedisStore
 
-    return RedisStore(_with_host(url), tls_ca=access.tls_ca)
+    return RedisStore(with_password_of_file(_with_host(url)), tls_ca=access.tls_ca)
 
 
 def _open_etcd(url: str, access: _Access) -> MetadataStore:
     from halfmoon_metadata.stores.etcd_store import EtcdStore
 
-    return EtcdStore(_with_host(url), tls_ca=access.tls_ca)
+    return EtcdStore(with_password_of_file(_with_host(url)), tls_ca=access.tls_ca)
 
 
 def _with_host(url: str) -> str:

@@ -1,4 +1,6 @@
-"""Make the file of a cluster key: `python -m halfmoon_runtime.make_cluster_key FILE [TOKEN_FILE]`.
+"""Make the file of a cluster key, and of what else a cluster's first start needs.
+
+    python -m halfmoon_runtime.make_cluster_key FILE [TOKEN_FILE [PASSWORD_FILE]]
 
 It is for orchestrators that give containers a key at their first start. A file that is there stays,
 so that it may run at each start. Where HALFMOON_CLUSTER_KEY is set, that key is written instead, in
@@ -7,6 +9,10 @@ place of another one. `halfmoon up` makes its key by the same function.
 TOKEN_FILE gets the operators' token of that key, which all users may read: Prometheus finds its
 targets with it, and can't make the key of it. A folder that only the right containers mount keeps
 it from others.
+
+PASSWORD_FILE gets a random password for a Redis of the cluster's own, unless it exists. The file
+beside it, with `.conf`, gets the line of Redis's configuration. All users may read both: Redis runs
+as a user of its own.
 """
 
 import os
@@ -46,10 +52,23 @@ def write_operator_token(path: Path, key_path: Path) -> None:
     path.chmod(_READABLE)
 
 
-def _write(path: Path, key: str, *, replace: bool = False) -> None:
+def make_redis_password(path: Path) -> None:
+    """Write a random password, unless it exists, and Redis's configuration with it.
+
+    Raises:
+        OSError: they can't be written.
+    """
+    make_cluster_key(path)
+    config = path.with_name(f"{path.name}.conf")
+    _write(config, f"requirepass {path.read_text().strip()}", replace=True)
+    for each in (path, config):
+        each.chmod(_READABLE)
+
+
+def _write(path: Path, line: str, *, replace: bool = False) -> None:
     # Made with mode 0600.
     with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as draft:
-        draft.write(f"{key}\n")
+        draft.write(f"{line}\n")
     try:
         if replace:
             Path(draft.name).replace(path)
@@ -62,18 +81,22 @@ def _write(path: Path, key: str, *, replace: bool = False) -> None:
 
 def main() -> None:
     """Make the files that the command line names, from the key of the environment if it has one."""
-    if len(sys.argv) not in (2, 3):
-        sys.exit("usage: python -m halfmoon_runtime.make_cluster_key FILE [TOKEN_FILE]")
-    path = Path(sys.argv[1])
+    if not 2 <= len(sys.argv) <= 4:
+        sys.exit(
+            "usage: python -m halfmoon_runtime.make_cluster_key FILE [TOKEN_FILE [PASSWORD_FILE]]"
+        )
+    path, *others = map(Path, sys.argv[1:])
     if key := os.environ.get(CLUSTER_KEY_VARIABLE, ""):
         _write(path, key, replace=True)
     else:
         make_cluster_key(path)
-    if len(sys.argv) == 3:
+    if others:
         try:
-            write_operator_token(Path(sys.argv[2]), path)
+            write_operator_token(others[0], path)
         except ValueError as error:
             sys.exit(f"no operators' token: {error}")
+    for password in others[1:]:
+        make_redis_password(password)
 
 
 if __name__ == "__main__":

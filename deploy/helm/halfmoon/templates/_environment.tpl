@@ -16,13 +16,18 @@
 - name: HALFMOON_HOST_ID
   valueFrom: {fieldRef: {fieldPath: metadata.name}}
 {{- end }}
+{{- $ours := and $values.trialRedis.enabled (not $values.metadata.secret.name) (not $values.metadata.url) }}
+{{- if $ours }}
+- name: TRIAL_REDIS_PASSWORD
+  valueFrom: {secretKeyRef: {name: {{ include "halfmoon.name" (dict "root" .root "role" "redis") }}, key: password}}
+{{- end }}
 - name: HALFMOON_METADATA
 {{- if $values.metadata.secret.name }}
   valueFrom: {secretKeyRef: {name: {{ $values.metadata.secret.name }}, key: {{ $values.metadata.secret.key }}}}
 {{- else if $values.metadata.url }}
   value: {{ $values.metadata.url | quote }}
-{{- else if $values.trialRedis.enabled }}
-  value: redis://{{ include "halfmoon.name" (dict "root" .root "role" "redis") }}:6379/0
+{{- else if $ours }}
+  value: redis://:$(TRIAL_REDIS_PASSWORD)@{{ include "halfmoon.name" (dict "root" .root "role" "redis") }}:6379/0
 {{- else }}
 {{- fail "no metadata server: set metadata.url (redis://host:6379/0 or etcd://host:2379) or metadata.secret.name, or trialRedis.enabled=true for a trial" }}
 {{- end }}
