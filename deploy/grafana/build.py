@@ -424,7 +424,6 @@ def _variable(variable: Variable) -> dict[str, Any]:
         "label": variable.label,
         "datasource": _DATASOURCE,
         "query": {"query": variable.query, "refId": f"values of {variable.name}"},
-        "definition": variable.query,
         "multi": True,
         "includeAll": True,
         # Series without the label count too, as those of a Prometheus that sets no such label.

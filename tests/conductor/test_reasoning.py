@@ -39,6 +39,8 @@ QWEN = """\
 """
 #: As DeepSeek-R1's: the prompt ends with the marker.
 DEEPSEEK = QWEN.replace("'<|turn|>assistant:' }}", "'<|turn|>assistant:<think>\\n' }}")
+#: It has no word of thoughts.
+PLAIN = "{% for message in messages %}{{ message.role + ':' + message.content }}{% endfor %}"
 CHAT: dict[str, Any] = {"model": "lab/moon", "messages": [{"role": "user", "content": "Hi"}]}
 OpenApp = Callable[..., Any]
 
@@ -166,6 +168,14 @@ async def test_a_setting_turns_it_off(open_app: OpenApp) -> None:
     async with open_app(QWEN, "<think>a</think>b", reasoning_parser="none") as (client, _):
         message = (await answer(client))["choices"][0]["message"]
         assert message["content"] == "<think>a</think>b" and "reasoning_content" not in message
+
+
+async def test_a_setting_turns_it_on_where_the_template_shows_nothing(open_app: OpenApp) -> None:
+    for parser, content in (("auto", "<think>a</think>b"), ("think", "b")):
+        async with open_app(PLAIN, "<think>a</think>b", reasoning_parser=parser) as (client, _):
+            message = (await answer(client))["choices"][0]["message"]
+            assert message["content"] == content
+            assert message.get("reasoning_content") == ("a" if parser == "think" else None)
 
 
 # -- the other APIs ------------------------------------------------------------------------------
