@@ -1,5 +1,6 @@
 """A user's mistake is answered by one line that names it and the way out, without a traceback."""
 
+import os
 import socket
 import subprocess
 import sys
@@ -49,6 +50,14 @@ MISTAKES = [
     Mistake(f"{KVSTORE} --capacity-mib 99999999", "capacity_mib 99999999 can't be had", 1),
     Mistake(f"{DECODE} --pool-mib 99999999", "can't be had; ask for less: Cannot allocate", 1),
     Mistake("decode --model ./modle --metadata memory://x", "modle is not a folder"),
+    Mistake(
+        "decode --model lab/no-such --metadata memory://x",
+        "'lab/no-such' is not a folder here, and as a hub id it can't be fetched",
+    ),
+    Mistake(
+        "kvstore --metadata redis://127.0.0.1/0?password_file=nowhere",
+        "password_file 'nowhere' can't be read: No such file",
+    ),
     Mistake(f"{KVSTORE} --tls-cert nowhere --tls-key nowhere", "tls_cert 'nowhere' can't be read"),
 ]
 
@@ -63,6 +72,7 @@ def taken_port() -> Iterator[int]:
 def test_each_mistake_is_one_line(tmp_path: Path, taken_port: int) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "broken.toml").write_text("a = [")
+    no_hub = {**os.environ, "HF_ENDPOINT": f"http://127.0.0.1:{free_port()}"}
     started: list[tuple[Mistake, subprocess.Popen[str]]] = []
     for first in range(0, len(MISTAKES), 4):  # a few at a time: each imports its service
         batch: list[tuple[Mistake, subprocess.Popen[str]]] = []
@@ -72,6 +82,7 @@ def test_each_mistake_is_one_line(tmp_path: Path, taken_port: int) -> None:
             process = subprocess.Popen(
                 [sys.executable, "-m", f"halfmoon_{service}", *words],
                 cwd=tmp_path,
+                env=no_hub,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
@@ -90,16 +101,23 @@ def test_each_mistake_is_one_line(tmp_path: Path, taken_port: int) -> None:
 
 
 @pytest.mark.skipif(which("redis-server") is None, reason="redis-server is not installed")
+@pytest.mark.parametrize("role", ["conductor", "prefill", "decode", "kvstore"])
 def test_a_service_whose_metadata_server_is_away_names_it_and_joins_once_it_is_there(
-    tmp_path: Path,
+    tmp_path: Path, role: str
 ) -> None:
     redis = RedisServer(tmp_path)
     redis.kill()
     log = tmp_path / "log"
-    words = ["--metadata", redis.url, "--metrics-port", "-1", "--capacity-mib", "1"]
+    own = {
+        "conductor": ["--model", "fake://moon", "--http-port", str(free_port())],
+        "prefill": ["--model", "fake://moon", "--pool-mib", "8"],
+        "decode": ["--model", "fake://moon", "--pool-mib", "8"],
+        "kvstore": ["--capacity-mib", "1"],
+    }
+    words = ["--metadata", redis.url, "--metrics-port", "-1", *own[role]]
     with log.open("wb") as sink:
         process = subprocess.Popen(
-            [sys.executable, "-m", "halfmoon_kvstore", *words],
+            [sys.executable, "-m", f"halfmoon_{role}", *words],
             stdout=sink,
             stderr=subprocess.STDOUT,
         )
