@@ -179,7 +179,7 @@ BUGS = (
         prefill_shell,
         "settle_writes",
         _at_once,
-        seed=668,
+        seed=923,
     ),
     PlantedBug(
         "fetched blocks are not verified",
@@ -195,7 +195,7 @@ BUGS = (
         core_gateway,
         "_request_of",
         _forgetful_request,
-        seed=35,
+        seed=108,
     ),
     PlantedBug(
         "an error in the gateway has no name",
@@ -219,7 +219,7 @@ BUGS = (
         WorkerLinks,
         "_lose",
         _silent_loss,
-        seed=938,
+        seed=1200,
     ),
     PlantedBug(
         "a rejected request gets no answer",
@@ -251,7 +251,7 @@ BUGS = (
         BlockCache,
         "expire",
         _nothing,
-        seed=18,
+        seed=12,
     ),
     PlantedBug(
         "gaps in KV events are not noticed",
@@ -259,7 +259,7 @@ BUGS = (
         KvEventFollower,
         "on_events",
         _gap_is_fine,
-        seed=8,
+        seed=34,
     ),
     PlantedBug(
         "long prompts are refused after their prefill",
@@ -267,7 +267,7 @@ BUGS = (
         DecodeHandover,
         "on_prefill_done",
         _decide_late,
-        seed=1,
+        seed=2,
     ),
     PlantedBug(
         "block hashes are without the salt",
