@@ -55,8 +55,8 @@ def main() -> None:
         shown = output.read_text()
     if is_fresh:
         check_order(shown, INSTALLING)
-    # make itself ends by the signal that it gets with its children.
-    if status != -signal.SIGINT or "stopping" not in shown:
+    # make ends by the signal that it gets with its children, or with what they ended with.
+    if status not in (0, -signal.SIGINT) or "stopping" not in shown:
         sys.exit(f"it ended with {status}:\n{shown}")
     installed = "installed and " if is_fresh else ""
     print(f"{shlex.join(command)}: {installed}ready in {ready_s:.0f} s, answered, stopped")
