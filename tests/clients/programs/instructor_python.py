@@ -42,9 +42,9 @@ for mode, more in (
     assert isinstance(moon, Moon)
     assert whole.usage.completion_tokens >= 1
     assert whole.usage.total_tokens == whole.usage.prompt_tokens + whole.usage.completion_tokens
-    # The same as it grows.
+    # As it grows. The class in that request has another name, so the answer may be another one.
     *_, last = client.chat.completions.create_partial(response_model=Moon, **asked, **more)
-    assert last.model_dump() == moon.model_dump()
+    assert isinstance(Moon.model_validate(last.model_dump()), Moon)
 
 # Without a class the answer is text, whole and streamed.
 plain = {**asked, "max_tokens": 8, "response_model": None}

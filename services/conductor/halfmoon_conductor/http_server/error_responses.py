@@ -14,6 +14,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import compile_path
 
 from halfmoon_conductor.errors import (
     ApiError,
@@ -76,7 +77,21 @@ async def on_http_error(request: Request, error: Exception) -> Response:
         )
     kind = InvalidRequest.kind if error.status_code < 500 else ApiError.kind
     body = _body(reason, kind, None, None)
-    return _response(request.url.path, error.status_code, body, error.headers)
+    headers = dict(error.headers or {})
+    if error.status_code == 405:
+        known = headers.get("Allow", "").split(", ")
+        headers["Allow"] = ", ".join(sorted({*known, *_methods_at(request)} - {""}))
+    return _response(request.url.path, error.status_code, body, headers)
+
+
+def _methods_at(request: Request) -> list[str]:
+    """Return the methods of a path: each may have a route of its own (RFC 9110, section 10.2.1)."""
+    return [
+        method.upper()
+        for template, methods in request.app.openapi()["paths"].items()
+        if compile_path(template)[0].match(request.url.path)
+        for method in methods
+    ]
 
 
 def _api_paths(app: FastAPI) -> list[str]:
