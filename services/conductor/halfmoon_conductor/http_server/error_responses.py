@@ -85,7 +85,12 @@ async def on_http_error(request: Request, error: Exception) -> Response:
 
 
 def _methods_at(request: Request) -> list[str]:
-    """Return the methods of a path: each may have a route of its own (RFC 9110, section 10.2.1)."""
+    """Return the methods of a path: each may have a route of its own (RFC 9110, section 10.2.1).
+
+    An app that is mounted and has no such paths names none.
+    """
+    if not isinstance(request.app, FastAPI):
+        return []
     return [
         method.upper()
         for template, methods in request.app.openapi()["paths"].items()
