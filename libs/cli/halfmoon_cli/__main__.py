@@ -1,5 +1,6 @@
 """Put the `halfmoon` command together out of its subcommands."""
 
+import os
 from importlib.metadata import version
 from typing import Annotated
 
@@ -71,6 +72,9 @@ COMMANDS = {
     ),
 }
 
+#: Their services know all settings, and name misspelt ones.
+_STARTING_SERVICES = ("up", "route")
+
 app = lazy_app(
     COMMANDS,
     no_args_is_help=True,
@@ -87,12 +91,19 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def halfmoon(
+    context: typer.Context,
     version: Annotated[
         bool,
         typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version"),
     ] = False,
 ) -> None:
     """Halfmoon: disaggregated serving around a pooled KV cache."""
+    if context.resilient_parsing or context.invoked_subcommand in _STARTING_SERVICES:
+        return
+    from halfmoon_cli.common.command_variables import misspelt_command_variables
+
+    for warning in misspelt_command_variables(os.environ):
+        typer.echo(f"halfmoon: {warning}", err=True)
 
 
 def main() -> None:
