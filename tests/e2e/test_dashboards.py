@@ -219,7 +219,7 @@ def test_each_variable_lists_what_prometheus_has(served: Served, board: dict[str
         variable = variables[name]
         query = variable["query"]["query"]
         asked = re.fullmatch(r"label_values\((.+), (\w+)\)", query)
-        assert asked is not None and asked[2] == label and variable["definition"] == query
+        assert asked is not None and asked[2] == label and variable["query"]["query"] == query
         (selector,) = selectors(promql_parser.parse(asked[1]))
         known = ADDED | (
             served.families[selector.name].labels or set() if label == "tenant" else set()

@@ -139,7 +139,7 @@ def test_a_prometheus_set_up_as_the_page_says_scrapes_all_of_them(
             prometheus.get("query", query=query.replace("$__rate_interval", "1m"))
     found: dict[str, Any] = {}
     for variable in board["templating"]["list"]:
-        asked = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["definition"])
+        asked = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["query"]["query"])
         assert asked is not None
         series = re.sub(r"\$\w+", ".*", asked[1])
         found[variable["name"]] = prometheus.get(f"label/{asked[2]}/values", **{"match[]": series})
