@@ -10,7 +10,7 @@ from typing import Any, cast
 import httpx
 import openai
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from tokenizers import Tokenizer
@@ -324,6 +324,7 @@ PIECES = st.lists(
 ).map("".join)
 
 
+@settings(max_examples=500)
 @given(st.sampled_from(["begun", "possible"]), PIECES, st.data())
 def test_it_does_not_matter_how_an_answer_is_cut_into_pieces(
     start: ReasoningStart, text: str, data: st.DataObject
@@ -337,9 +338,10 @@ def test_it_does_not_matter_how_an_answer_is_cut_into_pieces(
     )
     # Nothing is lost but markers and whitespace beside them.
     shown = "".join((thoughts + answer).split())
-    rest = "".join(text.split())
+    rest = text.lstrip()
     if start == "possible" and not text.lstrip().startswith("<think>"):
         assert (thoughts, answer) == ("", text)
     else:
         rest = rest.removeprefix("<think>") if start == "possible" else rest
-        assert shown == rest.replace("</think>", "", 1)
+        # Of two parts of a marker with whitespace between them, none is a marker.
+        assert shown == "".join(rest.replace("</think>", "", 1).split())
