@@ -1,8 +1,8 @@
 """Start a cluster from a fresh checkout as docs/tour.md says: `python3 tools/first_start.py`.
 
 The page's first command installs what it needs, says what it fetches, starts a cluster, serves the
-page and an answer, and ends by Ctrl-C. This runs before anything is installed, so it
-needs Python's own library alone. It takes minutes, unless all is installed.
+page and an answer, and ends by Ctrl-C. This runs before anything is installed, so it needs Python's
+own library alone. It takes minutes, unless all is installed.
 """
 
 import json
@@ -51,7 +51,7 @@ def main() -> None:
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGINT)
-            status = process.wait(ENDS_WITHIN_S)
+            status = ended(process)
         shown = output.read_text()
     if is_fresh:
         check_order(shown, INSTALLING)
@@ -85,6 +85,19 @@ def wait_until_ready(process: "subprocess.Popen[bytes]", output: Path) -> None:
         if process.poll() is not None or time.monotonic() > deadline_s:
             sys.exit(f"it is not ready:\n{output.read_text()}")
         time.sleep(0.2)
+
+
+def ended(process: "subprocess.Popen[bytes]") -> int:
+    """Return the status that a process ends with; one that does not end leaves nothing behind.
+
+    Raises:
+        subprocess.TimeoutExpired: it did not end in time.
+    """
+    try:
+        return process.wait(ENDS_WITHIN_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
 
 
 def ask(url: str) -> None:

@@ -37,12 +37,12 @@ def test_what_commands_and_services_read_is_not_taken_for_misspelt() -> None:
 
 
 def test_every_variable_that_commands_read_is_known() -> None:
-    files = [*(LIBS / "cli/halfmoon_cli").rglob("*.py"), LIBS / "metadata/halfmoon_metadata"]
+    folders = LIBS / "cli/halfmoon_cli", LIBS / "metadata/halfmoon_metadata"
     read = {
         name.lower()
-        for path in files
-        for each in ([path] if path.is_file() else path.rglob("*.py"))
-        for name in re.findall(r'"HALFMOON_([A-Z_]+)"', each.read_text())
+        for folder in folders
+        for path in folder.rglob("*.py")
+        for name in re.findall(r'"HALFMOON_([A-Z_]+)"', path.read_text())
     }
     # What a process is given by `up`, not by its user.
     assert read - {"status_file"} <= COMMAND_VARIABLES

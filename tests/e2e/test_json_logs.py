@@ -14,8 +14,8 @@ pytestmark = pytest.mark.e2e
 def test_every_line_of_every_log_is_an_object_from_the_start_to_an_answer(
     start_cluster: Callable[..., Any], tiny_model: Path
 ) -> None:
-    as_json = {role: ["--log-format", "json"] for role in ("conductor", "prefill", "decode")}
-    extra = {**as_json, "kvstore": ["--log-format", "json"]}
+    roles = ("conductor", "prefill", "decode", "kvstore")
+    extra = {role: ["--log-format", "json"] for role in roles}
     # A real model: its libraries draw bars while they read weights.
     with start_cluster(str(tiny_model), n_prefill=1, n_decode=1, n_kvstore=1, extra=extra) as live:
         body = {"model": live.model, "prompt": [5, 6, 7], "max_tokens": 4}

@@ -98,7 +98,7 @@ def halfmoon(
     ] = False,
 ) -> None:
     """Halfmoon: disaggregated serving around a pooled KV cache."""
-    if context.resilient_parsing or context.invoked_subcommand in _STARTING_SERVICES:
+    if context.invoked_subcommand in _STARTING_SERVICES:
         return
     from halfmoon_cli.common.command_variables import misspelt_command_variables
 

@@ -35,12 +35,11 @@ def read_secret_file(path: str, *, what: str) -> str:
         with Path(path).open("rb") as file:
             _check_access(file.fileno(), path, what)
             content = file.read(_MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise SecretFileError(f"{what} can't be read: {error.strerror or error}") from None
-    except ValueError as error:  # a path with a zero byte
-        if isinstance(error, SecretFileError):
-            raise
-        raise SecretFileError(f"{what} can't be read: {error}") from None
+    except SecretFileError:
+        raise
+    except (OSError, ValueError) as error:  # the latter: a path with a zero byte
+        reason = getattr(error, "strerror", None) or error
+        raise SecretFileError(f"{what} can't be read: {reason}") from None
     if len(content) > _MAX_FILE_BYTES:
         raise SecretFileError(
             f"{what} has more than {_MAX_FILE_BYTES} bytes: it holds no key or password"

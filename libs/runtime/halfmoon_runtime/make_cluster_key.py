@@ -37,8 +37,7 @@ def make_cluster_key(path: Path) -> None:
     Raises:
         OSError: it can't be written.
     """
-    if not path.exists():
-        _write(path, secrets.token_hex(_N_BYTES))
+    _write_random(path)
 
 
 def write_operator_token(path: Path, key_path: Path) -> None:
@@ -58,11 +57,16 @@ def make_redis_password(path: Path) -> None:
     Raises:
         OSError: they can't be written.
     """
-    make_cluster_key(path)
+    _write_random(path)
     config = path.with_name(f"{path.name}.conf")
     _write(config, f"requirepass {path.read_text().strip()}", replace=True)
     for each in (path, config):
         each.chmod(_READABLE)
+
+
+def _write_random(path: Path) -> None:
+    if not path.exists():
+        _write(path, secrets.token_hex(_N_BYTES))
 
 
 def _write(path: Path, line: str, *, replace: bool = False) -> None:
