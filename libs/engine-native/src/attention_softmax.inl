@@ -12,9 +12,10 @@ inline float query_factor(const AttentionCall &call) {
 }
 
 inline void cap_scores(float *scores, int64_t n, float softcap) {
-  float inverse = 1.0f / softcap, factor = softcap * kLog2E;
+  float inverse = 1.0f / softcap;
+  // Of the largest caps, cap·log2(e) is no float.
   for (int64_t i = 0; i < n; i += kLanes)
-    store(scores + i, tanh(load(scores + i) * inverse) * factor);
+    store(scores + i, tanh(load(scores + i) * inverse) * softcap * kLog2E);
 }
 
 inline void fill(float *to, int64_t n, float value) {

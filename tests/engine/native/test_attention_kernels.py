@@ -54,7 +54,10 @@ def test_a_window_hides_older_keys(instruction_set: str, dtype: str, window: int
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("window", [0, 40])
-@pytest.mark.parametrize(("softcap", "sinks"), [(20.0, False), (0.0, True), (5.0, True)])
+@pytest.mark.parametrize(
+    ("softcap", "sinks"),
+    [(20.0, False), (0.0, True), (5.0, True), (1e6, False), (1e30, False), (3e38, False)],
+)
 def test_scores_are_capped_and_sinks_take_part(
     instruction_set: str, dtype: str, window: int, softcap: float, sinks: bool
 ) -> None:
