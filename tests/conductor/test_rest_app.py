@@ -394,6 +394,30 @@ async def test_another_app_is_served_at_its_path_and_below(
         assert (await client.get("/metadata2")).status_code == 404
 
 
+async def test_a_chat_without_a_limit_gets_what_fits_the_largest_workers(
+    tokenizer: HubTokenizer,
+) -> None:
+    card = ModelCard(name="lab/moon", max_context=131_072, fits=4096, fair_share=2048, created=1)
+    gateway = ScriptedGateway([5, 0], model=card)
+    app = create_app(gateway, tokenizer, registry=CollectorRegistry())
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://front") as client:
+        (model,) = (await client.get("/v1/models")).json()["data"]
+        assert model["max_model_len"] == 4096
+        await post(client, CHAT, HELLO)
+        await post(client, CHAT, {**HELLO, "max_tokens": 3})
+        long = {"role": "user", "content": "a b" * 1000}
+        await post(client, CHAT, {**HELLO, "messages": [long]})
+        longer = {"role": "user", "content": "a b" * 4500}
+        refused = await client.post(CHAT, json={**HELLO, "messages": [longer]})
+    open_end, limited, behind = gateway.requests
+    assert (open_end.open_end, open_end.stopping.max_new_tokens) == (True, 2048)
+    assert (limited.open_end, limited.stopping.max_new_tokens) == (False, 3)
+    assert behind.stopping.max_new_tokens == 4096 - len(behind.prompt_token_ids) < 2048
+    assert refused.status_code == 400
+    assert "memory for 4096 with the answer" in refused.json()["error"]["message"]
+
+
 async def test_a_fake_model_chats_without_files() -> None:
     gateway = ScriptedGateway([5, 6], model=ModelCard(name="tiny", max_context=64, created=1))
     app = create_app(gateway, FakeTokenizer(), registry=CollectorRegistry())

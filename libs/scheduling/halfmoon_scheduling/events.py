@@ -38,6 +38,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     sampling: Sampling
     #: The end of this try: `max_new_tokens` counts from here, not from the first try.
     stopping: Stopping
+    #: True when the client set no limit: `max_new_tokens` is what fits the largest worker, and a
+    #: smaller one may serve a part of the answer.
+    open_end: bool = False
     #: 1 for the first try.
     attempt: int = 1
     #: How many tries in a row before this one brought the client no token.
@@ -91,6 +94,8 @@ class RequestFinished(Event, frozen=True, tag="request_finished"):
     request_id: RequestId
     #: Tokens of this try, prefill's included; 0: not known.
     n_new: int = 0
+    #: True when its decode worker has no room for more of an open end: a larger one goes on.
+    is_cut: bool = False
 
 
 class WorkerJoined(Event, frozen=True, tag="worker_joined"):

@@ -56,6 +56,11 @@ class FairShares:
         finish = self._finishes[tenant] = start + work
         return FairTag(start, finish)
 
+    def add_work(self, tenant: str, work: float) -> None:
+        """Count work of a tenant that turned out to be more than its tag said."""
+        if tenant in self._finishes:
+            self._finishes[tenant] += work
+
     def paid_tag(self) -> FairTag:
         """Return the tag of a request whose work was counted before: it waits for no backlog."""
         return FairTag(self._now, self._now)

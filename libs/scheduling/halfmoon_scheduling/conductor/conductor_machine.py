@@ -348,7 +348,7 @@ class Conductor:
             landing=reserved.landing,
             landing_expires_s=writing_s,
             sampling=request.sampling,
-            stopping=request.stopping,
+            stopping=state.stopping or request.stopping,
             cached=cached,
             store_in=state.store_in,
             stages=tuple(self.cluster.stage_address(stage) for stage in chosen.workers[1:]),
@@ -472,8 +472,7 @@ class Conductor:
         state = self._table.get(event.request_id)
         if state is None or state.phase is not Phase.DECODING:
             return self._on_request_cancelled(event.request_id, now)
-        self._handover.on_finished(state, event.n_new, now)
-        return []
+        return self._handover.on_finished(state, event, now)
 
     def _on_request_cancelled(self, request_id: RequestId, now: float) -> list[AnyCommand]:
         state = self._table.get(request_id)

@@ -20,6 +20,7 @@ from halfmoon_scheduling.conductor.placer import Placer
 from halfmoon_scheduling.conductor.prediction_error import PredictionErrors
 from halfmoon_scheduling.conductor.request_endings import RequestEndings
 from halfmoon_scheduling.conductor.request_table import RequestTable
+from halfmoon_scheduling.events import RequestFinished
 from halfmoon_scheduling.requests.request_state import Phase, RequestState
 
 
@@ -128,7 +129,7 @@ class DecodeHandover:
     def _stopping_for(self, decode: WorkerId, state: RequestState) -> Stopping | None:
         """Return the end of a try for workers that do not keep it from the reservation."""
         info = self._cluster.get(decode)
-        return state.request.stopping if info is None or info.features is None else None
+        return state.stopping if info is None or info.features is None else None
 
     def _answer_chain(self, state: RequestState) -> AnswerChain | None:
         """Return where decode is to keep the answer's blocks: behind those of the prompt.
@@ -173,9 +174,12 @@ class DecodeHandover:
         """Clear a suspect of which decode has produced a token."""
         self._table.quarantine.end(state)
 
-    def on_finished(self, state: RequestState, n_new: int, now: float) -> None:
-        """End a request whose last token decode has produced, and learn from its times."""
+    def on_finished(
+        self, state: RequestState, event: RequestFinished, now: float
+    ) -> list[AnyCommand]:
+        """End a try whose last token decode has produced, and learn from its times."""
         assert state.placement is not None and state.decode is not None
+        n_new = event.n_new
         decodes = self._cluster.decodes
         seconds = decodes.decoded_for(state.decode, state.request_id, now)
         decodes.observe_decode_time(seconds)
@@ -184,7 +188,12 @@ class DecodeHandover:
             self.prediction_errors.observe("tbt", predicted_s, observed_s)
             if self._bounds is not None:
                 self._bounds.on_finished(state, observed_s, n_new - 1, now)
+        if event.is_cut:
+            reason = f"{state.decode} has no room for more of it"
+            return self._endings.retry(state, reason, now)
+        self._table.on_finished(state, n_new)
         self._endings.end(state, now)
+        return []
 
 
 def _deliver(state: RequestState, done: PrefillDone) -> Deliver:

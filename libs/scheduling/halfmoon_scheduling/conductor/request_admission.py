@@ -27,7 +27,7 @@ from halfmoon_scheduling.conductor.request_table import RequestTable
 from halfmoon_scheduling.config import SchedulingConfig
 from halfmoon_scheduling.events import Request
 from halfmoon_scheduling.placement.estimates import Placement, PlacementRequest
-from halfmoon_scheduling.placement.worker_limits import FeatureMissing, NoWorkerFits
+from halfmoon_scheduling.placement.worker_limits import FeatureMissing, NoWorkerFits, stopping_at
 from halfmoon_scheduling.prediction.decode_forecast import DecodeStay
 from halfmoon_scheduling.requests.request_state import Phase, RequestRank, RequestState
 
@@ -390,10 +390,13 @@ class RequestAdmission:
         self._kvstores.on_prefix_used(request, placement, job.block_size, now)
         self._log.record(state, placement, verdict, now, "placed")
         state.may_share_pages = self._may_share_pages(request, placement, decode)
+        info = self._cluster.get(decode)
+        assert info is not None, "a placement names live workers"
+        state.stopping = stopping_at(request, info, job.block_size)
         message = ReserveDecode(
             request_id=request.request_id,
             n_tokens=job.n_tokens,
-            stopping=request.stopping,
+            stopping=state.stopping,
             block_hashes=request.block_hashes if state.may_share_pages else (),
         )
         return send_if_live(self._cluster, decode, message)

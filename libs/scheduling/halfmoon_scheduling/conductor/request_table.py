@@ -17,6 +17,7 @@ from halfmoon_scheduling.conductor.decode_shares import DecodeShares
 from halfmoon_scheduling.config import SchedulingConfig
 from halfmoon_scheduling.events import Request
 from halfmoon_scheduling.fair_queueing import BURST_TOKENS, FairRoom, FairShares
+from halfmoon_scheduling.placement.worker_limits import OPEN_END_ROOM_TOKENS
 from halfmoon_scheduling.requests.deadlines import Deadlines
 from halfmoon_scheduling.requests.orphaned_landings import OrphanedLandings
 from halfmoon_scheduling.requests.request_state import (
@@ -114,12 +115,18 @@ class RequestTable:
         if request.attempt > 1:
             fair = self._fair_shares.paid_tag()
         else:
-            work = len(request.token_ids) + request.stopping.max_new_tokens
+            work = len(request.token_ids) + _n_counted(request)
             fair = self._fair_shares.tag(request.tenant, work)
         state = RequestState(request, self._n_arrived, arrived_s=now, fair=fair)
         self._requests[request.request_id] = state
         self._fair_room.enter(request.tenant)
         return state
+
+    def on_finished(self, state: RequestState, n_new: int) -> None:
+        """Count the tokens of an open end that were not counted when it arrived."""
+        if state.request.open_end:
+            more = n_new - _n_counted(state.request)
+            self._fair_shares.add_work(state.request.tenant, max(0, more))
 
     def on_placed(self, state: RequestState) -> None:
         """Note that a request leaves the queues for its workers."""
@@ -215,3 +222,9 @@ class RequestTable:
                     info.worker_id, set()
                 ), f"{info.worker_id}'s claims"
         assert not planned and not held, "a request is on a worker that is not here"
+
+
+def _n_counted(request: Request) -> int:
+    """Return the new tokens that a tenant's share is charged with when a request arrives."""
+    n_new = request.stopping.max_new_tokens
+    return min(n_new, OPEN_END_ROOM_TOKENS) if request.open_end else n_new

@@ -4,9 +4,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 
+import msgspec
+
 from halfmoon_protocol.features import common_features, needed_features, stated_features
 from halfmoon_protocol.messages import WorkerInfo
+from halfmoon_protocol.sampling import Stopping
 from halfmoon_scheduling.events import Request
+
+#: Tokens of an answer with an open end that a decode worker has room for, or it gets none of it.
+#: Most answers are shorter, and to go on elsewhere costs a prefill.
+OPEN_END_ROOM_TOKENS = 2048
 
 
 class NoWorkerFits(Exception):
@@ -51,8 +58,8 @@ def able_workers(
     """Return the prefill and decode workers that could take the request if they were idle.
 
     A decode worker must hold prompt and output, except the last token's KV, which is never needed.
-    A limit of 0 (of pages, of a model's context) is no limit. Most requests fit
-    everywhere, which takes a few comparisons.
+    Of an open end it must hold `OPEN_END_ROOM_TOKENS`. A limit of 0 (of pages, of a model's
+    context) is no limit. Most requests fit everywhere, which takes a few comparisons.
 
     Args:
         request: with its whole prompt and the tokens it may add.
@@ -68,7 +75,8 @@ def able_workers(
     decodes = _with_features(request, decodes)
     n_tokens, n_new = len(request.token_ids), request.stopping.max_new_tokens
     prompt_pages = -(-n_tokens // block_size)
-    all_pages = -(-(n_tokens + n_new - 1) // block_size)
+    n_held = min(n_new, OPEN_END_ROOM_TOKENS) if request.open_end else n_new
+    all_pages = -(-(n_tokens + n_held - 1) // block_size)
     if (
         n_tokens + n_new <= min(prefills.max_context, decodes.max_context)
         and prompt_pages <= prefills.n_blocks
@@ -89,16 +97,29 @@ def able_workers(
     if not able_prefills:
         raise NoWorkerFits(
             f"{n_tokens} tokens need {prompt_pages} pages of {block_size} tokens; the largest "
-            f"prefill worker has {max(info.n_blocks for info in prefills.workers)}"
+            f"prefill worker has {max(info.n_blocks for info in prefills.workers)}: shorten the "
+            "prompt, or have the operator raise --pool-mib"
         )
     able_decodes = [info for info in able[1] if all_pages <= _limit(info.n_blocks)]
     if not able_decodes:
         raise NoWorkerFits(
-            f"{n_tokens} tokens and up to {n_new} new ones need {all_pages} pages of "
+            f"{n_tokens} tokens and up to {n_held} new ones need {all_pages} pages of "
             f"{block_size} tokens; the largest decode worker has "
-            f"{max(info.n_blocks for info in decodes.workers)}"
+            f"{max(info.n_blocks for info in decodes.workers)}: ask for fewer new tokens or "
+            "set no limit, or have the operator raise --pool-mib"
         )
     return able_prefills, able_decodes
+
+
+def stopping_at(request: Request, decode: WorkerInfo, block_size: int) -> Stopping:
+    """Return the end of a try at a decode worker: an open end is where its pages end."""
+    if not (request.open_end and decode.n_blocks):
+        return request.stopping
+    # The last token's KV is never needed.
+    room = decode.n_blocks * block_size + 1 - len(request.token_ids)
+    if room >= request.stopping.max_new_tokens:
+        return request.stopping
+    return msgspec.structs.replace(request.stopping, max_new_tokens=max(1, room))
 
 
 def fits_prefill(request: Request, info: WorkerInfo, block_size: int) -> bool:

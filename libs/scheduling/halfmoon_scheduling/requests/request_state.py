@@ -18,6 +18,7 @@ from enum import Enum
 
 from halfmoon_protocol.ids import RequestId, WorkerId
 from halfmoon_protocol.messages import KvstoreAddress, PrefillDone
+from halfmoon_protocol.sampling import Stopping
 from halfmoon_scheduling.events import Request
 from halfmoon_scheduling.fair_queueing import FairTag
 from halfmoon_scheduling.placement.estimates import Placement
@@ -68,6 +69,8 @@ class RequestState:
     placement: Placement | None = None
     #: When its first token is predicted; set with the placement.
     first_token_s: float = 0.0
+    #: The end of its try at its decode worker; set with the placement.
+    stopping: Stopping | None = None
     #: When it was placed, and how often so far.
     placed_s: float = 0.0
     n_placements: int = 0

@@ -20,12 +20,27 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
 
     #: The model's name in requests.
     name: str
-    #: Most tokens of prompt and answer together.
+    #: Most tokens of prompt and answer together that the model allows.
     max_context: int
+    #: Most tokens of both that the largest prefill and decode workers have pages for, and that the
+    #: model allows; none: `max_context`.
+    fits: int | None = None
+    #: Most tokens of an answer without a limit of its own; none: what fits.
+    fair_share: int | None = None
     #: When the model became available here, in whole seconds since 1970.
     created: int
     #: Changes with the weights and with Halfmoon's version: then the same seed may draw others.
     fingerprint: str = ""
+
+    @property
+    def max_tokens(self) -> int:
+        """Most tokens of prompt and answer of a request without a limit of its own."""
+        return self.max_context if self.fits is None else self.fits
+
+    def open_end(self, n_prompt: int) -> int:
+        """Return the most new tokens of a request without a limit of its own; 0: none fit."""
+        room = max(0, self.max_tokens - n_prompt)
+        return room if self.fair_share is None else min(room, self.fair_share)
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +53,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     sampling: Sampling
     #: Prompt and new tokens together fit into `ModelCard.max_context`.
     stopping: Stopping
+    #: True when the client set no limit: `stopping` has that of `ModelCard.open_end`.
+    open_end: bool = False
     #: Requests share cached prefixes only with requests of the same salt.
     salt: str = ""
     #: Latency targets of the client; None: those of the conductor's settings.

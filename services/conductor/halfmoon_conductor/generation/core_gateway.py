@@ -6,6 +6,7 @@ and its answer goes on from there.
 """
 
 import asyncio
+import sys
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -150,9 +151,13 @@ class CoreGateway:
         workers = cluster.workers()
         if self._card is None or workers != self._card_workers:
             self._card_workers = workers
+            max_context = max(worker.max_context for worker in workers)
+            pool = _largest_pool(workers, cluster.layout.block_size)
             self._card = ModelCard(
                 name=self._name or cluster.model,
-                max_context=max(worker.max_context for worker in workers),
+                max_context=max_context,
+                fits=min(max_context, pool),
+                fair_share=max(1, pool // 2),
                 created=self._created,
                 fingerprint=_fingerprint(cluster.layout.model),
             )
@@ -236,6 +241,11 @@ class CoreGateway:
         if stream is None or stream.is_over or stream.current != request_id:
             return 0
         return stream.request.stopping.max_new_tokens - len(stream.tokens)
+
+    def goes_on(self, request_id: RequestId) -> bool:
+        """Return whether an open end has tokens left behind the next one of this try."""
+        stream = self._streams.get(original_request_id(request_id))
+        return stream is not None and stream.request.open_end and self.n_left(request_id) > 1
 
     def n_produced(self, request_id: RequestId) -> int:
         """Return how many tokens this try has delivered; 0 when its client is gone."""
@@ -333,6 +343,7 @@ def _request_of(stream: _Stream, layout: KvLayout) -> Request:
             max_new_tokens=request.stopping.max_new_tokens - n_delivered,
             min_new_tokens=max(0, request.stopping.min_new_tokens - n_delivered),
         ),
+        open_end=request.open_end,
         attempt=stream.attempt,
         fruitless=stream.fruitless,
         casualties=stream.casualties,
@@ -342,6 +353,19 @@ def _request_of(stream: _Stream, layout: KvLayout) -> Request:
         cache_salt=request.salt,
         priority=request.priority,
     )
+
+
+def _largest_pool(workers: Sequence[WorkerInfo], block_size: int) -> int:
+    """Return the most tokens that some worker of each role there has pages for.
+
+    Prefill workers count: an answer that has to go on elsewhere is computed again as a prompt.
+    """
+    pools = [
+        max(info.n_blocks * block_size or sys.maxsize for info in of_role)
+        for role in ("prefill", "decode")
+        if (of_role := [info for info in workers if info.role == role])
+    ]
+    return min(pools, default=sys.maxsize)
 
 
 def _fingerprint(model: str) -> str:

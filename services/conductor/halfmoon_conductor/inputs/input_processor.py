@@ -128,7 +128,7 @@ class InputProcessor:
             ContextLengthExceeded: conversation and new tokens do not fit into the context.
             InlineLimitExceeded: it turned out to be too much work for the event loop.
         """
-        card = self.encoder.model_card(body.model)
+        self.encoder.model_card(body.model)
         rules = tool_call_rules_of(body, self.encoder.tool_call_format(body))
         if prepared is None:
             token_ids = self.encoder.encode_chat(body, inline=True)
@@ -137,7 +137,7 @@ class InputProcessor:
         constrained = body.has_grammar or (rules is not None and rules.place != "free")
         grammar = await self._grammar(lambda: grammar_of_chat(body, rules)) if constrained else ""
         request = self._engine_request(
-            "chatcmpl", body, [token_ids], context, card.max_context, "messages", grammar
+            "chatcmpl", body, [token_ids], context, None, "messages", grammar
         )
         return msgspec.structs.replace(
             request,
@@ -172,7 +172,7 @@ class InputProcessor:
         body: SharedFields,
         prompts: list[list[int]],
         context: RequestContext,
-        default_new_tokens: int,
+        default_new_tokens: int | None,
         param: str,
         grammar: str,
     ) -> EngineRequest:
@@ -194,13 +194,13 @@ class InputProcessor:
         ttft_slo_s, tbt_slo_s = context.slos(body.ttft_slo_s, body.tbt_slo_s)
         _check_prompt_tokens(body, prompts, param)
         card = self.encoder.model_card(None)
-        max_context = card.max_context
         generations: list[GenerationRequest] = []
         for token_ids in prompts:
             self.encoder.check_context(body, len(token_ids), param)
+            room = card.open_end(len(token_ids))
             stopping = stopping_of(
                 body,
-                max_new_tokens=min(default_new_tokens, max_context - len(token_ids)),
+                max_new_tokens=min(default_new_tokens or room, room),
                 eos_token_ids=self._tokenizer.eos_token_ids,
             )
             prompt = tuple(token_ids)
@@ -215,6 +215,7 @@ class InputProcessor:
                         prompt_token_ids=prompt,
                         sampling=sampling,
                         stopping=stopping,
+                        open_end=default_new_tokens is None and body.n_generated_tokens is None,
                         salt=salt,
                         tenant=context.principal.name,
                         ttft_slo_s=ttft_slo_s,

@@ -241,6 +241,13 @@ class PromptEncoder:
         """
         card = self.model_card(None)
         requested = body.n_generated_tokens
+        if requested is None and card.max_tokens <= n_prompt < card.max_context:
+            raise ContextLengthExceeded(
+                f"The prompt has {n_prompt} tokens, and the largest workers here have memory for "
+                f"{card.max_tokens} with the answer (the model's context is {card.max_context}). "
+                "Shorten it, or have the operator raise --pool-mib of the workers.",
+                param=param,
+            )
         if n_prompt + (requested or 1) > card.max_context:
             raise ContextLengthExceeded(
                 f"This model's context is {card.max_context} tokens; the prompt has {n_prompt}, "

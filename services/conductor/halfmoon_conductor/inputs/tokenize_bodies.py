@@ -30,7 +30,7 @@ def tokenize_body(
         tokens = encoder.encode(body.prompt or "", body.add_special_tokens is not False)
     texts = [encoder.token_text(each) for each in tokens] if body.return_token_strs else None
     return TokenizeResponse(
-        count=len(tokens), max_model_len=card.max_context, tokens=tokens, token_strs=texts
+        count=len(tokens), max_model_len=card.max_tokens, tokens=tokens, token_strs=texts
     )
 
 

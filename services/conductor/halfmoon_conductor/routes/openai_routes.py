@@ -95,5 +95,5 @@ def _model(card: ModelCard) -> Model:
         object="model",
         created=card.created,
         owned_by="halfmoon",
-        max_model_len=card.max_context,
+        max_model_len=card.max_tokens,
     )

@@ -101,6 +101,10 @@ class TokenSink(Protocol):
         """Return how many tokens the client may still get."""
         ...
 
+    def goes_on(self, request_id: RequestId) -> bool:
+        """Return whether an open end goes on elsewhere behind the next token of this try."""
+        ...
+
     def n_produced(self, request_id: RequestId) -> int:
         """Return how many tokens this try has delivered."""
         ...
@@ -366,15 +370,17 @@ class WorkerLinks:
                 continue
             # A worker that continues past the last token is stopped, whatever it reports.
             runs_on = not produced.finish and self.gateway.n_left(produced.request_id) == 1
+            is_cut = produced.finish == "length" and self.gateway.goes_on(produced.request_id)
+            finish = "length" if runs_on else "" if is_cut else produced.finish
             is_wanted = self.gateway.deliver(
                 produced.request_id,
                 produced.token,
-                "length" if runs_on else produced.finish,
+                finish,
                 score=scores.get(produced.request_id),
             )
             if produced.finish:
                 n_new = self.gateway.n_produced(produced.request_id)
-                self.shell.post(RequestFinished(produced.request_id, n_new))
+                self.shell.post(RequestFinished(produced.request_id, n_new, is_cut))
             elif runs_on or not is_wanted:
                 self.shell.post(RequestCancelled(produced.request_id))
 
