@@ -1,5 +1,6 @@
 """Define `halfmoon up`: check its flags, choose model and port, and run the cluster."""
 
+import math
 import os
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -18,17 +19,20 @@ from halfmoon_cli.up.role_options import (
     BadRoleOption,
     role_options,
 )
+from halfmoon_cli.up.worker_memory import worker_memory_mib
 from halfmoon_cli.up.worker_threads import worker_threads
 from halfmoon_metadata.tcp_ports import free_port, is_free
 from halfmoon_metadata.tls_trust import TLS_CA_VARIABLE, trust_context
 from halfmoon_models.errors import ModelError
 from halfmoon_models.machine_cores import machine_cores
+from halfmoon_models.machine_memory import read_memory
 from halfmoon_models.model_kinds import unserved_inputs
 from halfmoon_runtime.setting_names import ENVIRONMENT_PREFIX
 
 #: Port of the REST API where it is free.
 DEFAULT_PORT = 8000
 _THREADS_VARIABLE = f"{ENVIRONMENT_PREFIX}THREADS"
+_SHARE_VARIABLE = f"{ENVIRONMENT_PREFIX}DEVICE_SHARE"
 
 console = Console()
 
@@ -190,6 +194,15 @@ def up(
         threads={}
         if _THREADS_VARIABLE in os.environ
         else worker_threads(machine_cores(), prefill, decode, engine),
+        memory_mib=worker_memory_mib(
+            read_memory(),
+            {"prefill": prefill, "decode": decode, "kvstore": kvstore},
+            extra,
+            os.environ,
+        ),
+        device_share=0.0
+        if _SHARE_VARIABLE in os.environ
+        else math.floor(1000 / (prefill + decode)) / 1000,
         extra=extra,
         tls_cert=tls_cert,
         tls_key=tls_key,
