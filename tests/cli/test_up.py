@@ -90,12 +90,25 @@ def test_up_prints_a_curl_line_that_works_and_stops_everything_on_ctrl_c(tmp_pat
         assert '"usage"' in answer.stdout, answer.stdout
         assert "max-queued-requests 256, max-queue-s 60" in running.text
         assert "--no-limits" in running.text
+        assert re.search(r"prefill: 2 workers × [0-9,]+ tokens; longest request 4,096", running.text)
+        assert "decode: 1 worker ×" in running.text
         children = running.children()
         services = [c for c in children if "halfmoon_sandbox.template_process" not in c.cmdline()]
         assert len(services) == 5
         running.process.send_signal(signal.SIGINT)
         assert running.process.wait(60) == 0
         assert not any(child.is_running() for child in children)
+
+
+@pytest.mark.e2e
+def test_up_warns_of_pools_that_hold_less_than_a_context_with_the_way_out(tmp_path: Path) -> None:
+    model = "fake://?layers=16&kv_heads=8&head_dim=64&max_context=131072"
+    words = ("-o", "decode.pool-mib=64")
+    with up(tmp_path, *words, MODEL=model, PORT=str(free_port())) as running:
+        running.until(lambda: "Ctrl-C stops it" in running.text)
+        assert "decode: 1 worker × 1,024 tokens; longest request 1,024" in running.text
+        assert "longer requests are refused" in running.text
+        assert "-o decode.pool-mib=8192" in running.text
 
 
 @pytest.mark.e2e
