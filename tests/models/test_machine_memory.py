@@ -15,7 +15,7 @@ from halfmoon_models.machine_memory import (
 GIB = 1 << 30
 
 
-def written(root: Path, **files: str) -> Path:
+def written(root: Path, files: dict[str, str]) -> Path:
     for name, text in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -23,20 +23,21 @@ def written(root: Path, **files: str) -> Path:
     return root
 
 
-def machine(root: Path, total: int = 16 * GIB, free: int = 10 * GIB, **files: str) -> Path:
-    meminfo = f"MemTotal: {total >> 10} kB\nMemFree: 1 kB\nMemAvailable: {free >> 10} kB\n"
-    return written(root, **{"proc/meminfo": meminfo, **files})
+def machine(root: Path, files: dict[str, str]) -> Path:
+    """A machine of 16 GiB, of which 10 are available."""
+    sizes = f"MemTotal: {16 << 20} kB\nMemFree: 1 kB\nMemAvailable: {10 << 20} kB\n"
+    return written(root, {"proc/meminfo": sizes, **files})
 
 
 def test_a_machine_without_limits_has_what_the_kernel_says(tmp_path: Path) -> None:
-    root = machine(tmp_path, **{"sys/fs/cgroup/memory.max": "max\n"})
+    root = machine(tmp_path, {"sys/fs/cgroup/memory.max": "max\n"})
     assert read_memory(root) == MemoryReport(16 * GIB, 10 * GIB)
 
 
 def test_a_container_has_its_limit_less_what_the_kernel_can_not_drop(tmp_path: Path) -> None:
     root = machine(
         tmp_path,
-        **{
+        {
             "proc/self/cgroup": "0::/\n",
             "sys/fs/cgroup/memory.max": f"{6 * GIB}\n",
             "sys/fs/cgroup/memory.current": f"{3 * GIB}\n",
@@ -49,7 +50,7 @@ def test_a_container_has_its_limit_less_what_the_kernel_can_not_drop(tmp_path: P
 def test_a_limit_of_any_group_above_the_process_holds(tmp_path: Path) -> None:
     root = machine(
         tmp_path,
-        **{
+        {
             "proc/self/cgroup": "0::/user.slice/run.service\n",
             "sys/fs/cgroup/memory.max": "max\n",
             "sys/fs/cgroup/user.slice/memory.max": f"{8 * GIB}\n",
@@ -63,7 +64,7 @@ def test_a_limit_of_any_group_above_the_process_holds(tmp_path: Path) -> None:
 def test_groups_of_the_first_version_are_read_too(tmp_path: Path) -> None:
     root = machine(
         tmp_path,
-        **{
+        {
             "proc/self/cgroup": "5:cpu,cpuacct:/a\n4:memory:/a/b\n0::/\n",
             "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
             "sys/fs/cgroup/memory/a/b/memory.limit_in_bytes": f"{2 * GIB}\n",
@@ -75,7 +76,7 @@ def test_groups_of_the_first_version_are_read_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "MemTotal: many kB\n", "MemTotal:\n", "\0\xff"])
 def test_what_can_not_be_read_is_unknown(tmp_path: Path, text: str) -> None:
-    root = written(tmp_path, **{"proc/meminfo": text})
+    root = written(tmp_path, {"proc/meminfo": text})
     assert read_memory(root) == MemoryReport(None, None)
     assert process_memory_bytes(root) == 0
 
@@ -83,7 +84,7 @@ def test_what_can_not_be_read_is_unknown(tmp_path: Path, text: str) -> None:
 def test_a_group_s_path_does_not_lead_out_of_the_hierarchy(tmp_path: Path) -> None:
     root = machine(
         tmp_path / "root",
-        **{"proc/self/cgroup": "0::/../../../../evil\n", "evil/memory.max": "1\n"},
+        {"proc/self/cgroup": "0::/../../../../evil\n", "evil/memory.max": "1\n"},
     )
     assert not read_memory(root).is_limited
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from halfmoon_metadata.tcp_ports import free_port, is_free
 from halfmoon_runtime.own_address import resolve_own_address
+from halfmoon_sandbox.bound_process import start_bound
 
 #: Order in which services are started, and also stopped: the conductor lets its requests finish
 #: while the others still serve them.
@@ -173,7 +174,7 @@ def _stage_flags(index: int, group_size: int) -> list[str]:
 
 
 class ServiceProcess:
-    """A service process that was started."""
+    """A service process that was started; it ends with this process, however that ends."""
 
     def __init__(
         self, spec: ProcessSpec, folder: Path, environment: Mapping[str, str] | None = None
@@ -190,7 +191,7 @@ class ServiceProcess:
         }
         self.log_path.touch(0o600)
         with self.log_path.open("ab") as log:
-            self._process = subprocess.Popen(
+            self._process = start_bound(
                 [spec.python or sys.executable, "-m", f"halfmoon_{spec.role}", *spec.arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -50,7 +50,7 @@ _STYLES = {"ready": "green", "stopped": "red", "starting": "dim"}
 
 
 class _Stop(Exception):
-    """Ctrl-C or SIGTERM: the cluster shall stop."""
+    """Ctrl-C, SIGTERM or a closed terminal: the cluster shall stop."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +113,8 @@ def _run(plan: ClusterPlan, folder: Path, console: Console, chosen: _KeyChoice) 
     # Set explicitly, since a shell starts its background jobs with SIGINT ignored.
     signal.signal(signal.SIGINT, on_signal)
     signal.signal(signal.SIGTERM, on_signal)
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
+        signal.signal(signal.SIGHUP, on_signal)  # the terminal was closed
     cluster = EmbeddedCluster(plan, folder)
     try:
         cluster.start()
@@ -126,7 +128,8 @@ def _run(plan: ClusterPlan, folder: Path, console: Console, chosen: _KeyChoice) 
         console.print("\nstopping …")
         return 0
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)  # what ends this process ends all others at once
         cluster.stop()
 
 

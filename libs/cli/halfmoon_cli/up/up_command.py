@@ -13,6 +13,7 @@ from halfmoon_cli.common.demo_model import DEMO_MODEL_NAME, DemoModelMissing, de
 from halfmoon_cli.common.local_key import WithClusterKey
 from halfmoon_cli.up.default_limits import SUMMARY, default_limits
 from halfmoon_cli.up.embedded_cluster import ClusterPlan, metadata_port_beside
+from halfmoon_cli.up.http_port import PortInUse, choose_http_port
 from halfmoon_cli.up.role_options import (
     FLEXIBLE_OPTIONS,
     HYBRID_OPTIONS,
@@ -21,7 +22,6 @@ from halfmoon_cli.up.role_options import (
 )
 from halfmoon_cli.up.worker_memory import worker_memory_mib
 from halfmoon_cli.up.worker_threads import worker_threads
-from halfmoon_metadata.tcp_ports import free_port, is_free
 from halfmoon_metadata.tls_trust import TLS_CA_VARIABLE, trust_context
 from halfmoon_models.errors import ModelError
 from halfmoon_models.machine_cores import machine_cores
@@ -137,8 +137,10 @@ def up(
     from halfmoon_cli.up.foreground import run_up
     from halfmoon_engine.checkpoints.model_folder import check_model
 
-    if port and not is_free(port):
-        _give_up(f"port {port} is in use: stop what listens there, or choose another with PORT=")
+    try:
+        chosen = choose_http_port(port, DEFAULT_PORT, by_make=True)
+    except PortInUse as error:
+        _give_up(str(error))
     if bool(tls_cert) != bool(tls_key):
         _give_up("TLS needs both, --tls-cert and --tls-key: one of them is missing")
     try:
@@ -162,7 +164,6 @@ def up(
             highlight=False,
             soft_wrap=True,
         )
-    chosen = port or (DEFAULT_PORT if is_free(DEFAULT_PORT) else free_port())
     if not model:
         try:
             model, name = str(demo_model_folder()), name or DEMO_MODEL_NAME
