@@ -6,9 +6,9 @@ from halfmoon_cli.up.embedded_cluster import ClusterPlan, plan_processes
 from halfmoon_cli.up.pool_report import pool_lines
 from halfmoon_cli.up.worker_memory import KVSTORE_MIB, worker_memory_mib
 from halfmoon_kvstore.settings import KvstoreSettings
-from halfmoon_models.machine_memory import MemoryReport
+from halfmoon_models.machine_memory import MachineMemory
 
-HERE = MemoryReport(16 << 30, 12 << 30)
+HERE = MachineMemory(16 << 30, 12 << 30)
 ONE_EACH = {"prefill": 1, "decode": 1, "kvstore": 1}
 
 
@@ -40,8 +40,8 @@ def test_numbers_that_are_none_are_left_to_the_process_that_refuses_them() -> No
 
 
 def test_a_full_machine_shares_the_least_and_an_unknown_one_nothing() -> None:
-    assert worker_memory_mib(MemoryReport(1 << 30, 0), ONE_EACH, {}, {}) == 1
-    assert worker_memory_mib(MemoryReport(None, None), ONE_EACH, {}, {}) == 0
+    assert worker_memory_mib(MachineMemory(1 << 30, 0), ONE_EACH, {}, {}) == 1
+    assert worker_memory_mib(MachineMemory(None, None), ONE_EACH, {}, {}) == 0
 
 
 def test_a_kvstore_is_counted_with_the_memory_that_it_takes_by_default() -> None:

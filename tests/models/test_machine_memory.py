@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from halfmoon_models.machine_memory import (
-    MemoryReport,
+    MachineMemory,
     machine_memory_bytes,
     process_memory_bytes,
     read_memory,
@@ -31,7 +31,7 @@ def machine(root: Path, files: dict[str, str]) -> Path:
 
 def test_a_machine_without_limits_has_what_the_kernel_says(tmp_path: Path) -> None:
     root = machine(tmp_path, {"sys/fs/cgroup/memory.max": "max\n"})
-    assert read_memory(root) == MemoryReport(16 * GIB, 10 * GIB)
+    assert read_memory(root) == MachineMemory(16 * GIB, 10 * GIB)
 
 
 def test_a_container_has_its_limit_less_what_the_kernel_can_not_drop(tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def test_a_container_has_its_limit_less_what_the_kernel_can_not_drop(tmp_path: P
             "sys/fs/cgroup/memory.stat": f"anon 5\ninactive_file {GIB}\n",
         },
     )
-    assert read_memory(root) == MemoryReport(6 * GIB, 4 * GIB, is_limited=True)
+    assert read_memory(root) == MachineMemory(6 * GIB, 4 * GIB, is_limited=True)
 
 
 def test_a_limit_of_any_group_above_the_process_holds(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_a_limit_of_any_group_above_the_process_holds(tmp_path: Path) -> None:
             "sys/fs/cgroup/user.slice/run.service/memory.max": "max\n",
         },
     )
-    assert read_memory(root) == MemoryReport(8 * GIB, GIB, is_limited=True)
+    assert read_memory(root) == MachineMemory(8 * GIB, GIB, is_limited=True)
 
 
 def test_groups_of_the_first_version_are_read_too(tmp_path: Path) -> None:
@@ -71,13 +71,13 @@ def test_groups_of_the_first_version_are_read_too(tmp_path: Path) -> None:
             "sys/fs/cgroup/memory/a/b/memory.usage_in_bytes": f"{GIB}\n",
         },
     )
-    assert read_memory(root) == MemoryReport(2 * GIB, GIB, is_limited=True)
+    assert read_memory(root) == MachineMemory(2 * GIB, GIB, is_limited=True)
 
 
 @pytest.mark.parametrize("text", ["", "MemTotal: many kB\n", "MemTotal:\n", "\0\xff"])
 def test_what_can_not_be_read_is_unknown(tmp_path: Path, text: str) -> None:
     root = written(tmp_path, {"proc/meminfo": text})
-    assert read_memory(root) == MemoryReport(None, None)
+    assert read_memory(root) == MachineMemory(None, None)
     assert process_memory_bytes(root) == 0
 
 

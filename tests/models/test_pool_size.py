@@ -2,7 +2,7 @@
 
 import pytest
 
-from halfmoon_models.machine_memory import MemoryReport
+from halfmoon_models.machine_memory import MachineMemory
 from halfmoon_models.pool_size import (
     LEAST_BYTES,
     USUAL_BYTES,
@@ -16,8 +16,8 @@ from halfmoon_models.pool_size import (
 GIB = 1 << 30
 #: Of Llama 3.2 1B in bfloat16: a page of 64 tokens.
 PAGE = 64 * 16 * 2 * 8 * 64 * 2
-HERE = MemoryReport(32 * GIB, 24 * GIB)
-CONTAINER = MemoryReport(8 * GIB, 6 * GIB, is_limited=True)
+HERE = MachineMemory(32 * GIB, 24 * GIB)
+CONTAINER = MachineMemory(8 * GIB, 6 * GIB, is_limited=True)
 
 
 def test_a_long_context_wants_pages_for_several_of_its_longest_requests() -> None:
@@ -69,7 +69,7 @@ def test_weights_that_leave_no_room_leave_a_small_pool() -> None:
 
 @pytest.mark.parametrize("room", [PoolRoom(is_known=False), PoolRoom()])
 def test_unknown_memory_is_said_to_be_unknown(room: PoolRoom) -> None:
-    assert room_bytes(room, MemoryReport(None, None), process_bytes=0) is None
+    assert room_bytes(room, MachineMemory(None, None), process_bytes=0) is None
 
 
 def test_workers_that_start_together_leave_the_system_its_part() -> None:
@@ -80,4 +80,4 @@ def test_workers_that_start_together_leave_the_system_its_part() -> None:
 
 
 def test_a_machine_that_is_full_leaves_nothing_to_share() -> None:
-    assert worker_budget(MemoryReport(GIB, 0), n_workers=2, n_processes=1, taken_bytes=0) == 0
+    assert worker_budget(MachineMemory(GIB, 0), n_workers=2, n_processes=1, taken_bytes=0) == 0

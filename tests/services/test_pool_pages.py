@@ -6,7 +6,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from halfmoon_engine.fake_engine import FakeEngine, FakeModelSpec
-from halfmoon_models.machine_memory import MemoryReport
+from halfmoon_models.machine_memory import MachineMemory
 from halfmoon_runtime.engine_settings import EngineSettings
 from halfmoon_runtime.lifecycle import CannotStart
 from halfmoon_workers.start.pool_pages import choose_pages
@@ -24,7 +24,7 @@ def settings(**changes: Any) -> EngineSettings:
 
 def tokens(available: int, engine: FakeEngine = LONG, **changes: Any) -> int:
     role = changes.pop("role", "decode")
-    memory = MemoryReport(64 * GIB, available)
+    memory = MachineMemory(64 * GIB, available)
     n_pages = choose_pages(settings(**changes), engine, role, memory=memory, process_bytes=2 * GIB)
     return n_pages * engine.layout.block_size
 

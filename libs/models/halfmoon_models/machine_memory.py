@@ -16,7 +16,7 @@ _MAX_DEPTH = 32
 
 
 @dataclass(frozen=True)
-class MemoryReport:
+class MachineMemory:
     """Bytes of memory that this process and those beside it may have."""
 
     #: The machine's, or the least limit of a control group; None: unknown.
@@ -38,7 +38,7 @@ def machine_memory_bytes() -> int | None:
     return read_memory().total
 
 
-def read_memory(root: Path = _ROOT) -> MemoryReport:
+def read_memory(root: Path = _ROOT) -> MachineMemory:
     """Return the machine's memory as this process may use it.
 
     Args:
@@ -49,7 +49,7 @@ def read_memory(root: Path = _ROOT) -> MemoryReport:
     groups = [group for group in _groups(root) if there is None or group.limit < there]
     totals = [group.limit for group in groups] + ([] if there is None else [there])
     frees = [max(0, group.limit - group.used) for group in groups]
-    return MemoryReport(
+    return MachineMemory(
         min(totals, default=None),
         min(frees + ([] if free is None else [free]), default=None),
         bool(groups),

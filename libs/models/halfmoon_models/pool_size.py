@@ -6,7 +6,7 @@ the memory has room beside the weights. Pages are taken from the system when the
 
 from dataclasses import dataclass
 
-from halfmoon_models.machine_memory import MemoryReport
+from halfmoon_models.machine_memory import MachineMemory
 
 MIB = 1 << 20
 #: Bytes of pages that a model with a short context gets, where there is room.
@@ -33,7 +33,7 @@ PROCESS_BYTES = 256 * MIB
 
 @dataclass(frozen=True)
 class PoolRoom:
-    """Where the bytes of an engine's pool lie, and how much of a device is free for them."""
+    """Say where the bytes of an engine's pool lie, and what a device has left for them."""
 
     #: Bytes of host memory for each byte of the pool: 2 where the engine keeps a mirror there too.
     n_host_copies: int = 1
@@ -61,7 +61,7 @@ def wanted_bytes(block_bytes: int, block_size: int, max_context: int, n_contexts
 
 def room_bytes(
     room: PoolRoom,
-    memory: MemoryReport,
+    memory: MachineMemory,
     *,
     process_bytes: int,
     memory_bytes: int = 0,
@@ -87,7 +87,7 @@ def room_bytes(
     return max(LEAST_BYTES, min(rooms)) if rooms else None
 
 
-def _host_budget(memory: MemoryReport, process_bytes: int, memory_bytes: int) -> int | None:
+def _host_budget(memory: MachineMemory, process_bytes: int, memory_bytes: int) -> int | None:
     """Return the most bytes of host memory that a worker may hold; None: unknown."""
     if memory_bytes:
         return memory_bytes
@@ -99,7 +99,7 @@ def _host_budget(memory: MemoryReport, process_bytes: int, memory_bytes: int) ->
 
 
 def worker_budget(
-    memory: MemoryReport, *, n_workers: int, n_processes: int, taken_bytes: int
+    memory: MachineMemory, *, n_workers: int, n_processes: int, taken_bytes: int
 ) -> int | None:
     """Return the bytes of each of several workers that start together; None: unknown.
 

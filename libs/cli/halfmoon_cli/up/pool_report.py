@@ -9,7 +9,7 @@ _MIB = 1 << 20
 
 
 class _Pool(msgspec.Struct, frozen=True):
-    """What a worker's progress record says of its pool."""
+    """Hold what a worker's progress record says of its pool."""
 
     tokens: Annotated[int, msgspec.Meta(gt=0)] = msgspec.field(name="kv_tokens")
     longest: Annotated[int, msgspec.Meta(gt=0)] = msgspec.field(name="max_context")

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from halfmoon_models.machine_memory import MemoryReport
+from halfmoon_models.machine_memory import MachineMemory
 from halfmoon_models.pool_size import MIB, worker_budget
 from halfmoon_runtime.setting_names import ENVIRONMENT_PREFIX
 
@@ -11,7 +11,7 @@ KVSTORE_MIB = 1024
 
 
 def worker_memory_mib(
-    memory: MemoryReport,
+    memory: MachineMemory,
     counts: Mapping[str, int],
     flags: Mapping[str, Sequence[str]],
     environment: Mapping[str, str],

@@ -3,7 +3,7 @@
 import structlog
 
 from halfmoon_engine.interface import Engine
-from halfmoon_models.machine_memory import MemoryReport, process_memory_bytes, read_memory
+from halfmoon_models.machine_memory import MachineMemory, process_memory_bytes, read_memory
 from halfmoon_models.pool_size import (
     DECODE_CONTEXTS,
     MIB,
@@ -24,7 +24,7 @@ def choose_pages(
     engine: Engine,
     role: Role,
     *,
-    memory: MemoryReport | None = None,
+    memory: MachineMemory | None = None,
     process_bytes: int | None = None,
 ) -> int:
     """Return the pages of a worker's pool, and log how many tokens they hold.
