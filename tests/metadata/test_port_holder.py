@@ -62,6 +62,14 @@ def test_a_service_of_halfmoon_up_is_stopped_by_stopping_up(tmp_path: Path) -> N
     assert holder.way_out.endswith("`kill 7`")
 
 
+def test_a_service_beside_this_one_is_not_to_be_stopped(tmp_path: Path) -> None:
+    ours = os.getppid()
+    holder = find_holder(PORT, kernel(tmp_path, {ours: (1, UP), 9: (ours, CONDUCTOR)}, 9))
+    assert holder is not None
+    assert str(holder).endswith("of the same Halfmoon")
+    assert holder.way_out == "give each service a port of its own"
+
+
 @pytest.mark.parametrize("parent", [1, 7])
 def test_a_service_without_halfmoon_up_is_stopped_itself(tmp_path: Path, parent: int) -> None:
     root = kernel(tmp_path, {7: (1, "bash\0"), 9: (parent, CONDUCTOR)}, 9)

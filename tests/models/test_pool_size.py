@@ -62,6 +62,11 @@ def test_a_device_s_mirror_takes_no_more_than_the_host_has_too() -> None:
     assert room_bytes(mirrored, HERE, process_bytes=0) == 6 * GIB - WORKING_BYTES
 
 
+def test_little_memory_is_not_all_kept_for_activations() -> None:
+    room = room_bytes(PoolRoom(), HERE, process_bytes=GIB // 2, memory_bytes=GIB)
+    assert room == GIB // 2 - GIB // 8
+
+
 def test_weights_that_leave_no_room_leave_a_small_pool() -> None:
     room = room_bytes(PoolRoom(), CONTAINER, process_bytes=8 * GIB, memory_bytes=GIB)
     assert room == LEAST_BYTES

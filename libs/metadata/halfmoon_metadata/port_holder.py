@@ -32,13 +32,22 @@ class PortHolder:
 
     def __str__(self) -> str:
         text = f"process {self.pid} ({self.command})"
+        if self.is_sibling:
+            return f"{text} of the same Halfmoon"
         if self.halfmoon_pid not in (0, self.pid):
             return f"{text} of the Halfmoon that process {self.halfmoon_pid} started"
         return text
 
     @property
+    def is_sibling(self) -> bool:
+        """Return whether what started it has started this process too."""
+        return self.halfmoon_pid not in (0, self.pid) and self.halfmoon_pid == os.getppid()
+
+    @property
     def way_out(self) -> str:
         """Text that says how to stop it."""
+        if self.is_sibling:
+            return "give each service a port of its own"
         if self.halfmoon_pid:
             return f"stop that Halfmoon with `kill {self.halfmoon_pid}`"
         return "stop that process"

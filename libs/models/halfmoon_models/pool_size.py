@@ -17,7 +17,8 @@ LEAST_BYTES = 64 * MIB
 #: computed and another arrives; at a decode worker several run at once.
 PREFILL_CONTEXTS = 2
 DECODE_CONTEXTS = 4
-#: Bytes beside weights and pages: activations, logits and buffers.
+#: Bytes beside weights and pages, for activations, logits and buffers: a share, and the most.
+WORKING_SHARE = 1 / 8
 WORKING_BYTES = 512 * MIB
 #: Share of a container's memory, or a device's, that its worker takes: all of it but a rest for
 #: what can't be foreseen.
@@ -80,11 +81,15 @@ def room_bytes(
         return None
     rooms: list[int] = []
     if room.n_host_copies and (budget := _host_budget(memory, process_bytes, memory_bytes)):
-        rooms.append((budget - process_bytes - WORKING_BYTES) // room.n_host_copies)
+        rooms.append((_without_working(budget) - process_bytes) // room.n_host_copies)
     if room.device_free is not None:
         mine = int(OWN_SHARE * device_share * room.device_total) - room.device_used
         rooms.append(min(mine, int(OWN_SHARE * room.device_free)) - WORKING_BYTES)
     return max(LEAST_BYTES, min(rooms)) if rooms else None
+
+
+def _without_working(n_bytes: int) -> int:
+    return n_bytes - min(WORKING_BYTES, int(WORKING_SHARE * n_bytes))
 
 
 def _host_budget(memory: MachineMemory, process_bytes: int, memory_bytes: int) -> int | None:

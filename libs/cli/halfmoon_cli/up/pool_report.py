@@ -31,9 +31,9 @@ def pool_lines(statuses: Iterable[tuple[str, Mapping[str, Any]]]) -> tuple[list[
             continue
         pools.setdefault(role, []).append(pool)
     lines = [_line(role, found) for role, found in pools.items()]
-    return lines, [
-        _warning(r, found) for r, found in pools.items() if _largest(found) < _longest(found)
-    ]
+    crowded = [role for role, found in pools.items() if len(found) > 1]
+    small = [role for role, found in pools.items() if _largest(found) < _longest(found)]
+    return lines, [_warning(role, pools[role], crowded) for role in small]
 
 
 def _longest(pools: Iterable[_Pool]) -> int:
@@ -52,12 +52,12 @@ def _line(role: str, pools: list[_Pool]) -> str:
     return f"{role}: {workers} × {tokens} tokens; longest request {longest:,}"
 
 
-def _warning(role: str, pools: list[_Pool]) -> str:
+def _warning(role: str, pools: list[_Pool], crowded: list[str]) -> str:
     longest, largest = _longest(pools), max(pools, key=lambda pool: pool.tokens)
     needed = -(-longest * largest.token_bytes // _MIB)
-    ways = [f"more memory for its pages (-o {role}.pool-mib={needed})"]
-    if len(pools) > 1:
-        ways.insert(0, f"fewer workers (--{role} 1)")
+    ways = [f"more memory for its pages, where there is some (-o {role}.pool-mib={needed})"]
+    if crowded:
+        ways.insert(0, f"fewer workers ({' '.join(f'--{name} 1' for name in crowded)})")
     if largest.dtype == "float32":
         half = "-o prefill.dtype=bfloat16 -o decode.dtype=bfloat16"
         ways.append(f"half the bytes for each token ({half})")
