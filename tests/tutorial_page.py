@@ -25,6 +25,7 @@ from pathlib import Path
 from types import TracebackType
 
 from halfmoon_metadata.tcp_ports import free_port
+from halfmoon_sandbox.bound_process import start_bound
 from halfmoon_testing.page_steps import PageStep
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -103,7 +104,7 @@ class PageReader:
             given = [f"--{name.lower()}={value}" for name, value in settings]
         flags = ["--port", str(self.port), "-o", f"conductor.metadata-port={self._metadata_port}"]
         with self._output.open("wb") as sink:
-            self.up = subprocess.Popen(
+            self.up = start_bound(
                 [sys.executable, "-m", "halfmoon_cli", "up", *given, *flags],
                 cwd=self._folder,
                 stdout=sink,

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from halfmoon_metadata.tcp_ports import free_port
+from halfmoon_sandbox.bound_process import start_bound
 
 _STARTS_WITHIN_S = 20.0
 
@@ -30,7 +31,7 @@ class RedisProcess:
         keeps = ("--appendonly", "yes", "--appendfsync", "always", "--save", "")
         where = ("--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self._folder))
         with (self._folder.parent / "redis.log").open("ab") as log:
-            self._process = subprocess.Popen(
+            self._process = start_bound(
                 ["redis-server", *where, *keeps],
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -28,6 +28,7 @@ from halfmoon_kvstore.settings import KvstoreSettings
 from halfmoon_metadata.tcp_ports import free_port
 from halfmoon_runtime.setting_names import SECRETS
 from halfmoon_runtime.settings import ServiceSettings
+from halfmoon_sandbox.bound_process import start_bound
 from halfmoon_workers.decode.decode_settings import DecodeSettings
 from halfmoon_workers.prefill.prefill_settings import PrefillSettings
 from halfmoon_workers.roles.role_settings import (
@@ -170,7 +171,7 @@ def test_a_host_of_the_conductor_that_is_none_is_refused_before_anything_starts(
 
 def run_up(folder: Path, *options: str) -> "subprocess.Popen[str]":
     words = [word for option in options for word in ("-o", option)]
-    return subprocess.Popen(
+    return start_bound(
         [sys.executable, "-m", "halfmoon_cli", "up", *words],
         env={**os.environ, "COLUMNS": "300", "MODEL": FAKE, "PORT": str(free_port())},
         cwd=folder,

@@ -23,6 +23,7 @@ from halfmoon_cli.route.server_tokenizer import NoTokenizer, find_tokenizer
 from halfmoon_cli.up.embedded_cluster import ClusterPlan, plan_processes
 from halfmoon_metadata.tcp_ports import free_port
 from halfmoon_runtime.observability.operator_tokens import operator_token
+from halfmoon_sandbox.bound_process import start_bound
 from halfmoon_servers.client.server_description import ServerDescription
 from tests.bridge.plain_server import BLOCK_SIZE, PlainServer, answer_of
 
@@ -127,7 +128,7 @@ def test_a_route_answers_by_its_servers_and_stops_on_ctrl_c(tmp_path: Path) -> N
     output = tmp_path / "output"
     with plain_server() as first, plain_server() as second, output.open("wb") as sink:
         flags = ["--worker", first.url, "--worker", second.url, "--model", FAKE]
-        process = subprocess.Popen(
+        process = start_bound(
             [sys.executable, "-m", "halfmoon_cli", "route", "--port", str(port), *flags],
             env={**os.environ, "COLUMNS": "300"},
             cwd=tmp_path,

@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -29,8 +30,9 @@ from halfmoon_cli.up.embedded_cluster import ClusterPlan, plan_processes
 from halfmoon_cli.up.foreground import status_table
 from halfmoon_cli.up.restart_policy import MAX_DEATHS, WINDOW_S, RestartPolicy
 from halfmoon_cli.up.worker_threads import worker_threads
-from halfmoon_metadata.tcp_ports import free_port
+from halfmoon_metadata.tcp_ports import free_port, is_free
 from halfmoon_runtime.observability.operator_tokens import operator_token
+from halfmoon_sandbox.bound_process import start_bound
 
 FAKE = "fake://tiny?step_s=0.001"
 
@@ -41,7 +43,7 @@ class Up:
     def __init__(self, folder: Path, *words: str, **environment: str) -> None:
         self.output = folder / "output"
         with self.output.open("wb") as sink:
-            self.process = subprocess.Popen(
+            self.process = start_bound(
                 [sys.executable, "-m", "halfmoon_cli", "up", *words],
                 env={**os.environ, "COLUMNS": "300", **environment},
                 cwd=folder,
@@ -90,11 +92,59 @@ def test_up_prints_a_curl_line_that_works_and_stops_everything_on_ctrl_c(tmp_pat
         assert '"usage"' in answer.stdout, answer.stdout
         assert "max-queued-requests 256, max-queue-s 60" in running.text
         assert "--no-limits" in running.text
+        assert re.search(r"prefill: 2 workers × \S+ tokens; longest request 4,096", running.text)
+        assert "decode: 1 worker ×" in running.text
         children = running.children()
         services = [c for c in children if "halfmoon_sandbox.template_process" not in c.cmdline()]
         assert len(services) == 5
         running.process.send_signal(signal.SIGINT)
         assert running.process.wait(60) == 0
+        assert not any(child.is_running() for child in children)
+
+
+@pytest.mark.e2e
+def test_up_warns_of_pools_that_hold_less_than_a_context_with_the_way_out(tmp_path: Path) -> None:
+    model = "fake://?layers=16&kv_heads=8&head_dim=64&max_context=131072"
+    words = ("-o", "decode.pool-mib=64")
+    with up(tmp_path, *words, MODEL=model, PORT=str(free_port())) as running:
+        running.until(lambda: "Ctrl-C stops it" in running.text)
+        assert "decode: 1 worker × 1,024 tokens; longest request 1,024" in running.text
+        assert "longer requests are refused" in running.text
+        assert "-o decode.pool-mib=8192" in running.text
+
+
+@pytest.mark.e2e
+def test_services_end_with_up_even_if_it_is_killed(tmp_path: Path) -> None:
+    port = free_port()
+    with up(tmp_path, MODEL=FAKE, PORT=str(port)) as running:
+        running.until(lambda: "Ctrl-C stops it" in running.text)
+        children = running.children()
+        # One that stands still can't notice by itself that its parent is gone.
+        children[0].suspend()
+        running.process.kill()
+        running.process.wait(60)
+        _, alive = psutil.wait_procs(children, 60)
+        assert len(children) >= 4 and not alive
+
+
+@pytest.mark.e2e
+def test_services_end_with_up_that_is_killed_while_they_start(tmp_path: Path) -> None:
+    with up(tmp_path, MODEL=FAKE, PORT=str(free_port())) as running:
+        running.until(lambda: len(running.children()) >= 4)
+        children = running.children()
+        running.process.kill()
+        running.process.wait(60)
+        assert not psutil.wait_procs(children, 60)[1]
+
+
+@pytest.mark.e2e
+def test_a_closed_terminal_stops_everything_in_order(tmp_path: Path) -> None:
+    with up(tmp_path, MODEL=FAKE, PORT=str(free_port())) as running:
+        running.until(lambda: "Ctrl-C stops it" in running.text)
+        children = running.children()
+        running.process.send_signal(signal.SIGHUP)
+        assert running.process.wait(60) == 0
+        assert "stopping" in running.text
         assert not any(child.is_running() for child in children)
 
 
@@ -263,16 +313,31 @@ def test_a_model_that_is_not_there_is_said_so_and_nothing_stays_behind(tmp_path:
         assert "nowhere" in running.text
 
 
-def test_a_port_in_use_is_refused_with_a_way_out() -> None:
-    import socket
-
+@pytest.mark.parametrize("command", ["up", "route"])
+def test_a_port_in_use_is_refused_with_what_holds_it_and_the_ways_out(command: str) -> None:
+    words = ["--model", FAKE] if command == "up" else ["--worker", "http://127.0.0.1:1"]
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        result = CliRunner().invoke(app, ["up", "--model", FAKE, "--port", str(port)])
+        result = CliRunner().invoke(app, [command, *words, "--port", str(port)])
     assert result.exit_code == 2
-    assert str(port) in result.output and "PORT=" in result.output
+    assert f"port {port} is in use by process {os.getpid()} (" in result.output
+    way = re.search(r"choose another port with --port ([0-9]+)", result.output)
+    assert way and is_free(int(way[1]))
+    assert (f"make up PORT={way[1]}" in result.output) == (command == "up")
+
+
+@pytest.mark.e2e
+def test_a_port_that_an_earlier_up_has_is_refused_with_the_process_to_stop(tmp_path: Path) -> None:
+    port = free_port()
+    words = ["up", "--model", FAKE, "--port", str(port), "--state", str(tmp_path / "second")]
+    with up(tmp_path, MODEL=FAKE, PORT=str(port)) as running:
+        running.until(lambda: "Ctrl-C stops it" in running.text)
+        result = CliRunner().invoke(app, words)
+        assert result.exit_code == 2
+        assert "halfmoon_conductor" in result.output
+        assert f"stop that Halfmoon with `kill {running.process.pid}`" in result.output
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from halfmoon_metadata.tcp_ports import free_port
+from halfmoon_sandbox.bound_process import start_bound
 
 pytestmark = [pytest.mark.timeout(1800)]
 
@@ -51,7 +52,7 @@ def stock(
         "OMP_NUM_THREADS": "2",
     }  # fmt: skip
     with log.open("wb") as output:
-        server = subprocess.Popen(
+        server = start_bound(
             [
                 vllm / "vllm", "serve", model_folder, "--served-model-name", "tiny",
                 "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32",

@@ -5,7 +5,6 @@ import json
 import os
 import random
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ import pytest
 from halfmoon_conductor.settings import ConductorSettings
 from halfmoon_kvstore.settings import KvstoreSettings
 from halfmoon_runtime.settings import ServiceSettings
+from halfmoon_sandbox.bound_process import start_bound
 from halfmoon_workers.decode.decode_settings import DecodeSettings
 from halfmoon_workers.prefill.prefill_settings import PrefillSettings
 
@@ -162,7 +162,7 @@ def started(
             given |= {"HALFMOON_DISK_PATH": str(tmp_path / "blocks"), "HALFMOON_POOL_MIB": "64"}
             others = {k: v for k, v in os.environ.items() if not k.startswith("HALFMOON_")}
             log = stack.enter_context((tmp_path / f"{role}.log").open("wb"))
-            process = subprocess.Popen(
+            process = start_bound(
                 [sys.executable, "-m", f"halfmoon_{role}"],
                 env={**others, **given},
                 stdout=log,

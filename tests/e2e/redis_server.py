@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from halfmoon_metadata.tcp_ports import free_port
+from halfmoon_sandbox.bound_process import start_bound
 
 
 class RedisServer:
@@ -20,7 +21,7 @@ class RedisServer:
     def start(self) -> None:
         """Start it, empty."""
         where = ["--port", str(self._port), "--bind", "127.0.0.1", "--dir", str(self._folder)]
-        self._process = subprocess.Popen(
+        self._process = start_bound(
             ["redis-server", *where, "--save", ""], stdout=subprocess.DEVNULL
         )
         deadline = time.monotonic() + 60

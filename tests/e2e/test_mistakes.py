@@ -13,6 +13,7 @@ from typing import NamedTuple
 import pytest
 
 from halfmoon_metadata.tcp_ports import free_port
+from halfmoon_sandbox.bound_process import start_bound
 from tests.e2e.redis_server import RedisServer
 
 pytestmark = pytest.mark.e2e
@@ -79,7 +80,7 @@ def test_each_mistake_is_one_line(tmp_path: Path, taken_port: int) -> None:
         for mistake in MISTAKES[first : first + 4]:
             ports = {"port": taken_port, "free": free_port(), "free2": free_port()}
             service, *words = mistake.words.format(**ports).split()
-            process = subprocess.Popen(
+            process = start_bound(
                 [sys.executable, "-m", f"halfmoon_{service}", *words],
                 cwd=tmp_path,
                 env=no_hub,
@@ -116,7 +117,7 @@ def test_a_service_whose_metadata_server_is_away_names_it_and_joins_once_it_is_t
     }
     words = ["--metadata", redis.url, "--metrics-port", "-1", *own[role]]
     with log.open("wb") as sink:
-        process = subprocess.Popen(
+        process = start_bound(
             [sys.executable, "-m", f"halfmoon_{role}", *words],
             stdout=sink,
             stderr=subprocess.STDOUT,

@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from halfmoon_metadata.tcp_ports import free_port
+from halfmoon_sandbox.bound_process import start_bound
 from halfmoon_testing.models.tiny_models import make_tiny_model
 
 pytestmark = pytest.mark.e2e
@@ -62,7 +63,7 @@ def test_text_is_served_token_by_token_and_images_are_refused_by_name(
     folder, expected = multimodal
     port = free_port()
     command = [sys.executable, "-m", "halfmoon_cli", "up", "--model", str(folder)]
-    up = subprocess.Popen(
+    up = start_bound(
         [
             *command,
             "--port",

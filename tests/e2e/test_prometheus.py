@@ -15,6 +15,7 @@ import pytest
 
 from halfmoon_metadata.tcp_ports import free_port
 from halfmoon_runtime.observability.operator_tokens import operator_token
+from halfmoon_sandbox.bound_process import start_bound
 
 pytestmark = pytest.mark.e2e
 
@@ -77,7 +78,7 @@ class Prometheus:
         self.url = f"http://127.0.0.1:{port}/api/v1"
         self._output = folder / "output"
         with self._output.open("wb") as output:
-            self._process = subprocess.Popen(
+            self._process = start_bound(
                 [str(PROMETHEUS), *flags.replace(":9090", f":{port}").split()],
                 cwd=folder,
                 stdout=output,

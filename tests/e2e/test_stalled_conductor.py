@@ -14,6 +14,7 @@ import pytest
 
 from halfmoon_metadata.tcp_ports import free_port
 from halfmoon_runtime.membership import LEASE_S
+from halfmoon_sandbox.bound_process import start_bound
 
 #: Longer than a lease, and than it takes to fill a socket's queue and miss heartbeats.
 STALL_S = LEASE_S + 6
@@ -36,7 +37,7 @@ def conductor(tmp_path: Path) -> Iterator[tuple[str, "subprocess.Popen[bytes]", 
     with ExitStack() as stack:
 
         def start(*command: str, output: Path) -> "subprocess.Popen[bytes]":
-            process = subprocess.Popen(
+            process = start_bound(
                 [sys.executable, *command, *flags],
                 stdout=stack.enter_context(output.open("wb")),
                 stderr=subprocess.STDOUT,

@@ -23,6 +23,7 @@ from halfmoon_metadata import open_store
 from halfmoon_metadata.tcp_ports import free_port
 from halfmoon_protocol.ids import BlockHash
 from halfmoon_runtime.channels.zmq_network import ZmqNetwork
+from halfmoon_sandbox.bound_process import start_bound
 from halfmoon_testing.kvstore_soak.soak import KvstoreSoak
 
 pytestmark = [
@@ -58,7 +59,7 @@ class Redis:
 
     def start(self) -> None:
         command = ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--save", ""]
-        self._server = subprocess.Popen(
+        self._server = start_bound(
             [*command, "--dir", str(self._folder)], stdout=subprocess.DEVNULL
         )
         deadline = time.monotonic() + 20

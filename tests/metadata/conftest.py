@@ -16,6 +16,7 @@ import uvicorn
 from halfmoon_metadata import MemoryStore, MetadataStore, open_store
 from halfmoon_metadata.http_server import metadata_app
 from halfmoon_metadata.tcp_ports import free_port
+from halfmoon_sandbox.bound_process import start_bound
 from halfmoon_testing.processes.etcd_server import EtcdServer
 from halfmoon_testing.tls_authority import IssuedCertificate, TlsAuthority
 
@@ -89,7 +90,7 @@ class RedisServer:
             options += ["--tls-cert-file", str(tls.cert), "--tls-key-file", str(tls.key)]
         if password:
             options += ["--requirepass", password]
-        self._process = subprocess.Popen(["redis-server", *options], stdout=subprocess.DEVNULL)
+        self._process = start_bound(["redis-server", *options], stdout=subprocess.DEVNULL)
         #: A client that needs no certificate, for the test's own acts.
         self.client = client = redis.Redis(
             port=self.port, password=password or None, ssl=tls is not None, ssl_cert_reqs="none"

@@ -19,6 +19,7 @@ from halfmoon_cli.up.embedded_cluster import ClusterPlan, EmbeddedCluster
 from halfmoon_metadata.cluster_key_source import cluster_key_from_environment
 from halfmoon_metadata.tcp_ports import free_port
 from halfmoon_runtime.observability.operator_tokens import operator_token
+from halfmoon_sandbox.bound_process import start_bound
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "examples" / "polyglot"
@@ -68,7 +69,7 @@ class NodeProcess:
     ) -> None:
         self.log_path = log
         with log.open("ab") as output:
-            self.process = subprocess.Popen(
+            self.process = start_bound(
                 ["node", "--enable-source-maps", script, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=output,

@@ -16,6 +16,7 @@ import pytest
 from halfmoon_metadata.tcp_ports import free_port
 from halfmoon_runtime.healthcheck import STATUS_FILE
 from halfmoon_runtime.lifecycle import report_stage
+from halfmoon_sandbox.bound_process import start_bound
 
 PRELUDE = """
 import asyncio, os, sys, time
@@ -46,7 +47,7 @@ class Running:
     def __init__(self, body: str, folder: Path) -> None:
         self._status = folder / "status.json"
         self._log = (folder / "log").open("w+")
-        self.process = subprocess.Popen(
+        self.process = start_bound(
             [sys.executable, "-c", PRELUDE + body + EPILOGUE],
             stdout=subprocess.PIPE,
             stderr=self._log,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from halfmoon_engine.fake_engine import FakeEngine, FakeModelSpec
+from halfmoon_engine.fake_engine import FakeEngine
 from halfmoon_metadata import MetadataStore, open_store
 from halfmoon_metadata.store_interface import MetadataUnreachable
 from halfmoon_protocol.ids import ConductorId
@@ -212,7 +212,7 @@ async def test_a_transfer_engine_that_cannot_open_leaves_nothing_behind(
 
 
 def model_settings(**changes: Any) -> EngineSettings:
-    return EngineSettings(model="fake://", metrics_port=-1, **{"pool_mib": 1, **changes})
+    return EngineSettings(model="fake://", metrics_port=-1, **changes)
 
 
 class Refused(Exception):
@@ -236,10 +236,10 @@ async def test_a_model_gets_its_pages_in_registered_memory_and_says_what_it_is(
         some_service() as service,
         open_worker(settings, service, "decode", open_transfer_engine) as opened,
         place_model(
-            model_settings(measure=False), service, engine, opened.transfer.allocate
+            model_settings(measure=False), service, engine, 7, opened.transfer.allocate
         ) as placed,
     ):
-        assert placed.n_pages == (1 << 20) // engine.layout.block_bytes
+        assert placed.n_pages == 7
         assert placed.memory.region.length == placed.n_pages * engine.layout.block_bytes
         assert placed.decode_cost == DecodeCost()
         info = model_info(opened.info, model_settings(), engine, placed.n_pages)
@@ -249,11 +249,3 @@ async def test_a_model_gets_its_pages_in_registered_memory_and_says_what_it_is(
             placed.n_pages,
         )
         engine.detach()
-
-
-async def test_a_pool_of_less_than_a_page_is_refused_by_the_name_of_its_setting() -> None:
-    engine = FakeEngine(FakeModelSpec(head_dim=4096, layers=64))
-    async with some_service() as service:
-        with pytest.raises(ValueError, match="pool_mib is 1: not one page"):
-            async with place_model(model_settings(), service, engine, bytearray):  # type: ignore[type-var]
-                pytest.fail("it must not open")

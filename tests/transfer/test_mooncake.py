@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from halfmoon_metadata.store_interface import MetadataError, MetadataUnreachable
 from halfmoon_metadata.store_registry import open_store
 from halfmoon_metadata.stores.memory_store import MemoryStore
+from halfmoon_sandbox.bound_process import start_bound
 from halfmoon_testing.processes.etcd_server import EtcdServer
 from halfmoon_transfer import (
     Lost,
@@ -722,7 +723,7 @@ def server_url(request: pytest.FixtureRequest) -> Iterator[str]:
         sock.bind(("127.0.0.1", 0))
         port = sock.getsockname()[1]
     options = ["--bind", "127.0.0.1", "--port", str(port), "--save", "", "--appendonly", "no"]
-    with subprocess.Popen([program, *options], stdout=subprocess.DEVNULL) as process:
+    with start_bound([program, *options], stdout=subprocess.DEVNULL) as process:
         try:
             yield f"redis://127.0.0.1:{port}/0"
         finally:

@@ -26,6 +26,7 @@ import uvicorn
 
 from halfmoon_metadata.http_server import metadata_app
 from halfmoon_metadata.stores.memory_store import MemoryStore
+from halfmoon_sandbox.bound_process import start_bound
 from halfmoon_testing.processes.etcd_server import EtcdServer
 from halfmoon_transfer import Lost, Memory, Piece, Rejected, TransferEngine, TransferSettings
 from halfmoon_transfer.backends.mooncake import mooncake_records
@@ -103,7 +104,7 @@ class Wheel:
         # What the test run has on its own path is for another environment.
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "MC_"))}
         with log.open("a") as out:
-            self._process = subprocess.Popen(
+            self._process = start_bound(
                 [python, DRIVER, str(writing)],
                 stdin=subprocess.PIPE,
                 stdout=out,

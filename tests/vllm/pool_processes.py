@@ -18,6 +18,7 @@ from halfmoon_metadata.tcp_ports import free_port
 from halfmoon_protocol.messages import WorkerInfo
 from halfmoon_runtime.channels.zmq_network import ZmqNetwork
 from halfmoon_runtime.membership import MEMBERS
+from halfmoon_sandbox.bound_process import start_bound
 from halfmoon_testing.block_client import BlockClient
 
 READY_S = 120.0
@@ -47,7 +48,7 @@ class PoolProcesses:
     def start_redis(self) -> None:
         command = ["redis-server", "--port", str(self._redis_port), "--bind", "127.0.0.1"]
         command += ["--save", "", "--dir", str(self.folder)]
-        self._redis = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        self._redis = start_bound(command, stdout=subprocess.DEVNULL)
 
         def listens() -> bool:
             try:

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 
 from halfmoon_metadata.tcp_ports import free_port
+from halfmoon_sandbox.bound_process import start_bound
 
 #: Seconds until a server answers: a busy machine needs minutes.
 READY_S = 400.0
@@ -77,7 +78,7 @@ class StockServer:
     def start(self) -> None:
         """Start the process, at its ports; also after it was killed."""
         with self._log.open("a") as log:
-            self.process = subprocess.Popen(
+            self.process = start_bound(
                 self._command,
                 env=self._environment,
                 stdout=log,

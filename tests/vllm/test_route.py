@@ -15,6 +15,7 @@ import pytest
 
 from halfmoon_metadata.tcp_ports import free_port
 from halfmoon_runtime.observability.operator_tokens import operator_token
+from halfmoon_sandbox.bound_process import start_bound
 from tests.vllm.stock_server import StockServer, body, complete, tokens_of
 
 WITHIN_S = 120.0
@@ -35,7 +36,7 @@ class Route:
         self._output = folder / "route.output"
         command = [sys.executable, "-m", "halfmoon_cli", "route", "--port", str(port)]
         with self._output.open("wb") as output:
-            self._process = subprocess.Popen(
+            self._process = start_bound(
                 [*command, "--state", str(self._state), *flags],
                 env={**os.environ, "COLUMNS": "300"},
                 stdout=output,

@@ -47,7 +47,7 @@ def load_vllm_engine(
     Args:
         path_or_hub_id: of the model.
         block_size: tokens per page; what vLLM's attention can have, on CPUs multiples of 32.
-        dtype: of weights and KV; "auto" is the checkpoint's.
+        dtype: of weights and KV; "auto" is the checkpoint's, but vLLM's choice for float32.
         device: where this build of vLLM computes; "auto" is wherever that is.
         threads: CPU threads; None is one per core of the process's quota.
         served_name: the model's name in requests, rather than its own.

@@ -7,11 +7,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from halfmoon_engine.attention.device_pool import device_room
 from halfmoon_engine.interface import LayerHook, Run, StageActivations
 from halfmoon_engine_vllm.batch import plan_batch
 from halfmoon_engine_vllm.no_stages import no_stages
 from halfmoon_engine_vllm.rank_steps import StepServer
 from halfmoon_engine_vllm.shared_span import find_shared_span
+from halfmoon_models.pool_size import PoolRoom
 from halfmoon_protocol.kv_layout import KvLayout
 
 
@@ -42,6 +44,11 @@ class VllmRunner:
         """Use this memory as the pool; vLLM's own cache mirrors it."""
         n_pages: int = self._rank.halfmoon_attach(memory, self._layout)
         return n_pages
+
+    def pool_room(self) -> PoolRoom:
+        """Return the room of the GPU; on the CPU, vLLM's cache is a second copy of the pool."""
+        device = self._rank.model_runner.device
+        return PoolRoom(n_host_copies=2) if device.type == "cpu" else device_room(device, 0)
 
     def allocate_pool(self, n_bytes: int) -> torch.Tensor | None:
         """Use memory of the GPU as the pool, so that keys and values never leave it."""
@@ -112,6 +119,10 @@ class VllmRanksRunner:
         span = find_shared_span(memory)
         counts = self._executor.collective_rpc("halfmoon_attach_span", args=(span, self._layout))
         return int(counts[0])
+
+    def pool_room(self) -> PoolRoom:
+        """Return that it is unknown: the ranks have memory of their own."""
+        return PoolRoom(is_known=False)
 
     def allocate_pool(self, n_bytes: int) -> None:
         """Return None: ranks share memory of the host."""

@@ -32,6 +32,7 @@ from halfmoon_engine.interface import (
 )
 from halfmoon_engine.stages.stage_checks import check_activations, check_can_lend, cut_layers
 from halfmoon_models.errors import BadEngineSpec
+from halfmoon_models.pool_size import PoolRoom
 from halfmoon_protocol.blocks import check_block_size
 from halfmoon_protocol.kv_layout import DType, KvLayout
 from halfmoon_protocol.messages import DecodeCost, PrefillCost
@@ -209,6 +210,10 @@ class FakeEngine:
         n_bytes = n_pages * self._layout.block_bytes
         words = np.frombuffer(pool.cast("B")[:n_bytes], dtype=np.uint64).reshape(shape)
         self._pool = words[:, self._stage.first_layer :][:, : self._stage.n_layers]
+
+    def pool_room(self) -> PoolRoom:
+        """Return that the pool is memory of the host."""
+        return PoolRoom()
 
     def allocate_pool(self, n_bytes: int) -> object | None:
         """Return None: the pool is memory of the host."""

@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from halfmoon_models.pool_size import PoolRoom
 from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_protocol.logprobs import TokenScore
 from halfmoon_protocol.messages import DecodeCost, PrefillCost
@@ -207,6 +208,10 @@ class Engine(Protocol):
         Raises:
             ValueError: it holds no page, or is read-only.
         """
+        ...
+
+    def pool_room(self) -> PoolRoom:
+        """Say where the bytes of a pool would lie, and what a device has left for them."""
         ...
 
     def allocate_pool(self, n_bytes: int) -> object | None:

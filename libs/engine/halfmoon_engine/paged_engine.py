@@ -34,6 +34,7 @@ from halfmoon_engine.sampling.token_logprobs import (
     report_prompt_logprobs,
 )
 from halfmoon_engine.stages.stage_checks import check_activations, check_can_lend
+from halfmoon_models.pool_size import PoolRoom
 from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_protocol.messages import DecodeCost, PrefillCost
 
@@ -145,6 +146,10 @@ class PagedEngine:
             ValueError: it holds no page, or is read-only.
         """
         self._n_pages = self._runner.attach(pool)
+
+    def pool_room(self) -> PoolRoom:
+        """Say where the bytes of a pool would lie; see `Engine.pool_room`."""
+        return self._runner.pool_room()
 
     def allocate_pool(self, n_bytes: int) -> object | None:
         """Use memory of the device as the pool if the runner can; see `Engine.allocate_pool`."""

@@ -35,8 +35,17 @@ class EngineSettings(TracedSettings):
     block_size: Annotated[int, Field(ge=16, le=512)] = Field(
         64, description="Tokens per KV block; all workers of a cluster must agree"
     )
-    pool_mib: Annotated[int, Field(ge=1)] = Field(
-        1024, description="Memory for KV pages, in MiB, taken at the start"
+    pool_mib: Annotated[int, Field(ge=0)] = Field(
+        0, description="Memory for KV pages, in MiB; 0: by the model's context and what there is"
+    )
+    memory_mib: Annotated[int, Field(ge=0)] = Field(
+        0,
+        description="Memory in MiB for weights and KV pages together, where pool_mib is 0; 0: most"
+        " of a container's, or a quarter of what is free on the machine",
+    )
+    device_share: Annotated[float, Field(gt=0, le=1)] = Field(
+        1.0,
+        description="Part of a GPU's memory for weights and KV pages together, where pool_mib is 0",
     )
     threads: Annotated[int, Field(ge=0)] = Field(
         0, description="Threads for the model's arithmetic; 0: one per core of this process's quota"
@@ -69,17 +78,3 @@ class EngineSettings(TracedSettings):
         if unknown := [name for name in names if name not in ("prefill", "decode")]:
             raise ValueError(f"{unknown[0][:40]!r} is no role of a worker: prefill or decode")
         return ",".join(dict.fromkeys(names))
-
-    def pages_of(self, block_bytes: int) -> int:
-        """Return how many pages the pool holds.
-
-        Raises:
-            ValueError: not one page fits; the text names the setting.
-        """
-        n_pages = self.pool_mib * 1024 * 1024 // block_bytes
-        if n_pages == 0:
-            raise ValueError(
-                f"pool_mib is {self.pool_mib}: not one page of {block_bytes} bytes fits;"
-                f" at least {-(-block_bytes // (1024 * 1024))} MiB are needed"
-            )
-        return n_pages

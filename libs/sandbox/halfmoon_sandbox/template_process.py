@@ -8,7 +8,6 @@ child's id before its owner knows of the end.
 """
 
 import contextlib
-import ctypes
 import gc
 import importlib
 import os
@@ -34,11 +33,10 @@ from halfmoon_sandbox.control_protocol import (
     READY,
     WAIT,
 )
+from halfmoon_sandbox.parent_death import end_with
 
 Handler = Callable[[bytes], bytes]
 
-_prctl = ctypes.CDLL(None).prctl
-_PR_SET_PDEATHSIG = 1
 #: Seconds between two checks whether a killed child has ended.
 _REAP_S = 0.05
 
@@ -86,7 +84,7 @@ def _serve(control: socket.socket, handler: Handler, memory_bytes: int, niceness
                 pid = -1  # the owner finds its end closed, and asks
             if pid == 0:
                 control.close()
-                _end_with(own)
+                end_with(own)
                 run_child(socket.socket(fileno=descriptor), handler, memory_bytes, niceness)
             os.close(descriptor)
             if pid > 0:
@@ -150,13 +148,6 @@ def _answer(handler: Handler, request: bytes) -> tuple[int, bytes]:
         raise
     except Exception as error:
         return frames.FAILED, str(error).encode("utf-8", "replace")
-
-
-def _end_with(parent: int) -> None:
-    """Have the kernel end this process when its parent ends."""
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before that
-        os._exit(1)
 
 
 def _limit(memory_bytes: int, niceness: int) -> None:

@@ -11,6 +11,7 @@ from multiprocessing import get_context
 
 import msgspec
 
+from halfmoon_sandbox.parent_death import end_with
 from halfmoon_scheduling.config import SchedulingConfig
 from halfmoon_simulator.cluster.cluster_sim import BadScenario, ClusterSim, WorkerFault
 from halfmoon_simulator.cluster.cluster_spec import ClusterSpec
@@ -87,7 +88,8 @@ def run_scenarios(
             results[i] = run_scenario(scenario)
             done(len(results), len(scenarios))
     else:
-        with ProcessPoolExecutor(n_jobs, mp_context=get_context("spawn")) as pool:
+        spawn = get_context("spawn")
+        with ProcessPoolExecutor(n_jobs, spawn, end_with, (os.getpid(),)) as pool:
             futures = {
                 pool.submit(run_scenario, scenario): i for i, scenario in enumerate(scenarios)
             }

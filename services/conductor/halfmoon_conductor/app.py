@@ -41,6 +41,7 @@ from halfmoon_conductor.workers.worker_links import WorkerLinks
 from halfmoon_metadata import MemoryStore, MetadataStore, open_store
 from halfmoon_metadata.http_server import metadata_app
 from halfmoon_metadata.metadata_token import metadata_tokens
+from halfmoon_metadata.port_holder import port_refusal
 from halfmoon_metadata.stalling_clock import StallingClock
 from halfmoon_metadata.store_registry import open_values
 from halfmoon_protocol.ids import ConductorId
@@ -312,9 +313,5 @@ def _listen(setting: str, host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        raise CannotStart(
-            f"{setting} {port} on {host} can't be had ({error.strerror}): "
-            f"stop what has it, or choose another with --{setting.replace('_', '-')}",
-            may_pass=True,
-        ) from error
+        raise CannotStart(port_refusal(setting, port, host, error), may_pass=True) from error
     return listener

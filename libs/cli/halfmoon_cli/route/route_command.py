@@ -12,8 +12,8 @@ from rich.markup import escape
 from halfmoon_cli.common.local_key import WithClusterKey
 from halfmoon_cli.up.default_limits import SUMMARY, default_limits
 from halfmoon_cli.up.embedded_cluster import ClusterPlan, metadata_port_beside
+from halfmoon_cli.up.http_port import PortInUse, choose_http_port
 from halfmoon_cli.up.role_options import BadRoleOption, role_options
-from halfmoon_metadata.tcp_ports import free_port, is_free
 from halfmoon_metadata.tls_trust import tls_ca_from_environment
 from halfmoon_runtime.setting_names import ENVIRONMENT_PREFIX
 
@@ -117,9 +117,10 @@ def route(
     from halfmoon_cli.up.foreground import run_up
     from halfmoon_servers.bridge.server_target import BadTarget
 
-    if port and not is_free(port):
-        _give_up(f"port {port} is in use: stop what listens there, or choose another with --port")
-    chosen = port or (DEFAULT_PORT if is_free(DEFAULT_PORT) else free_port())
+    try:
+        chosen = choose_http_port(port, DEFAULT_PORT)
+    except PortInUse as error:
+        _give_up(str(error))
     try:
         targets = _targets(worker or [], prefill or [], decode or [])
         extra = role_options(option or [], ROLES)

@@ -19,6 +19,7 @@ from typing import Any
 
 from halfmoon_metadata.tcp_ports import free_port, is_free
 from halfmoon_runtime.own_address import resolve_own_address
+from halfmoon_sandbox.bound_process import start_bound
 
 #: Order in which services are started, and also stopped: the conductor lets its requests finish
 #: while the others still serve them.
@@ -48,6 +49,10 @@ class ClusterPlan:
     metadata_port: int = field(default_factory=free_port)
     #: Threads of each worker of a role; without one its own setting decides.
     threads: Mapping[str, int] = field(default_factory=dict)
+    #: MiB of each worker for weights and KV pages; 0: its own setting decides.
+    memory_mib: int = 0
+    #: Part of a GPU of each worker; 0: its own setting decides.
+    device_share: float = 0.0
     #: Further flags for all services of a role, such as {"prefill": ["--chunk-tokens=64"]}.
     extra: Mapping[str, Sequence[str]] = field(default_factory=dict)
     #: Limits of the conductor by flag, such as {"max-queue-s": "60"}.
@@ -139,17 +144,24 @@ def plan_processes(plan: ClusterPlan) -> list[ProcessSpec]:
     for i in range(plan.n_kvstore):
         add("kvstore", i, "--metadata", metadata)
 
-    def threads(role: str) -> list[str]:
-        chosen = any(flag.partition("=")[0] == "--threads" for flag in plan.extra.get(role, ()))
-        return ["--threads", str(plan.threads[role])] if role in plan.threads and not chosen else []
+    def shares(role: str) -> list[str]:
+        """Return the flags by which a worker takes its share of the machine."""
+        wanted = {
+            "--threads": plan.threads.get(role, 0),
+            "--memory-mib": plan.memory_mib,
+            "--device-share": plan.device_share,
+        }
+        chosen = {flag.partition("=")[0] for flag in plan.extra.get(role, ())}
+        flags = {flag: value for flag, value in wanted.items() if value and flag not in chosen}
+        return [part for flag, value in flags.items() for part in (flag, str(value))]
 
     for i in range(plan.n_prefill):
         home = ["--home-kvstore", f"kvstore-{i % plan.n_kvstore}"] if plan.n_kvstore else []
         stage = _stage_flags(i, plan.group_size)
-        flags = [*home, *stage, *threads("prefill")]
+        flags = [*home, *stage, *shares("prefill")]
         add("prefill", i, "--metadata", metadata, *model, *engine, *flags)
     for i in range(plan.n_decode):
-        add("decode", i, "--metadata", metadata, *model, *engine, *threads("decode"))
+        add("decode", i, "--metadata", metadata, *model, *engine, *shares("decode"))
     return specs
 
 
@@ -162,7 +174,7 @@ def _stage_flags(index: int, group_size: int) -> list[str]:
 
 
 class ServiceProcess:
-    """A service process that was started."""
+    """A service process that was started; it ends with this process, however that ends."""
 
     def __init__(
         self, spec: ProcessSpec, folder: Path, environment: Mapping[str, str] | None = None
@@ -179,7 +191,7 @@ class ServiceProcess:
         }
         self.log_path.touch(0o600)
         with self.log_path.open("ab") as log:
-            self._process = subprocess.Popen(
+            self._process = start_bound(
                 [spec.python or sys.executable, "-m", f"halfmoon_{spec.role}", *spec.arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,

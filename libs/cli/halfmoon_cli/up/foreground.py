@@ -24,6 +24,7 @@ from halfmoon_cli.common.cluster_key import read_cluster_key
 from halfmoon_cli.common.local_key import STATE_FOLDERS, kept_key
 from halfmoon_cli.up.embedded_cluster import ClusterPlan, EmbeddedCluster, ServiceProcess
 from halfmoon_cli.up.metadata_probe import metadata_problem
+from halfmoon_cli.up.pool_report import pool_lines
 from halfmoon_cli.up.restart_policy import MAX_DEATHS, WINDOW_S, RestartPolicy
 from halfmoon_metadata import open_store
 from halfmoon_metadata.cluster_key_source import (
@@ -49,7 +50,7 @@ _STYLES = {"ready": "green", "stopped": "red", "starting": "dim"}
 
 
 class _Stop(Exception):
-    """Ctrl-C or SIGTERM: the cluster shall stop."""
+    """Ctrl-C, SIGTERM or a closed terminal: the cluster shall stop."""
 
 
 @dataclass(frozen=True)
@@ -112,18 +113,23 @@ def _run(plan: ClusterPlan, folder: Path, console: Console, chosen: _KeyChoice) 
     # Set explicitly, since a shell starts its background jobs with SIGINT ignored.
     signal.signal(signal.SIGINT, on_signal)
     signal.signal(signal.SIGTERM, on_signal)
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
+        signal.signal(signal.SIGHUP, on_signal)  # the terminal was closed
     cluster = EmbeddedCluster(plan, folder)
     try:
         cluster.start()
         if not _wait_ready(cluster, console):
             return 1
         _greet(plan, console, chosen)
+        _show_pools(cluster, console)
+        console.print("Ctrl-C stops it.")
         return _watch(cluster, console)
     except _Stop:
         console.print("\nstopping …")
         return 0
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)  # what ends this process ends all others at once
         cluster.stop()
 
 
@@ -239,6 +245,7 @@ def status_table(processes: Mapping[str, ServiceProcess], elapsed_s: float) -> T
     for name, process in processes.items():
         stage = process.stage if process.exit_code is None else "stopped"
         hidden = {"stage", "pid", "worker_id", "service", "time", "operators", "misspelt"}
+        hidden |= {"max_context", "token_bytes", "dtype"}
         details = ", ".join(f"{k}={v}" for k, v in process.status.items() if k not in hidden)
         table.add_row(name, Text(stage, _STYLES.get(stage, "yellow")), Text(details, "dim"))
     return table
@@ -302,7 +309,16 @@ def _greet(plan: ClusterPlan, console: Console, chosen: _KeyChoice) -> None:
             soft_wrap=True,
             highlight=False,
         )
-    console.print("Ctrl-C stops it.")
+
+
+def _show_pools(cluster: EmbeddedCluster, console: Console) -> None:
+    """Print how many tokens the workers' pools hold, and warn where that is too few."""
+    processes = cluster.processes.values()
+    lines, warnings = pool_lines((process.spec.role, process.status) for process in processes)
+    for line in lines:
+        console.print(line, soft_wrap=True, highlight=False)
+    for warning in warnings:
+        console.print("[yellow]halfmoon:[/yellow]", escape(warning), soft_wrap=True)
 
 
 def _model_of_workers(plan: ClusterPlan, cluster_key: str) -> str:

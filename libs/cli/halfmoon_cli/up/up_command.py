@@ -1,5 +1,6 @@
 """Define `halfmoon up`: check its flags, choose model and port, and run the cluster."""
 
+import math
 import os
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -12,23 +13,26 @@ from halfmoon_cli.common.demo_model import DEMO_MODEL_NAME, DemoModelMissing, de
 from halfmoon_cli.common.local_key import WithClusterKey
 from halfmoon_cli.up.default_limits import SUMMARY, default_limits
 from halfmoon_cli.up.embedded_cluster import ClusterPlan, metadata_port_beside
+from halfmoon_cli.up.http_port import PortInUse, choose_http_port
 from halfmoon_cli.up.role_options import (
     FLEXIBLE_OPTIONS,
     HYBRID_OPTIONS,
     BadRoleOption,
     role_options,
 )
+from halfmoon_cli.up.worker_memory import worker_memory_mib
 from halfmoon_cli.up.worker_threads import worker_threads
-from halfmoon_metadata.tcp_ports import free_port, is_free
 from halfmoon_metadata.tls_trust import TLS_CA_VARIABLE, trust_context
 from halfmoon_models.errors import ModelError
 from halfmoon_models.machine_cores import machine_cores
+from halfmoon_models.machine_memory import read_memory
 from halfmoon_models.model_kinds import unserved_inputs
 from halfmoon_runtime.setting_names import ENVIRONMENT_PREFIX
 
 #: Port of the REST API where it is free.
 DEFAULT_PORT = 8000
 _THREADS_VARIABLE = f"{ENVIRONMENT_PREFIX}THREADS"
+_SHARE_VARIABLE = f"{ENVIRONMENT_PREFIX}DEVICE_SHARE"
 
 console = Console()
 
@@ -133,8 +137,10 @@ def up(
     from halfmoon_cli.up.foreground import run_up
     from halfmoon_engine.checkpoints.model_folder import check_model
 
-    if port and not is_free(port):
-        _give_up(f"port {port} is in use: stop what listens there, or choose another with PORT=")
+    try:
+        chosen = choose_http_port(port, DEFAULT_PORT, by_make=True)
+    except PortInUse as error:
+        _give_up(str(error))
     if bool(tls_cert) != bool(tls_key):
         _give_up("TLS needs both, --tls-cert and --tls-key: one of them is missing")
     try:
@@ -158,7 +164,6 @@ def up(
             highlight=False,
             soft_wrap=True,
         )
-    chosen = port or (DEFAULT_PORT if is_free(DEFAULT_PORT) else free_port())
     if not model:
         try:
             model, name = str(demo_model_folder()), name or DEMO_MODEL_NAME
@@ -190,6 +195,15 @@ def up(
         threads={}
         if _THREADS_VARIABLE in os.environ
         else worker_threads(machine_cores(), prefill, decode, engine),
+        memory_mib=worker_memory_mib(
+            read_memory(),
+            {"prefill": prefill, "decode": decode, "kvstore": kvstore},
+            extra,
+            os.environ,
+        ),
+        device_share=0.0
+        if _SHARE_VARIABLE in os.environ
+        else math.floor(1000 / (prefill + decode)) / 1000,
         extra=extra,
         tls_cert=tls_cert,
         tls_key=tls_key,

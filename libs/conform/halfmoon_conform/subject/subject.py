@@ -18,6 +18,7 @@ import msgspec
 
 from halfmoon_conform.verdict import CheckFailed, CheckSkipped
 from halfmoon_metadata.store_interface import MetadataStore
+from halfmoon_sandbox.bound_process import start_bound
 
 #: Seconds for a service to start and register, a model's load included.
 START_S = 120.0
@@ -36,7 +37,7 @@ class CannotStartSubject(Exception):
 
 
 class SubjectProcess:
-    """A process that a command starts, in a group of its own."""
+    """A process that a command starts, in a group of its own; it ends with the kit."""
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], log: Path) -> None:
         self._command, self._env = command, env
@@ -51,7 +52,7 @@ class SubjectProcess:
         """
         with self.log.open("ab") as out:
             try:
-                self._process = subprocess.Popen(
+                self._process = start_bound(
                     self._command,
                     stdout=out,
                     stderr=subprocess.STDOUT,

@@ -13,7 +13,14 @@ The device holds as many pages as the attached memory does.
 import torch
 
 from halfmoon_engine.attention.kv_pool import GatherBuffer, HostKvPool, write_rows
+from halfmoon_models.pool_size import PoolRoom
 from halfmoon_protocol.kv_layout import KvLayout
+
+
+def device_room(device: torch.device, n_host_copies: int = 1) -> PoolRoom:
+    """Return the room for a pool on a CUDA device, once the model's weights are there."""
+    free, total = torch.cuda.mem_get_info(device)
+    return PoolRoom(n_host_copies, free, total, torch.cuda.memory_reserved(device))
 
 
 class DeviceKvPool:

@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from halfmoon_engine.interface import EngineStage, LayerHook, Run, StageActivations
+from halfmoon_models.pool_size import PoolRoom
 
 
 class ModelRunner(Protocol):
@@ -37,6 +38,10 @@ class ModelRunner(Protocol):
         Raises:
             ValueError: it holds no page, or is read-only.
         """
+        ...
+
+    def pool_room(self) -> PoolRoom:
+        """Say where the bytes of a pool would lie; see `Engine.pool_room`."""
         ...
 
     def allocate_pool(self, n_bytes: int) -> object | None:

@@ -15,6 +15,7 @@ from halfmoon_engine.native.native_batch import native_batch, open_native_pool
 from halfmoon_engine.native.native_decoder import NativeDecoder
 from halfmoon_engine.native.packed_decoder import PackedDecoder
 from halfmoon_engine.stages.stage_checks import ACTIVATION_ITEM_BYTES, cut_layers
+from halfmoon_models.pool_size import PoolRoom
 from halfmoon_protocol.kv_layout import KvLayout
 
 #: Tokens of a probe's first prompt that run before the rest of it.
@@ -60,6 +61,10 @@ class NativeRunner:
         self._pool = open_native_pool(self._native, memory, self._layout)
         n_pages: int = self._pool.n_pages
         return n_pages
+
+    def pool_room(self) -> PoolRoom:
+        """Return that the pool is memory of the host."""
+        return PoolRoom()
 
     def allocate_pool(self, n_bytes: int) -> None:
         """Return None: the pool is memory of the host."""

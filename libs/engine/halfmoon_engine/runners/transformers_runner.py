@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from halfmoon_engine.attention.device_pool import DeviceKvPool
+from halfmoon_engine.attention.device_pool import DeviceKvPool, device_room
 from halfmoon_engine.attention.forward_plan import plan_forward, plan_native
 from halfmoon_engine.attention.kv_pool import HostKvPool, KvPool
 from halfmoon_engine.attention.paged_attention import ATTENTION_NAME, use_forward_plan
@@ -21,6 +21,7 @@ from halfmoon_engine.native.native_batch import open_native_pool
 from halfmoon_engine.stages.model_cut import cut_sharing, stage_of
 from halfmoon_engine.stages.stage_model import StageModel, activation_rows
 from halfmoon_engine.stages.stage_probe import check_cut
+from halfmoon_models.pool_size import PoolRoom
 from halfmoon_protocol.kv_layout import KvLayout
 
 
@@ -84,6 +85,12 @@ class TransformersRunner:
             self._native_pool = open_native_pool(self._native, memory, self._layout)
         self._pool = pool
         return pool.n_pages
+
+    def pool_room(self) -> PoolRoom:
+        """Return the room for a pool on the host, and for its mirror on the device."""
+        if self._device.type == "cuda":
+            return device_room(self._device)
+        return PoolRoom(n_host_copies=2 if self._mirror else 1)
 
     def allocate_pool(self, n_bytes: int) -> None:
         """Return None: the pool is memory of the host."""

@@ -36,6 +36,7 @@ import msgspec
 import structlog
 from prometheus_client import REGISTRY, CollectorRegistry, make_wsgi_app
 
+from halfmoon_metadata.port_holder import port_refusal
 from halfmoon_runtime.observability.operator_tokens import is_operator_token
 from halfmoon_runtime.observability.route_doc import RouteDoc
 
@@ -184,11 +185,8 @@ class OperatorHttp:
         try:
             self._server = _Server(host, port, self._answer, self._tls)
         except OSError as error:
-            raise OSError(
-                error.errno,
-                f"metrics_port {port} on {host} can't be had ({error.strerror}): "
-                f"stop what has it, or choose another with --metrics-port",
-            ) from error
+            text = port_refusal("metrics_port", port, host, error)
+            raise OSError(error.errno, text) from error
         self._thread = threading.Thread(
             target=self._server.serve_until_closed, name="operator-http", daemon=True
         )

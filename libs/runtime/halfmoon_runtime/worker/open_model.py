@@ -147,29 +147,27 @@ async def place_model(
     settings: EngineSettings,
     service: Service,
     model: LoadedModel,
+    n_pages: int,
     allocate: Callable[[int], MemoryT],
     register: Callable[[Any], DeviceT] | None = None,
 ) -> AsyncIterator[PlacedModel[MemoryT | DeviceT]]:
     """Give a model its pool of pages, measure its costs, and watch its forward passes.
 
     Args:
-        settings: size of the pool, limit of a pass, and whether to measure.
+        settings: limit of a pass, and whether to measure.
         service: reports that the model is being measured.
         model: loaded, without a pool.
+        n_pages: of the pool.
         allocate: makes registered memory of so many bytes.
         register: registers memory that the model allocated on its device; None: it can't.
-
-    Raises:
-        ValueError: not one page fits into the pool.
     """
-    n_pages = settings.pages_of(model.layout.block_bytes)
     n_bytes = n_pages * model.layout.block_bytes
     buffer = None if register is None else await asyncio.to_thread(model.allocate_pool, n_bytes)
     memory: MemoryT | DeviceT
     if register is not None and buffer is not None:
         memory = await asyncio.to_thread(register, buffer)
     else:
-        asked = f"pool_mib {n_bytes // 2**20} can't be had; ask for less"
+        asked = f"pool_mib {-(-n_bytes // 2**20)} can't be had; ask for less"
         with cannot_start_on(OSError, asked, may_pass=True):
             on_host = await asyncio.to_thread(allocate, n_bytes)
         model.attach(on_host.view)

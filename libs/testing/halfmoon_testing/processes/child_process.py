@@ -7,6 +7,8 @@ import subprocess
 import sys
 from typing import Self
 
+from halfmoon_sandbox.bound_process import start_bound
+
 
 class ChildProcess:
     """Control a child process; a context manager that ends it."""
@@ -14,7 +16,7 @@ class ChildProcess:
     def __init__(self, module: str, name: str, *arguments: str) -> None:
         """Start a module as a program, with its name as the first argument."""
         self.name = name
-        self._process = subprocess.Popen(
+        self._process = start_bound(
             [sys.executable, "-m", module, name, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -35,7 +37,7 @@ class ChildProcess:
     def answer(self) -> str:
         """Read the next line that the process prints, without its line feed."""
         assert self._process.stdout is not None
-        line = self._process.stdout.readline()
+        line: str = self._process.stdout.readline()
         assert line, f"process {self.name} ended with {self._process.wait()}"
         return line.removesuffix("\n")
 

@@ -14,6 +14,7 @@ from urllib.parse import quote
 import httpx
 
 from halfmoon_metadata.tcp_ports import free_port
+from halfmoon_sandbox.bound_process import start_bound
 from halfmoon_testing.tls_authority import IssuedCertificate
 
 _MIB = 1024 * 1024
@@ -61,7 +62,7 @@ class EtcdServer:
             **({} if tls is None else {"cert-file": tls.cert, "key-file": tls.key}),
             **(options or {}),
         }
-        self._process = subprocess.Popen(
+        self._process = start_bound(
             ["etcd", *(f"--{name}={value}" for name, value in flags.items())],
             # On processors that etcd does not support, it starts only with this variable.
             env={**os.environ, "ETCD_UNSUPPORTED_ARCH": platform.machine()},

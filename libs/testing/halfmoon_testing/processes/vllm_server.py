@@ -13,6 +13,8 @@ from typing import Any
 
 import httpx
 
+from halfmoon_sandbox.bound_process import start_bound
+
 #: Seconds until a server answers; a busy machine needs two minutes.
 _READY_S = 400.0
 #: Environment of vLLM on a machine without a GPU, where several processes share the cores.
@@ -55,7 +57,7 @@ class VllmServer:
             }
             command += ["--kv-transfer-config", json.dumps(config)]
         with log.open("w") as file:
-            self._process = subprocess.Popen(
+            self._process = start_bound(
                 command,
                 env={**os.environ, **_ENVIRONMENT},
                 stdout=file,

@@ -28,6 +28,7 @@ from halfmoon_workers.prefill.prefill_settings import PrefillSettings
 from halfmoon_workers.prefill.serve_prefill import serve_prefill
 from halfmoon_workers.prefill.stage_engine import open_stage
 from halfmoon_workers.roles.role_settings import roles_of
+from halfmoon_workers.start.pool_pages import choose_pages
 from halfmoon_workers.start.role_change_times import RoleChangeTimes
 from halfmoon_workers.start.role_switch import RoleSwitch
 from halfmoon_workers.start.worker_pool import DevicePool, WorkerPool
@@ -49,10 +50,12 @@ async def run_worker(
     async with AsyncExitStack() as stack:
         tracer = await stack.enter_async_context(opened_tracer(settings, f"halfmoon-{role}"))
         engine, stage_engine = await _open_engines(settings, service)
+        roles = {role, *roles_of(settings)}
+        n_pages = choose_pages(settings, engine, "decode" if "decode" in roles else "prefill")
         pool = WorkerPool()
         stack.callback(pool.close)
         placed = await stack.enter_async_context(
-            place_model(settings, service, engine, pool.allocate, pool.keep_device)
+            place_model(settings, service, engine, n_pages, pool.allocate, pool.keep_device)
         )
         times = RoleChangeTimes(tracer=tracer)
         switch = RoleSwitch(role, roles_of(settings), settings.role_cooldown_s, times=times)

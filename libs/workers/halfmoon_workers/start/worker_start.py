@@ -79,6 +79,10 @@ class WorkerStart:
             *metrics,
             until=lambda: self._until_leaving(membership),
             n_pages=self.placed.n_pages,
+            kv_tokens=self.placed.n_pages * self.engine.layout.block_size,
+            max_context=self.engine.max_context,
+            token_bytes=self.engine.layout.token_bytes,
+            dtype=self.engine.layout.dtype,
             **named,
         )
 
