@@ -22,7 +22,8 @@ from halfmoon_metadata.cluster_key_source import (
     choose_cluster_key,
 )
 from halfmoon_protocol.cluster_keys import split_cluster_keys
-from halfmoon_runtime.own_address import is_loopback, resolve_own_address
+from halfmoon_runtime.allowed_hosts import read_allowed_hosts
+from halfmoon_runtime.own_address import check_host_form, is_loopback, resolve_own_address
 from halfmoon_runtime.setting_names import (
     ENVIRONMENT_PREFIX,
     SECRETS,
@@ -74,6 +75,12 @@ class ServiceSettings(BaseSettings):
         "",
         description="Name or address by which others reach this process; empty: what it listens"
         " on, or this machine's own address when that is all",
+    )
+    allowed_hosts: str = Field(
+        "",
+        description="Names by which HTTP clients may call this service besides its own, separated"
+        " by commas; *.example.com for all below it, * for any. Other names are refused where no"
+        " key is needed, or this is set",
     )
     transfer_host: str = Field(
         "",
@@ -167,6 +174,20 @@ class ServiceSettings(BaseSettings):
     @classmethod
     def _is_ours(cls, host: str) -> str:
         return resolve_own_address(host)
+
+    @field_validator("advertise_host")
+    @classmethod
+    def _can_be_dialled(cls, host: str) -> str:
+        check_host_form(host)
+        if _is_any(host):
+            raise ValueError("others dial this address, and it is none: name one of this machine")
+        return host
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _are_names(cls, names: str) -> str:
+        read_allowed_hosts(names)
+        return names
 
     @field_validator("transfer_host")
     @classmethod
