@@ -31,6 +31,7 @@ ROLES: dict[str, type[ServiceSettings]] = {
 #: Settings that the chart gives itself, from its other values, or has no place for.
 GIVEN = {
     *("worker_id", "host", "host_id", "advertise_host", "metadata", "metrics_port"),
+    "allowed_hosts",
     *("cluster_key", "cluster_key_file", "allow_open_network", "metadata_port", "metadata_host"),
     *("http_port", "model", "served_model_name", "dtype", "block_size", "tenants", "drain_s"),
     *("disk_path", "disk_mib", "engine", "engine_options"),

@@ -237,7 +237,16 @@ class ServiceSettings(BaseSettings):
         """
         if self.advertise_host:
             return self.advertise_host
-        return socket.gethostbyname(socket.gethostname()) if _is_any(self.host) else self.host
+        if not _is_any(self.host):
+            return self.host
+        name = socket.gethostname()
+        try:
+            return socket.gethostbyname(name)
+        except OSError as error:
+            raise OSError(
+                f"{_names('host')} is {self.host!r}, and this machine's name {name!r} does not "
+                f"resolve: name an address that others reach with {_names('advertise_host')}"
+            ) from error
 
     @property
     def transfer_paths(self) -> list[str]:
