@@ -243,9 +243,11 @@ class BoundedHttp(HttpToolsProtocol):
                 [str(value, "latin-1") for name, value in self.headers if name == b"host"],
                 self.parser.get_http_version(),
             )
-            if named := httptools.parse_url(self.url).host:  # of a whole URL: this one counts
-                name = str(named, "latin-1")
-                host = read_host(f"[{name}]" if ":" in name else name)
+            if not self.url.startswith(
+                b"/"
+            ):  # it is a whole URL, whose host is the one that counts
+                named = str(httptools.parse_url(self.url).host or b"", "latin-1")
+                host = read_host(f"[{named}]" if ":" in named else named)
         except BadHostHeader as error:
             self._abort_parsing(InvalidRequest(str(error)))
         path = self.url.partition(b"?")[0]
