@@ -38,7 +38,7 @@ N_HONEST = 4
 N_ROWS = 10
 #: Streams that are never read hold a request of the engine each: few of all connections.
 SHARE_OF_SLOW_READERS = 0.01
-_HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: edge\r\ncontent-type: application/json\r\n"
+_HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 _STREAM = b'{"model": "bench", "prompt": [1, 2, 3], "max_tokens": 8000, "stream": true}'
 
 
@@ -198,7 +198,7 @@ class Edge:
 
     async def _kept_alive(self, connection: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        await loop.sock_sendall(connection, b"GET /health HTTP/1.1\r\nhost: edge\r\n\r\n")
+        await loop.sock_sendall(connection, b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
         await _read_to_end(connection)
 
     async def _half_closed(self, connection: socket.socket) -> None:

@@ -219,7 +219,7 @@ def _request(plan: Plan, prompt: msgspec.Raw) -> bytes:
         b'"stream":%s}' % (bytes(prompt), plan.n_new, b"true" if plan.stream else b"false")
     )
     head = (
-        "POST /v1/completions HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n"
+        "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         f"content-length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body

@@ -42,7 +42,7 @@ def test_every_setting_is_there_with_its_default(service: type[ServiceSettings])
 
 
 def test_every_variable_of_the_compose_file_is_there_with_its_default() -> None:
-    for name, default in re.findall(r"\$\{([A-Z_]+):?-([^}]*)\}", COMPOSE):
+    for name, default in re.findall(r"\$\{([A-Z_]+):?-([^${}]*)\}", COMPOSE):
         assert re.search(rf"^#? ?{name}={re.escape(default)}$", EXAMPLE, re.MULTILINE), (
             f"{name}={default} is not in .env.example"
         )

@@ -259,7 +259,7 @@ async def test_routes_and_methods_that_do_not_exist_are_named(client: httpx.Asyn
     assert "GET" in error_of(answer, 405)["message"]
     assert answer.headers["allow"] == "POST"
     # Its methods have a route each.
-    assert (await client.patch("/v1/responses/1")).headers["allow"] == "DELETE, GET"
+    assert (await client.patch("/v1/responses/1")).headers["allow"] == "DELETE, GET, HEAD"
     error_of(await client.get("/v1/models/"), 404)
 
 

@@ -18,7 +18,7 @@ async def test_a_conductor_that_lives_says_so_wherever_it_is_asked(
     answer = await client.get(path)
     assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
     # A path has one method, so that `Allow` can tell all of them.
-    assert (await client.options(path)).headers["allow"] == "GET"
+    assert (await client.options(path)).headers["allow"] == "GET, HEAD"
 
 
 async def test_the_version_is_the_one_of_the_schema(

@@ -31,6 +31,7 @@ ROLES: dict[str, type[ServiceSettings]] = {
 #: Settings that the chart gives itself, from its other values, or has no place for.
 GIVEN = {
     *("worker_id", "host", "host_id", "advertise_host", "metadata", "metrics_port"),
+    "allowed_hosts",
     *("cluster_key", "cluster_key_file", "allow_open_network", "metadata_port", "metadata_host"),
     *("http_port", "model", "served_model_name", "dtype", "block_size", "tenants", "drain_s"),
     *("disk_path", "disk_mib", "engine", "engine_options"),
@@ -85,6 +86,32 @@ def test_every_setting_of_a_service_can_be_set() -> None:
         listed = set(reduce(getitem, path, schema)["enum"])
         expected = settings.model_fields.keys() - GIVEN
         assert listed == expected, f"values.schema.json: {'/'.join(path)}: {listed ^ expected}"
+
+
+def allowed_hosts(release: Any) -> list[str] | None:
+    (container,) = pod(release.workloads["conductor"])["containers"]
+    found = {one["name"]: one.get("value", "") for one in container["env"]}
+    names = found.get("HALFMOON_ALLOWED_HOSTS")
+    return None if names is None else names.split(",")
+
+
+def test_a_conductor_without_tenants_answers_to_its_services_and_to_what_is_listed(
+    render: Callable[[Any], Any],
+) -> None:
+    values: dict[str, Any] = {"metadata": {"url": "redis://redis:6379/0"}}
+    own = allowed_hosts(render(values))
+    assert own is not None
+    services = render(values).of("Service")
+    assert {"hm", "hm-conductor"} <= services.keys()
+    namespace = own[1].removeprefix("hm.")
+    for name in ("hm", "hm-conductor"):
+        below = f"{name}.{namespace}"
+        assert {name, below, f"{below}.svc", f"{below}.svc.cluster.local"} <= {*own}
+    listed = values | {"conductor": {"allowedHosts": ["llm.example.com", "*.lab.example"]}}
+    assert allowed_hosts(render(listed)) == [*own, "llm.example.com", "*.lab.example"]
+    with_keys = {"tenants": {"secret": "keys"}}
+    assert allowed_hosts(render(values | with_keys)) is None
+    assert allowed_hosts(render(listed | with_keys)) == [*own, "llm.example.com", "*.lab.example"]
 
 
 def key_variables(release: Any) -> list[dict[str, Any]]:

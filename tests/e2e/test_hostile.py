@@ -172,7 +172,7 @@ def headers(*lines: bytes) -> Act:
     def act(cluster: Any) -> int | None:
         with connected(cluster) as client:
             try:
-                client.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\n")
+                client.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n")
                 for line in lines:
                     client.sendall(line)
                 status = client.recv(4096).split()[1]
@@ -191,8 +191,8 @@ def half_sent(n: int, declared: int) -> Act:
         clients = [connected(cluster) for _ in range(n)]
         for client in clients:
             client.sendall(
-                b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
-                b"content-length: %d\r\n\r\n{" % declared
+                b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
+                b"content-type: application/json\r\ncontent-length: %d\r\n\r\n{" % declared
             )
         held.extend(clients)
 

@@ -135,7 +135,9 @@ def test_a_counter_that_is_none_is_refused() -> None:
     assert b"not a counter" in response.body
 
 
-@pytest.mark.parametrize(("path", "allowed"), [("", "GET, PUT, DELETE"), ("/increment", "POST")])
+@pytest.mark.parametrize(
+    ("path", "allowed"), [("", "GET, HEAD, PUT, DELETE"), ("/increment", "POST")]
+)
 def test_a_wrong_method_is_told_the_right_ones(path: str, allowed: str) -> None:
     response = ask(MemoryStore(), "TRACE", {"key": "k"}, path=path)
     assert (response.status, response.headers["allow"]) == (405, allowed)
@@ -190,6 +192,30 @@ def test_the_server_speaks_it_on_a_socket(url: str) -> None:
         assert client.get(url, params={"key": "other"}).status_code == 404
         assert client.get(url + "?key=%ff").status_code == 400
         assert client.get(url + "/?prefix=mooncake").json().keys() == {key["key"]}
+
+
+def test_head_is_answered_as_get_without_the_body(url: str) -> None:
+    with httpx.Client(trust_env=False) as client:
+        key = {"key": "k"}
+        client.put(url, params=key, content=b"value")
+        for query in (key, {"prefix": ""}, {"key": "other"}, {}):
+            got, head = client.get(url, params=query), client.head(url, params=query)
+            assert (head.status_code, head.content) == (got.status_code, b"")
+            told = ("content-length", "content-type", "etag")
+            assert [head.headers.get(name) for name in told] == [
+                got.headers.get(name) for name in told
+            ]
+        assert client.head(f"{url}/increment", params=key).status_code == 405
+
+
+@pytest.mark.parametrize(("method", "path"), [("POST", "/increment"), ("PUT", ""), ("DELETE", "")])
+def test_a_web_page_changes_nothing(url: str, method: str, path: str) -> None:
+    with httpx.Client(trust_env=False) as client:
+        key, page = {"key": "n"}, {"origin": "http://elsewhere.example"}
+        client.put(url, params=key, content=b"1")
+        answer = client.request(method, url + path, params=key, headers=page)
+        assert answer.status_code == 403 and "Origin" in answer.text
+        assert client.get(url, params=key, headers=page).content == b"1"
 
 
 def test_a_body_over_the_limit_is_cut_short(url: str, http_server: Any) -> None:

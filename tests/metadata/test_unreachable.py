@@ -143,6 +143,17 @@ def test_a_page_that_is_not_ours_is_an_error_of_ours(
     store.close()
 
 
+@pytest.mark.parametrize("call", CALLS)
+def test_a_server_that_does_not_know_its_name_is_an_error_with_its_reason(
+    answering: Callable[[bytes | None], Answering], call: str
+) -> None:
+    page = b"HTTP/1.1 421 Misdirected Request\r\nContent-Length: 22\r\n\r\nset --allowed-hosts it"
+    store = HttpStore(f"http://127.0.0.1:{answering(page).port}/metadata")
+    with pytest.raises(MetadataRefused, match="--allowed-hosts"):
+        CALLS[call](store)
+    store.close()
+
+
 @pytest.mark.parametrize(
     ("call", "n_tries"),
     [("get", 3), ("put", 3), ("list", 3), ("delete", 1), ("compare_and_swap", 1), ("increment", 1)],

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
+from halfmoon_runtime.allowed_hosts import AllowedHosts
 from halfmoon_runtime.observability.operator_http import (
     OperatorHttp,
     OperatorHttpError,
@@ -26,11 +27,16 @@ JSON = {"content-type": "application/json"}
 
 @asynccontextmanager
 async def opened(
-    tokens: Sequence[str] = (), ready: bool = True, add: Any = None
+    tokens: Sequence[str] = (),
+    ready: bool = True,
+    add: Any = None,
+    hosts: AllowedHosts | None = None,
 ) -> AsyncIterator[httpx.AsyncClient]:
     registry = CollectorRegistry()
     Counter("loaves", "Loaves", registry=registry).inc(3)
-    http = OperatorHttp(asyncio.get_running_loop(), lambda: ready, tokens=tokens, registry=registry)
+    http = OperatorHttp(
+        asyncio.get_running_loop(), lambda: ready, tokens=tokens, hosts=hosts, registry=registry
+    )
     if add is not None:
         add(http)
     http.start(0, "127.0.0.1")
@@ -270,3 +276,48 @@ async def test_no_route_runs_without_the_token_whatever_the_method_and_the_spell
         with_token = {**JSON, "authorization": f"Bearer {token}"}
         answer = await client.post("/oven", content=b"{}", headers=with_token)
         assert answer.json() == {"secret": "recipe"}
+
+
+async def raw_answer(url: httpx.URL, sent: str) -> str:
+    """Send bytes as they are, and return all that comes back."""
+    reader, writer = await asyncio.open_connection(url.host, url.port)
+    writer.write(sent.encode())
+    async with asyncio.timeout(30):
+        answer = (await reader.read()).decode()
+    writer.close()
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ("", 400),
+        ("Host: a\r\nHost: a\r\n", 400),
+        ("Host: a\r\nhost: b\r\n", 400),
+        ("Host: a/b\r\n", 400),
+        ("Host:\r\n", 400),
+        ("Host: a:1\r\n", 200),
+    ],
+)
+async def test_a_request_has_one_host_of_the_right_form(headers: str, status: int) -> None:
+    async with opened() as client:
+        answer = await raw_answer(client.base_url, f"GET /health HTTP/1.1\r\n{headers}\r\n")
+        assert answer.split()[1] == str(status)
+        old = await raw_answer(client.base_url, "GET /metrics HTTP/1.0\r\n\r\n")
+        assert old.split()[1] == "200"
+
+
+async def test_a_name_that_is_not_ours_is_refused_but_for_probes() -> None:
+    async with opened(add=bakery, hosts=AllowedHosts(["bakery.example"])) as client:
+        for path, method in (("/metrics", "GET"), ("/loaves/rye", "GET"), ("/loaves", "POST")):
+            foreign = {"host": "rebound.example", **JSON}
+            refused = await client.request(method, path, headers=foreign)
+            error = refused.json()["error"]
+            assert (refused.status_code, error["code"]) == (421, "host_not_allowed")
+            assert "--allowed-hosts rebound.example" in error["message"]
+            ours = await client.request(method, path, headers={"host": "bakery.example", **JSON})
+            assert ours.status_code == 200
+        for path in ("/health", "/ready"):
+            probed = await client.get(path, headers={"host": "rebound.example"})
+            assert probed.status_code == 200
+        assert (await client.get("/loaves/rye")).status_code == 200, "by its address"

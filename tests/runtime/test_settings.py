@@ -28,6 +28,17 @@ def no_settings_around(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
+@pytest.fixture
+def bakery_resolves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stand in for a DNS server that knows bakery.example."""
+
+    def resolve(host: str, *_: object, **__: object) -> object:
+        assert host == "bakery.example"
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("10.1.2.3", 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+
+
 def test_flags_win_over_the_environment_and_that_over_defaults(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -168,6 +179,7 @@ def test_help_describes_every_setting_with_its_default(capsys: pytest.CaptureFix
         (["--host", "bakery.example"], "bakery.example"),
     ],
 )
+@pytest.mark.usefixtures("bakery_resolves")
 def test_others_are_told_an_address_that_they_can_reach(argv: list[str], advertised: str) -> None:
     flags = ["--flour", "", "--allow-open-network", *argv]
     assert BakerySettings.from_args(flags).advertised_host == advertised
@@ -193,6 +205,7 @@ def test_listening_on_everything_advertises_this_machine(
         ("--transfer-host", "127.0.0.1,10.1.2.3"),
     ],
 )
+@pytest.mark.usefixtures("bakery_resolves")
 def test_without_a_key_nothing_is_served_beyond_loopback_unless_that_is_asked_for(
     flag: str, address: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -255,3 +268,57 @@ def test_an_address_that_can_not_be_had_is_refused(
     told = capsys.readouterr().err
     assert f"{flag} (HALFMOON_{flag[2:].replace('-', '_').upper()}) is {value!r}" in told
     assert reason in told
+
+
+@pytest.mark.parametrize("flag", ["--host", "--advertise-host", "--transfer-host"])
+@pytest.mark.parametrize(
+    ("host", "reason"),
+    [
+        ("127.0.0.1:9999", "has a port: name the host alone, 127.0.0.1"),
+        ("oven.example:80", "has a port: name the host alone, oven.example"),
+        ("[::1]:80", "has a port: name the host alone, [::1]"),
+        ("[::1]", "is in brackets: write the address alone, ::1"),
+        ("http://oven.example", "is a URL: name the host alone"),
+        ("http://127.0.0.1:80/", "is a URL: name the host alone"),
+        ("300.1.1.1", "is no IP address"),
+        ("oven example", "is no name of a host"),
+        ("user@oven", "is no name of a host"),
+        ("a" * 300, "is no name of a host"),
+    ],
+)
+def test_a_host_that_is_none_is_told_by_what_is_wrong_and_not_by_a_missing_key(
+    flag: str, host: str, reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        BakerySettings.from_args(["--flour", "", flag, host])
+    told = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert f"{flag} (HALFMOON_{flag[2:].replace('-', '_').upper()}) is {host!r}" in told
+    assert reason in told
+    assert "cluster key" not in told
+
+
+@pytest.mark.parametrize("flag", ["--host", "--transfer-host"])
+def test_a_name_to_listen_on_that_does_not_resolve_is_told(
+    flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        BakerySettings.from_args(["--flour", "", flag, "oven.invalid"])
+    told = capsys.readouterr().err
+    assert f"{flag} (" in told and "'oven.invalid' does not resolve on this machine" in told
+    assert "name an address of it" in told and "cluster key" not in told
+
+
+@pytest.mark.parametrize("everything", ["0.0.0.0", "::"])
+def test_an_address_that_can_not_be_dialled_is_not_advertised(
+    everything: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        BakerySettings.from_args(["--flour", "", "--advertise-host", everything])
+    assert "others dial this address, and it is none" in capsys.readouterr().err
+
+
+def test_a_wrong_name_of_allowed_hosts_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        BakerySettings.from_args(["--flour", "", "--allowed-hosts", "oven.example,http://x"])
+    assert "'http://x' is no name of a host" in capsys.readouterr().err

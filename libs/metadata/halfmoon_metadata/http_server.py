@@ -15,7 +15,8 @@ It answers 200, or 412 if nothing was changed; with both it is always 412. A DEL
 With tokens, a request without ``Authorization: Bearer <token>`` is answered with 401.
 
 A bad request is answered with 400, or 413 if it is too large, and a text that names the limit. A
-wrong method is answered with 405 and ``Allow``.
+wrong method is answered with 405 and ``Allow``. HEAD is answered as GET, without the body. A change
+with an ``Origin`` is answered with 403: it comes from a web page.
 `handle_request` is a plain function without a framework. `metadata_app` wraps it as an ASGI
 application, which can be mounted in any other.
 """
@@ -53,7 +54,7 @@ _BYTES = {"content-type": "application/octet-stream"}
 _PARAMETERS = {"key", "prefix", "ttl_s"}
 _SWAP_TRIES = 10
 #: The methods of each path, for ``Allow``.
-_METHODS = {"": ("GET", "PUT", "DELETE"), "/increment": ("POST",)}
+_METHODS = {"": ("GET", "HEAD", "PUT", "DELETE"), "/increment": ("POST",)}
 #: An ETag as HTTP writes it; ours have 64 hexadecimal digits.
 _ETAG = re.compile(r'"[\x21\x23-\x7e]*"')
 _NO_TOKEN = (
@@ -120,6 +121,7 @@ def _route(
         allowed = ", ".join(_METHODS[path])
         refused = _refusal(405, f"{method} is not known here: {allowed}")
         return replace(refused, headers={**refused.headers, "allow": allowed})
+    method = "GET" if method == "HEAD" else method
     if path == "" and method == "GET" and "prefix" in query and "key" not in query:
         return _list(store, query["prefix"])
     if "key" not in query:
@@ -225,13 +227,16 @@ def metadata_app(
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        response = (
-            await _answer(store, scope, receive, threads)
-            if _shows(scope, tokens)
-            else MetadataResponse(401, {**_TEXT, "www-authenticate": "Bearer"}, _NO_TOKEN)
-        )
+        if not _shows(scope, tokens):
+            response = MetadataResponse(401, {**_TEXT, "www-authenticate": "Bearer"}, _NO_TOKEN)
+        elif _is_change_by_page(scope):
+            response = _refusal(
+                403, "no web page changes metadata: send the request without Origin"
+            )
+        else:
+            response = await _answer(store, scope, receive, threads)
         headers = {**response.headers, "content-length": str(len(response.body))}
-        if response.status in (401, 413):
+        if response.status in (401, 403, 413):
             headers["connection"] = "close"  # the rest of the body is not read
         await send(
             {
@@ -240,7 +245,8 @@ def metadata_app(
                 "headers": [(k.encode("latin-1"), v.encode("latin-1")) for k, v in headers.items()],
             }
         )
-        await send({"type": "http.response.body", "body": response.body})
+        is_head = scope["method"] == "HEAD"
+        await send({"type": "http.response.body", "body": b"" if is_head else response.body})
 
     return app
 
@@ -253,6 +259,12 @@ def _shows(scope: Scope, tokens: Sequence[str]) -> bool:
     return len(shown) == 1 and any(
         hmac.compare_digest(shown[0], f"Bearer {token}".encode()) for token in tokens
     )
+
+
+def _is_change_by_page(scope: Scope) -> bool:
+    """Return whether a browser sends a change for a page, which needs no leave for a plain POST."""
+    has_origin = any(name.lower() == b"origin" for name, _ in scope["headers"])
+    return has_origin and scope["method"] not in ("GET", "HEAD")
 
 
 async def _answer(

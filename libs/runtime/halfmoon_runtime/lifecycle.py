@@ -32,6 +32,7 @@ from prometheus_client import disable_created_metrics
 
 from halfmoon_runtime.gc_tuning import tune_gc
 from halfmoon_runtime.healthcheck import STATUS_FILE
+from halfmoon_runtime.host_check import hosts_to_check
 from halfmoon_runtime.observability.logs import configure_logging
 from halfmoon_runtime.observability.loop_lag import LoopLagMonitor
 from halfmoon_runtime.observability.metrics import expose_metrics
@@ -308,6 +309,7 @@ class _Run:
             lag = LoopLagMonitor()
             hide = expose_metrics(lag.metrics)
             self._service.spawn(lag.watch(), name="loop lag")
+            self._service.spawn(_warn_if_unresolved(self._settings.advertise_host))
             self._main_task = tasks.create_task(self._main(self._service), name="main")
             await asyncio.wait({self._main_task})
             hide()
@@ -338,6 +340,7 @@ class _Run:
             asyncio.get_running_loop(),
             lambda: service.is_ready,
             tokens=operator_tokens(key),
+            hosts=hosts_to_check(settings, tls, has_keys=bool(key)),
             tls=tls,
         )
         service = Service(
@@ -353,6 +356,24 @@ class _Run:
 
     def _report_stage(self, stage: str, **fields: object) -> None:
         report_stage(stage, worker_id=self._settings.worker_id, **self._notes, **fields)
+
+
+async def _warn_if_unresolved(advertise_host: str) -> None:
+    """Log a name that peers are to dial and that means nothing here: it may be misspelt.
+
+    It is not refused: peers may know names that this machine does not.
+    """
+    if not advertise_host:
+        return
+    try:
+        await asyncio.get_running_loop().getaddrinfo(advertise_host, None)
+    except (OSError, UnicodeError) as error:
+        _log.warning(
+            "advertise_host",
+            advertise_host=advertise_host,
+            problem=f"the name does not resolve on this machine: {error}",
+            advice="peers dial it: check --advertise-host (HALFMOON_ADVERTISE_HOST)",
+        )
 
 
 def _open_tls(settings: ServiceSettings) -> ssl.SSLContext | None:

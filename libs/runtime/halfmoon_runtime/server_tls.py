@@ -5,8 +5,10 @@ name then, and not by the first client's handshake.
 """
 
 import ssl
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 #: OpenSSL's codes of a certificate that is not valid yet, or no more.
 _TOO_EARLY, _TOO_LATE = 9, 10
@@ -50,7 +52,40 @@ def date_problem(cert: str, context: ssl.SSLContext) -> str | None:
         cert: the certificate's file.
         context: as `server_context` has made it.
     """
-    # A client that trusts this very certificate checks the dates, and little else.
+    try:
+        _greet(cert, context)
+    except ssl.SSLCertVerificationError as error:
+        if error.verify_code == _TOO_LATE:
+            return "it has expired: clients refuse it"
+        if error.verify_code == _TOO_EARLY:
+            return "it is not valid yet: clients refuse it"
+    except ssl.SSLError:
+        return None
+    return None
+
+
+def certificate_names(cert: str, context: ssl.SSLContext) -> tuple[str, ...]:
+    """Return the names of hosts in a server's certificate; none if its dates are wrong.
+
+    Args:
+        cert: the certificate's file.
+        context: as `server_context` has made it.
+    """
+    try:
+        shown = _greet(cert, context).getpeercert() or {}
+    except ssl.SSLError:
+        return ()
+    names: Iterable[Any] = shown.get("subjectAltName", ())
+    return tuple(str(name).lower() for kind, name in names if kind == "DNS")
+
+
+def _greet(cert: str, context: ssl.SSLContext) -> ssl.SSLObject:
+    """Return the end of a client that has shaken hands with a server, in memory.
+
+    Raises:
+        SSLError: the client, which trusts this very certificate, does not accept it.
+    """
+    # Such a client checks the dates, and little else.
     trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     trusting.check_hostname = False
     trusting.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
@@ -59,19 +94,9 @@ def date_problem(cert: str, context: ssl.SSLContext) -> str | None:
     client = trusting.wrap_bio(to_client, to_server)
     server = context.wrap_bio(to_server, to_client, server_side=True)
     for end in (client, server, client, server):
-        try:
+        with suppress(ssl.SSLWantReadError):
             end.do_handshake()
-        except ssl.SSLWantReadError:
-            continue
-        except ssl.SSLCertVerificationError as error:
-            if error.verify_code == _TOO_LATE:
-                return "it has expired: clients refuse it"
-            if error.verify_code == _TOO_EARLY:
-                return "it is not valid yet: clients refuse it"
-            return None
-        except ssl.SSLError:
-            return None
-    return None
+    return client
 
 
 def _refuse_passphrase() -> NoReturn:

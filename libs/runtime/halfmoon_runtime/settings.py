@@ -22,7 +22,8 @@ from halfmoon_metadata.cluster_key_source import (
     choose_cluster_key,
 )
 from halfmoon_protocol.cluster_keys import split_cluster_keys
-from halfmoon_runtime.own_address import is_loopback, resolve_own_address
+from halfmoon_runtime.allowed_hosts import read_allowed_hosts
+from halfmoon_runtime.own_address import check_host_form, is_loopback, resolve_own_address
 from halfmoon_runtime.setting_names import (
     ENVIRONMENT_PREFIX,
     SECRETS,
@@ -74,6 +75,12 @@ class ServiceSettings(BaseSettings):
         "",
         description="Name or address by which others reach this process; empty: what it listens"
         " on, or this machine's own address when that is all",
+    )
+    allowed_hosts: str = Field(
+        "",
+        description="Names by which HTTP clients may call this service besides its own, separated"
+        " by commas; *.example.com for all below it, * for any. Other names are refused where no"
+        " key is needed, or this is set",
     )
     transfer_host: str = Field(
         "",
@@ -168,6 +175,20 @@ class ServiceSettings(BaseSettings):
     def _is_ours(cls, host: str) -> str:
         return resolve_own_address(host)
 
+    @field_validator("advertise_host")
+    @classmethod
+    def _can_be_dialled(cls, host: str) -> str:
+        check_host_form(host)
+        if _is_any(host):
+            raise ValueError("others dial this address, and it is none: name one of this machine")
+        return host
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _are_names(cls, names: str) -> str:
+        read_allowed_hosts(names)
+        return names
+
     @field_validator("transfer_host")
     @classmethod
     def _are_ours(cls, hosts: str) -> str:
@@ -216,7 +237,16 @@ class ServiceSettings(BaseSettings):
         """
         if self.advertise_host:
             return self.advertise_host
-        return socket.gethostbyname(socket.gethostname()) if _is_any(self.host) else self.host
+        if not _is_any(self.host):
+            return self.host
+        name = socket.gethostname()
+        try:
+            return socket.gethostbyname(name)
+        except OSError as error:
+            raise OSError(
+                f"{_names('host')} is {self.host!r}, and this machine's name {name!r} does not "
+                f"resolve: name an address that others reach with {_names('advertise_host')}"
+            ) from error
 
     @property
     def transfer_paths(self) -> list[str]:

@@ -18,15 +18,19 @@ from halfmoon_conductor.engine_io.gateway_interface import (
 )
 from halfmoon_conductor.http_server.bounded_http import HttpLimits, bounded_http
 from halfmoon_protocol.logprobs import TokenScore
+from halfmoon_runtime.allowed_hosts import AllowedHosts
 
 
 @asynccontextmanager
 async def serve_app(
-    app: ASGIApp, limits: HttpLimits | None = None, tls: ssl.SSLContext | None = None
+    app: ASGIApp,
+    limits: HttpLimits | None = None,
+    tls: ssl.SSLContext | None = None,
+    hosts: AllowedHosts | None = None,
 ) -> AsyncIterator[tuple[str, int]]:
     """Serve an app as a conductor does, on a free port of 127.0.0.1; yield host and port."""
     listener = socket.create_server(("127.0.0.1", 0))
-    http = bounded_http(limits or HttpLimits(), tls)
+    http = bounded_http(limits or HttpLimits(), tls, hosts)
     server = uvicorn.Server(
         uvicorn.Config(
             app, http=http, log_level="error", lifespan="off", timeout_graceful_shutdown=1

@@ -47,6 +47,7 @@ from halfmoon_metadata.store_registry import open_values
 from halfmoon_protocol.ids import ConductorId
 from halfmoon_runtime.channels.zmq_network import ZmqNetwork
 from halfmoon_runtime.clock import SystemClock
+from halfmoon_runtime.host_check import hosts_to_check
 from halfmoon_runtime.lifecycle import CannotStart, Service, cannot_start_on
 from halfmoon_runtime.observability.operator_tokens import operator_tokens
 from halfmoon_runtime.observability.tracer_setup import open_tracer
@@ -174,20 +175,22 @@ async def run(settings: ConductorSettings, service: Service) -> None:
             responses=responses,
             operator_tokens=operator_tokens(cluster_key),
         )
+        limits = HttpLimits(max_connections=_max_connections(), keep_alive_s=settings.keep_alive_s)
+        hosts = hosts_to_check(settings, service.tls, has_keys=tenants is not None)
         server = _make_server(
             traced.app(app, is_guarded),
-            _max_connections(),
+            bounded_http(limits, service.tls, hosts),
             service.stopping,
             settings.drain_s,
-            service.tls,
         )
         where = {"url": _url(listener, service.tls)}
         if embedded:
             service.spawn(lease_clock.tick_forever(), name="leases")
             metadata = metadata_app(store, tokens=metadata_tokens(cluster_key))
-            records = _make_server(
-                metadata, _MAX_METADATA_CONNECTIONS, service.stopping, 1.0, service.tls
-            )
+            limits = msgspec.structs.replace(limits, max_connections=_MAX_METADATA_CONNECTIONS)
+            hosts = hosts_to_check(settings, service.tls, has_keys=bool(cluster_key))
+            http = bounded_http(limits, service.tls, hosts)
+            records = _make_server(metadata, http, service.stopping, 1.0)
             service.spawn(records.serve(sockets=[metadata_listener]), name="metadata server")
             where["metadata"] = f"{_url(metadata_listener, service.tls)}/metadata"
         serving = service.spawn(server.serve(sockets=[listener]))
@@ -211,16 +214,12 @@ def _open_responses(settings: ConductorSettings) -> ResponseStore | None:
 
 
 def _make_server(
-    app: ASGIApp,
-    max_connections: int,
-    stopping: asyncio.Event,
-    drain_s: float,
-    tls: ssl.SSLContext | None,
+    app: ASGIApp, http: type[asyncio.Protocol], stopping: asyncio.Event, drain_s: float
 ) -> _Server:
     return _Server(
         uvicorn.Config(
             app,
-            http=bounded_http(HttpLimits(max_connections=max_connections), tls),
+            http=http,
             ws="none",
             lifespan="off",
             log_config=None,

@@ -18,6 +18,7 @@ ApiError
 ├── ResumptionMismatch        409  the stream to go on with has no such event
 ├── BodyTooLarge              413  more bytes than the conductor accepts
 ├── UrlTooLong                414  a longer URL than the conductor accepts
+├── HostNotAllowed            421  a name in the Host header that is not the server's
 ├── IdempotencyKeyReused      422  the key was sent before with another body
 ├── HeadTooLarge              431  larger headers than the conductor accepts
 ├── ServerOverloaded          429  refused so that other requests keep their latency; retry later
@@ -180,6 +181,14 @@ class UrlTooLong(ApiError):
     status = 414
     kind = "invalid_request_error"
     code = "url_too_long"
+
+
+class HostNotAllowed(ApiError):
+    """A name in the Host header that is not the server's: another site's page may be asking."""
+
+    status = 421
+    kind = "invalid_request_error"
+    code = "host_not_allowed"
 
 
 class HeadTooLarge(ApiError):

@@ -80,6 +80,11 @@ class ConductorSettings(TracedSettings):
     body_timeout_s: Annotated[float, Field(gt=0)] = Field(
         30.0, description="Seconds without a byte of a body after which its request is refused"
     )
+    keep_alive_s: Annotated[float, Field(gt=0, le=86_400)] = Field(
+        75.0,
+        description="Seconds that an idle connection of a client is kept; longer than a load"
+        " balancer before the conductor keeps it",
+    )
     max_concurrent: Annotated[int, Field(ge=1)] = Field(
         4096, description="Requests being answered at once, streams included"
     )

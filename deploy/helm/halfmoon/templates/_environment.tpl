@@ -35,6 +35,15 @@
 - {name: HALFMOON_DRAIN_S, value: {{ $role.drainSeconds | int | quote }}}
 {{- if eq .role "conductor" }}
 - {name: HALFMOON_HTTP_PORT, value: "8000"}
+# With API keys any name is answered, unless some are listed.
+{{- if or $role.allowedHosts (not $values.tenants.secret) }}
+{{- $names := list }}
+{{- range list (include "halfmoon.fullname" .root) (include "halfmoon.name" .) }}
+{{- $inside := printf "%s.%s" . $.root.Release.Namespace }}
+{{- $names = concat $names (list . $inside (printf "%s.svc" $inside) (printf "%s.svc.cluster.local" $inside)) }}
+{{- end }}
+- {name: HALFMOON_ALLOWED_HOSTS, value: {{ concat $names $role.allowedHosts | join "," | quote }}}
+{{- end }}
 {{- if $values.tenants.secret }}
 - {name: HALFMOON_TENANTS, value: /etc/halfmoon/{{ $values.tenants.key }}}
 {{- end }}

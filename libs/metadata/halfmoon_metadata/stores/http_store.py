@@ -148,7 +148,7 @@ class HttpStore:
             return False
         if response.status_code == miss:
             return True
-        text = f"{self._name}: {key!r}: {response.status_code} {response.text[:300]}"
+        text = f"{self._name}: {key!r}: {response.status_code} {response.text[:600]}"
         if response.status_code >= 500:
             raise MetadataUnreachable(text)
         if response.status_code == 401:
@@ -156,7 +156,7 @@ class HttpStore:
                 f"{self._name}: the metadata server did not accept this client: set "
                 f"{CLUSTER_KEY_VARIABLE} (or {CLUSTER_KEY_FILE_VARIABLE}) to the key of its cluster"
             )
-        if response.status_code in (400, 413):
+        if response.status_code in (400, 403, 413, 421):
             raise MetadataRefused(text)
         raise MetadataError(text)
 

@@ -12,7 +12,10 @@ time, and counts as a connection.
 
 With a cluster key, all other paths need ``Authorization: Bearer`` with an operators' token. HEAD is
 answered wherever GET is. A wrong method is answered with 405 and ``Allow``. A POST needs
-``Content-Type: application/json``, so that no web page of another origin can send it.
+``Content-Type: application/json``, so that no web page of another origin can send it. Where hosts
+are checked, all but the probes is refused with 421 under a name that is not the server's.
+
+A connection has one request, by HTTP/1.0: none is kept idle.
 """
 
 import asyncio
@@ -37,6 +40,7 @@ import structlog
 from prometheus_client import REGISTRY, CollectorRegistry, make_wsgi_app
 
 from halfmoon_metadata.port_holder import port_refusal
+from halfmoon_runtime.allowed_hosts import AllowedHosts, BadHostHeader, host_of
 from halfmoon_runtime.observability.operator_tokens import is_operator_token
 from halfmoon_runtime.observability.route_doc import RouteDoc
 
@@ -51,6 +55,10 @@ _ACCEPT_RETRY_S = 0.05
 _MAX_BODY_BYTES = 64 * 1024
 #: Paths that need no token, and take GET alone.
 _OPEN_PATHS = ("/metrics", "/health", "/ready")
+#: Paths that are answered under any name.
+_PROBES = ("/health", "/ready")
+#: Where `_Handler` hands on all Host headers: WSGI joins several to one text.
+_HOSTS_KEY = "halfmoon.hosts"
 #: The field that a message of msgspec names: of a wrong value, or of an unknown or missing field.
 _FIELD = re.compile(r"at `\$\.([A-Za-z0-9_]+)|field `([A-Za-z0-9_]+)`")
 
@@ -137,6 +145,7 @@ class OperatorHttp:
         is_ready: Callable[[], bool],
         *,
         tokens: Sequence[str] = (),
+        hosts: AllowedHosts | None = None,
         registry: CollectorRegistry = REGISTRY,
         tls: ssl.SSLContext | None = None,
     ) -> None:
@@ -146,12 +155,14 @@ class OperatorHttp:
             loop: runs the handlers.
             is_ready: tells whether the service takes work.
             tokens: one of them is required, see `operator_tokens`; none: nothing is.
+            hosts: names that requests may be for; None: any.
             registry: metrics to serve.
             tls: serves TLS alone; None: HTTP in the clear.
         """
         self._loop = loop
         self._is_ready = is_ready
         self._tokens = tokens
+        self._hosts = hosts
         self._tls = tls
         self._metrics = make_wsgi_app(registry)
         self._routes: list[OperatorRoute] = []
@@ -211,6 +222,7 @@ class OperatorHttp:
         path = environ.get("PATH_INFO", "/").encode("latin-1").decode(errors="replace")
         is_head = environ["REQUEST_METHOD"] == "HEAD"
         try:
+            self._check_host(environ, path)
             if path == "/metrics":
                 _require_method(str(environ["REQUEST_METHOD"]), path, {"GET"})
                 environ["REQUEST_METHOD"] = "GET"
@@ -245,6 +257,17 @@ class OperatorHttp:
         body = _body(environ) if method == "POST" else b""
         request = OperatorRequest(_match(route.steps, asked) or {}, query, body)
         return self._on_loop(route.handler(request))
+
+    def _check_host(self, environ: WSGIEnvironment, path: str) -> None:
+        version = str(environ.get("SERVER_PROTOCOL", "")).removeprefix("HTTP/")
+        try:
+            host = host_of(environ.get(_HOSTS_KEY, []), version)
+        except BadHostHeader as error:
+            raise OperatorHttpError(400, str(error)) from None
+        if self._hosts is None or host is None or path in _PROBES:
+            return
+        if not self._hosts.allows(host):
+            raise OperatorHttpError(421, self._hosts.refusal(host), code="host_not_allowed")
 
     def _require_token(self, environ: WSGIEnvironment) -> None:
         shown = str(environ.get("HTTP_AUTHORIZATION", "")).removeprefix("Bearer ")
@@ -378,6 +401,10 @@ def _shake_hands(connection: socket.socket, tls: ssl.SSLContext) -> ssl.SSLSocke
 
 class _Handler(WSGIRequestHandler):
     timeout = int(_CALLER_S)
+
+    def get_environ(self) -> WSGIEnvironment:
+        """Return a request's environment, with all its Host headers."""
+        return {**super().get_environ(), _HOSTS_KEY: self.headers.get_all("host", [])}
 
     def log_message(self, format: str, *args: Any) -> None:
         """Log no requests."""

@@ -139,13 +139,16 @@ async def open_worker(
         above: generation of an earlier start in this process; the new one is higher.
 
     Raises:
-        CannotStart: the metadata store is unknown, or this worker's record there makes no sense.
+        CannotStart: the metadata store is unknown, or this worker's record there makes no sense;
+            or this machine's name does not resolve, and no address is named in its place.
         OSError: an address of the settings can't be listened on, or dialled by others.
         ValueError: the settings name an unknown transfer backend.
     """
     async with AsyncExitStack() as stack:
         worker_id = WorkerId(settings.worker_id)
         cluster_key = settings.cluster_key.get_secret_value()
+        with cannot_start_on(OSError):
+            advertised = settings.advertised_host
         with cannot_start_on(ValueError):
             store = open_store(settings.metadata, cluster_key=cluster_key, tls_ca=settings.tls_ca)
         stack.callback(store.close)
@@ -170,7 +173,7 @@ async def open_worker(
         # The server may have gone away since it counted this start.
         transfer = stack.enter_context(await until_done(f"segment of {worker_id}", open_published))
         network = ZmqNetwork(
-            advertise_host=settings.advertised_host,
+            advertise_host=advertised,
             cluster_key=cluster_key,
         )
         stack.push_async_callback(network.close)
@@ -186,6 +189,6 @@ async def open_worker(
             min_version=MIN_VERSION,
             max_version=MAX_VERSION,
             features=() if role == "kvstore" else features.ALL,
-            http="" if service.http is None else service.http.url(settings.advertised_host),
+            http="" if service.http is None else service.http.url(advertised),
         )
         yield OpenedWorker(service, store, transfer, network, port, info)

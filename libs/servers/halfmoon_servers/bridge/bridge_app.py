@@ -20,11 +20,13 @@ async def run(settings: BridgeSettings, service: Service) -> None:
     """Bridge servers until told to stop, then let their requests finish."""
     async with AsyncExitStack() as stack:
         cluster_key = settings.cluster_key.get_secret_value()
+        with cannot_start_on(OSError):
+            advertised = settings.advertised_host
         with cannot_start_on(ValueError):
             store = open_store(settings.metadata, cluster_key=cluster_key, tls_ca=settings.tls_ca)
         stack.callback(store.close)
         network = ZmqNetwork(
-            advertise_host=settings.advertised_host,
+            advertise_host=advertised,
             cluster_key=cluster_key,
         )
         stack.push_async_callback(network.close)

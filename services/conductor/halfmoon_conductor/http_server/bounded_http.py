@@ -7,6 +7,10 @@ answered, and the connection closed, before an app sees it:
     connection ──first byte──► head ──blank line──► body ──last byte──► served, next head
         └── 408 after `head_timeout_s` ──┘ 431, 414      └── 413: too many chunks
 
+A request also needs one Host header, which names a host of this server where hosts are checked.
+An answered connection is kept for `keep_alive_s`, and less long when there are too many: a new one
+takes the place of the one that has been idle for the longest time.
+
 Content, length and pace of a body are not checked here: see `body_receiver`. A client that takes
 nothing of its answer for `unread_s`, though bytes wait for it, loses the connection: its request
 holds a place in a decode worker's batch. So does a client that vanished without a word, as a host
@@ -18,17 +22,21 @@ import socket
 import ssl
 from collections.abc import Callable, MutableMapping
 from http import HTTPStatus
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, NoReturn, cast
 
+import httptools
 import msgspec
 import structlog
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from starlette.types import ASGIApp
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from halfmoon_conductor.errors import (
     ApiError,
     BodyTooLarge,
     HeadTooLarge,
+    HostNotAllowed,
     InvalidRequest,
     RequestTimedOut,
     ServerOverloaded,
@@ -36,7 +44,10 @@ from halfmoon_conductor.errors import (
 )
 from halfmoon_conductor.http_server import error_responses
 from halfmoon_conductor.http_server.disconnect import show_connection
+from halfmoon_conductor.http_server.idle_connections import IdleConnections
 from halfmoon_conductor.http_server.tls_gate import TlsGate
+from halfmoon_conductor.http_server.unchunked import unchunked
+from halfmoon_runtime.allowed_hosts import AllowedHosts, BadHostHeader, host_of, read_host
 
 #: Bytes around a chunk of a body: its length in hexadecimal, and two line ends.
 _CHUNK_OVERHEAD = 20
@@ -48,6 +59,10 @@ _UNACKNOWLEDGED_S = _PROBE_AFTER_S + _PROBES * _PROBE_INTERVAL_S
 #: Bytes of a body that are still read after its request was answered, to keep the connection.
 _UNREAD_BYTES = 64 * 1024
 _RETRY_S = 1.0
+#: Characters of a name in the log.
+_SHOWN = 100
+#: Paths that are answered under any name: they tell no more than that the server is there.
+_OPEN_PATHS = (b"/health", b"/ping", b"/ready")
 
 _log = structlog.get_logger(__name__)
 
@@ -67,6 +82,9 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
     #: Seconds from the connection, or from the first byte of a later request, to the end of its
     #: headers; also to the end of a TLS handshake.
     head_timeout_s: float = 20.0
+    #: Seconds that a connection is kept without a request, longer than a load balancer keeps it:
+    #: one that is closed as a request is sent on it loses that request.
+    keep_alive_s: float = 75.0
     #: Seconds that a refused client which is still sending gets to read the answer.
     linger_s: float = 2.0
     #: Seconds in which a client may take nothing of an answer while bytes of it wait. The system's
@@ -78,11 +96,15 @@ class BoundedHttp(HttpToolsProtocol):
     """One connection; `bounded_http` makes the class for given limits."""
 
     limits: ClassVar[HttpLimits] = HttpLimits()
+    #: Names that requests may be for; None: any.
+    hosts: ClassVar[AllowedHosts | None] = None
+    #: Connections of this server that wait for their next request.
+    idle: ClassVar[IdleConnections]
     #: The connection as it was counted during its TLS handshake; None in the clear.
     gate: Any = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the timer of a new connection, and refuse it if there are too many."""
+        """Start the timer of a new connection, and refuse it if there are too many at work."""
         #: Whether the connection is closing, so that arriving data is discarded.
         self._ignores_data = False
         #: Counters of the message being read: raw bytes, body bytes, chunks, headers and header
@@ -99,9 +121,12 @@ class BoundedHttp(HttpToolsProtocol):
         _notice_vanished_client(transport.get_extra_info("socket"))
         closable = cast(asyncio.Transport, _LingeringTransport(transport, self._linger))
         super().connection_made(closable)
+        self.url = b""
+        self.timeout_keep_alive = self.limits.keep_alive_s  # type: ignore[assignment]
         self.connections.discard(self.gate)
         self._set_timer()
-        if len(self.connections) > self.limits.max_connections:
+        n_over = len(self.connections) - self.limits.max_connections
+        if n_over > 0 and not self.idle.make_room(self.connections):
             self._refuse(
                 ServerOverloaded(
                     f"{self.limits.max_connections} connections are open, the most that are taken.",
@@ -112,8 +137,10 @@ class BoundedHttp(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the timer of a lost connection."""
         self._ignores_data = True
+        self.idle.discard(self)
         self._unset_timer()
         self._unset_unread_timer()
+        self._unset_keepalive_if_required()
         super().connection_lost(exc)
         self._tell_gone()
 
@@ -133,6 +160,7 @@ class BoundedHttp(HttpToolsProtocol):
             return
         self._n_raw += len(data)
         super().data_received(data)
+        self._note_idleness()
         n_around = self._n_raw - self._n_body
         if n_around > self.limits.max_head_bytes + self._n_chunks * _CHUNK_OVERHEAD:
             self._refuse(self._head_too_large())
@@ -179,10 +207,17 @@ class BoundedHttp(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Hand the request to the app."""
+        """Check the host, and hand the request to the app."""
+        self._check_host()
         self._is_in_head = False
         self._unset_timer()
         super().on_headers_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        """Start the app's answer to a request, in the form that the client's version knows."""
+        if cycle.scope["http_version"] < "1.1":
+            app = cast(ASGI3Application, unchunked(cycle, cast(ASGIApp, app)))
+        super()._start_asgi_task(cycle, app)
 
     def on_body(self, body: bytes) -> None:
         """Count a chunk of the body."""
@@ -202,15 +237,54 @@ class BoundedHttp(HttpToolsProtocol):
         self._unset_timer()
         super().on_message_complete()
 
-    # -- closing -----------------------------------------------------------------------------
+    def _check_host(self) -> None:
+        try:
+            host = host_of(
+                [str(value, "latin-1") for name, value in self.headers if name == b"host"],
+                self.parser.get_http_version(),
+            )
+            if not self.url.startswith(
+                b"/"
+            ):  # it is a whole URL, whose host is the one that counts
+                named = str(httptools.parse_url(self.url).host or b"", "latin-1")
+                host = read_host(f"[{named}]" if ":" in named else named)
+        except BadHostHeader as error:
+            self._abort_parsing(InvalidRequest(str(error)))
+        path = self.url.partition(b"?")[0]
+        if self.hosts is None or host is None or path in _OPEN_PATHS or self.hosts.allows(host):
+            return
+        _log.warning("host_not_allowed", host=host[:_SHOWN])
+        self._abort_parsing(HostNotAllowed(self.hosts.refusal(host)))
+
+    # -- idle connections ----------------------------------------------------------------------
 
     def on_response_complete(self) -> None:
         """Limit the time for the rest of the body, now that the request is answered."""
         super().on_response_complete()
         if self.is_receiving and self._timer is None:
             self._set_timer()
+        self._note_idleness()
 
-    def _abort_parsing(self, error: ApiError) -> None:
+    def _note_idleness(self) -> None:
+        """Keep the timer of an idle connection: bytes that begin no request end no idleness."""
+        is_idle = (
+            self.cycle is not None
+            and self.cycle.response_complete
+            and not (self.pipeline or self._is_in_head or self.is_receiving)
+            and not self.transport.is_closing()
+        )
+        if not is_idle:
+            self.idle.discard(self)
+            return
+        until_s = self.idle.add(self, self.loop.time() + self.limits.keep_alive_s)
+        if self.timeout_keep_alive_task is None:
+            self.timeout_keep_alive_task = self.loop.call_at(
+                until_s, self.timeout_keep_alive_handler
+            )
+
+    # -- closing -----------------------------------------------------------------------------
+
+    def _abort_parsing(self, error: ApiError) -> NoReturn:
         self._error = error
         raise _ParsingAborted
 
@@ -232,10 +306,12 @@ class BoundedHttp(HttpToolsProtocol):
             cycle.message_event.set()
             self._tell_gone()
         self.is_receiving = True  # more may be on its way
-        response = error_responses.error_response(error, "")
+        path = str(self.url.partition(b"?")[0], "latin-1")
+        response = error_responses.error_response(error, path)
         head = [f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}", "connection: close"]
         head += [f"{name}: {value}" for name, value in response.headers.items()]
-        self.transport.write("\r\n".join([*head, "\r\n"]).encode() + bytes(response.body))
+        body = b"" if self.parser.get_method() == b"HEAD" else bytes(response.body)
+        self.transport.write("\r\n".join([*head, "\r\n"]).encode() + body)
         self.transport.close()
 
     def _tell_gone(self) -> None:
@@ -341,14 +417,18 @@ def _notice_vanished_client(connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
-def bounded_http(limits: HttpLimits, tls: ssl.SSLContext | None = None) -> type[asyncio.Protocol]:
-    """Make the connection class that uvicorn is to use.
+def bounded_http(
+    limits: HttpLimits, tls: ssl.SSLContext | None = None, hosts: AllowedHosts | None = None
+) -> type[asyncio.Protocol]:
+    """Make the connection class that uvicorn is to use for one server.
 
     Args:
         limits: of each connection.
         tls: certificate and key; None: HTTP in the clear.
+        hosts: names that requests may be for; None: any.
     """
-    http = type("LimitedHttp", (BoundedHttp,), {"limits": limits})
+    idle = IdleConnections()
+    http = type("LimitedHttp", (BoundedHttp,), {"limits": limits, "hosts": hosts, "idle": idle})
     if tls is None:
         return http
     context = tls
@@ -364,6 +444,7 @@ def bounded_http(limits: HttpLimits, tls: ssl.SSLContext | None = None) -> type[
                 make_http,
                 server_state.connections,
                 context,
+                idle,
                 max_connections=limits.max_connections,
                 handshake_s=limits.head_timeout_s,
             )

@@ -79,8 +79,9 @@ async def on_http_error(request: Request, error: Exception) -> Response:
     body = _body(reason, kind, None, None)
     headers = dict(error.headers or {})
     if error.status_code == 405:
-        known = headers.get("Allow", "").split(", ")
-        headers["Allow"] = ", ".join(sorted({*known, *_methods_at(request)} - {""}))
+        known = {*headers.get("Allow", "").split(", "), *_methods_at(request)} - {""}
+        known |= {"HEAD"} if "GET" in known else set()
+        headers["Allow"] = ", ".join(sorted(known))
     return _response(request.url.path, error.status_code, body, headers)
 
 

@@ -4,7 +4,7 @@ A server of asyncio with a TLS context tells its protocol of a connection only a
 It waits a minute for that. Clients that never finish theirs would be neither counted nor closed in
 time. So connections are accepted in the clear, and this protocol is told of each:
 
-    connection ──far too many──► aborted
+    connection ──far too many, and none is idle──► aborted
         └── handshake ──► the protocol of HTTP gets the connection
                 └── it fails, or takes `handshake_s` ──► closed
 
@@ -18,6 +18,8 @@ import ssl
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, cast
+
+from halfmoon_conductor.http_server.idle_connections import IdleConnections
 
 #: Seconds to wait for a client's own end of TLS once a connection is to be closed.
 _SHUTDOWN_S = 2.0
@@ -33,6 +35,7 @@ class TlsGate(asyncio.Protocol):
         make_http: Callable[[], asyncio.Protocol],
         connections: set[Any],
         tls: ssl.SSLContext,
+        idle: IdleConnections,
         *,
         max_connections: int,
         handshake_s: float,
@@ -43,12 +46,14 @@ class TlsGate(asyncio.Protocol):
             make_http: makes the protocol that gets the connection after the handshake.
             connections: all connections of the server, which ends each by its `shutdown`.
             tls: certificate and key.
+            idle: those of the connections that give way to a new one.
             max_connections: most connections; some more are let through, for HTTP to refuse.
             handshake_s: seconds until the handshake must be over.
         """
         self._make_http = make_http
         self._connections = connections
         self._tls = tls
+        self._idle = idle
         self._max_connections = max_connections
         self._handshake_s = handshake_s
         self._task: asyncio.Task[None] | None = None
@@ -60,6 +65,8 @@ class TlsGate(asyncio.Protocol):
         what it reads before it is TLS: uvloop reads at once, even if paused here.
         """
         clear = cast(asyncio.Transport, transport)
+        if len(self._connections) >= self._max_connections:
+            self._idle.make_room(self._connections)
         if len(self._connections) < self._max_connections + _REFUSED_BY_NAME:
             with suppress(OSError):  # no descriptor is left, or the client is gone
                 taken = socket.socket(fileno=os.dup(clear.get_extra_info("socket").fileno()))

@@ -24,6 +24,7 @@ from halfmoon_conductor.http_server import error_responses
 from halfmoon_conductor.http_server.auth_middleware import AuthMiddleware, ConcurrencyLimit
 from halfmoon_conductor.http_server.body_receiver import BodyLimits, BodyReceiver
 from halfmoon_conductor.http_server.error_bodies import AnthropicError
+from halfmoon_conductor.http_server.head_requests import serve_head
 from halfmoon_conductor.http_server.request_middleware import RequestMiddleware
 from halfmoon_conductor.inputs.body_preparation import BodyPreparation
 from halfmoon_conductor.inputs.body_preparers import BodyPreparer, ThreadPreparer
@@ -193,7 +194,9 @@ class _GuardedApp(FastAPI):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request through the middleware, and all else by the framework."""
-        if scope["type"] == "http":
+        if scope["type"] == "http" and scope["method"] == "HEAD":
+            await serve_head(self.guarded, scope, receive, send)
+        elif scope["type"] == "http":
             await self.guarded(scope, receive, send)
         else:
             await self.serve_unguarded(scope, receive, send)
@@ -233,7 +236,7 @@ def _wrap(
         app = CORSMiddleware(
             app,
             allow_origins=limits.cors_origins,
-            allow_methods=["GET", "POST", "DELETE"],
+            allow_methods=["GET", "HEAD", "POST", "DELETE"],
             allow_headers=["*"],
             expose_headers=["x-request-id", "retry-after"],
         )

@@ -1,0 +1,89 @@
+"""A conductor by itself, asked under names that are not its own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+pytestmark = pytest.mark.e2e
+
+READY_WITHIN_S = 100.0
+TENANTS = """
+[[tenants]]
+name = "lab"
+key_sha256 = ["{hash}"]
+"""
+REBOUND = {"host": "rebound.example:8000"}
+
+
+@contextmanager
+def conductor(folder: Path, *flags: str, **variables: str) -> Iterator[dict[str, Any]]:
+    """Start a conductor with ports of its own; yield what it says of itself."""
+    status = folder / "status.json"
+    keys = ("HALFMOON_CLUSTER_KEY", "HALFMOON_CLUSTER_KEY_FILE")
+    environment = {name: value for name, value in os.environ.items() if name not in keys}
+    ports = ["--http-port", "0", "--metadata-port", "0", "--metrics-port", "0"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "halfmoon_conductor", "--model", "fake://tiny", *ports, *flags],
+        env={**environment, "HALFMOON_STATUS_FILE": str(status), **variables},
+    )
+    try:
+        deadline = time.monotonic() + READY_WITHIN_S
+        told: dict[str, Any] = {}
+        while told.get("stage") != "ready":
+            assert process.poll() is None and time.monotonic() < deadline, told
+            if status.exists():
+                told = json.loads(status.read_text())
+            time.sleep(0.02)
+        yield told
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+
+
+def statuses(told: dict[str, Any], headers: dict[str, str]) -> dict[str, int]:
+    """Ask each port, and return the statuses by what was asked."""
+    rest, metadata, operators = told["url"], told["metadata"], told["operators"]
+    asked = [
+        *(("GET", f"{rest}{path}") for path in ("/v1/models", "/", "/debug/cluster", "/metrics")),
+        ("POST", f"{rest}/v1/completions"),
+        ("GET", f"{metadata}?prefix="),
+        ("PUT", f"{metadata}?key=k"),
+        ("GET", f"{operators}/metrics"),
+    ]
+    with httpx.Client(trust_env=False, timeout=30, headers=headers) as client:
+        return {
+            f"{method} {url}": client.request(method, url, content=b"{}").status_code
+            for method, url in asked
+        }
+
+
+def test_without_keys_no_port_answers_to_a_name_of_elsewhere(tmp_path: Path) -> None:
+    with conductor(tmp_path, "--allowed-hosts", "llm.example") as told:
+        assert set(statuses(told, REBOUND).values()) == {421}
+        for ours in ({}, {"host": "llm.example"}, {"host": "localhost:1"}):
+            assert 421 not in statuses(told, ours).values()
+        refused = httpx.get(f"{told['url']}/v1/models", headers=REBOUND, trust_env=False)
+        assert "--allowed-hosts rebound.example" in refused.json()["error"]["message"]
+        for probe in (f"{told['url']}/health", f"{told['operators']}/health"):
+            assert httpx.head(probe, headers=REBOUND, trust_env=False).status_code == 200
+
+
+def test_with_keys_any_name_is_answered_and_the_key_decides(tmp_path: Path) -> None:
+    file = tmp_path / "tenants.toml"
+    file.write_text(TENANTS.format(hash="0" * 64))
+    key = {"HALFMOON_CLUSTER_KEY": "a key of this cluster"}
+    with conductor(tmp_path, "--tenants", str(file), **key) as told:
+        answers = statuses(told, REBOUND)
+        assert 421 not in answers.values()
+        assert answers[f"GET {told['url']}/v1/models"] == 401
+        assert answers[f"PUT {told['metadata']}?key=k"] == 401
