@@ -210,6 +210,16 @@ def test_a_limit_of_the_library_itself_is_the_grammars_fault(grammars: GrammarMa
     assert mask.invalid
 
 
+def test_a_dead_end_in_mid_answer_is_told_in_our_words(grammars: GrammarMasks) -> None:
+    history = list(PROMPT)
+    text = 'start: "a" X\nX: /b/ & /c/'
+    while not isinstance(mask := mask_of(grammars, draw_of(text, history)), GrammarFailed):
+        history.append(int(mask.nonzero()[0][-1]))
+    assert "matches no text" in mask.reason
+    assert "NoExtension" not in mask.reason
+    assert mask.invalid
+
+
 def test_masks_count_against_the_same_budget_as_compiling(
     grammars: GrammarMasks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
