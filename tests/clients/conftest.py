@@ -28,6 +28,7 @@ from halfmoon_cli.up.embedded_cluster import (
 )
 from halfmoon_conductor.tenants import add_tenant
 from halfmoon_metadata.tcp_ports import free_port
+from tests.installed_programs import skip_without
 from tools.vllm_environment import STOCK, InstallFailed, make_vllm_environment
 
 MODEL = "tiny"
@@ -211,8 +212,7 @@ def node_with() -> Callable[..., Path]:
     """A folder whose programs find these npm packages."""
 
     def make(name: str, *packages: str) -> Path:
-        if shutil.which("node") is None or shutil.which("npm") is None:
-            pytest.skip("node and npm are not installed here")
+        skip_without("node", "npm")
         folder = _CACHE / "client-node" / name
         if not (folder / ".complete").exists():
             shutil.rmtree(folder, ignore_errors=True)

@@ -11,12 +11,13 @@ import httpx
 import pytest
 from tokenizers import Tokenizer
 
-from halfmoon_conductor.errors import InvalidRequest, ServerOverloaded
+from halfmoon_conductor.errors import InvalidRequest, ServerOverloaded, ServiceUnavailable
 from halfmoon_conductor.grammar import grammar_checker
 from halfmoon_conductor.grammar.grammar_check_handler import CheckArgument
 from halfmoon_conductor.grammar.grammar_checker import GrammarChecker
 from halfmoon_conductor.grammar.grammars import RequestedGrammar, grammar_of_schema
 from halfmoon_conductor.grammar.schema_depth import MAX_SCHEMA_DEPTH, check_depth
+from halfmoon_sandbox import Child
 from halfmoon_testing.conductor_http import ScriptedGateway
 
 SPINNING = {"type": "integer", "multipleOf": 2**31}
@@ -97,6 +98,54 @@ async def test_a_clients_own_grammar_is_translated_in_the_process(checker: Gramm
     assert 'start: "a"' in lark
     with pytest.raises(InvalidRequest):
         await checker.check(wanted("root ::= (", own=True))
+
+
+def kill_children(monkeypatch: pytest.MonkeyPatch, n: int) -> None:
+    """Kill the next `n` children that get a grammar, as the kernel does when it lacks memory."""
+    begin, left = Child.begin, [*range(n)]
+
+    def begin_and_die(child: Child, request: bytes, *, cpu_s: float) -> None:
+        if left:
+            left.pop()
+            os.kill(child.pid, signal.SIGKILL)
+        begin(child, request, cpu_s=cpu_s)
+
+    monkeypatch.setattr(Child, "begin", begin_and_die)
+
+
+async def test_a_grammar_whose_children_are_killed_is_refused_for_now_and_checked_again_later(
+    checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill_children(monkeypatch, 2)
+    with pytest.raises(ServiceUnavailable, match=r"can't be checked now.*from outside") as refused:
+        await checker.check(wanted('start: "a"'))
+    assert refused.value.retry_after_s
+    assert await checker.check(wanted('start: "a"')) == 'start: "a"'
+
+
+async def test_a_child_without_processor_time_says_nothing_about_its_grammar(
+    checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await checker.check(wanted('start: "a"'))
+    (child, _) = checker._pool.idle[0]
+    with monkeypatch.context() as starved:
+        starved.setattr("halfmoon_sandbox.child._WALL_EXTRA_S", 0.0)
+        starved.setattr("halfmoon_sandbox.child._WALL_FACTOR", 0.0)
+        os.kill(child.pid, signal.SIGSTOP)
+        with pytest.raises(ServiceUnavailable, match="too little processor time"):
+            await checker.check(wanted('start: "b"'))
+    assert await checker.check(wanted('start: "b"'))
+
+
+async def test_a_failed_check_is_a_503_with_a_time_to_retry(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill_children(monkeypatch, 2)
+    asked = {**CHAT, "guided_regex": "[a-z]{3}"}
+    answer = await client.post("/v1/chat/completions", json=asked)
+    assert answer.status_code == 503
+    assert int(answer.headers["retry-after"]) >= 1
+    assert (await client.post("/v1/chat/completions", json=asked)).status_code == 200
 
 
 def chained(n: int, depth: int) -> dict[str, Any]:

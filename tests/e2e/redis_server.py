@@ -8,12 +8,14 @@ from pathlib import Path
 
 from halfmoon_metadata.tcp_ports import free_port
 from halfmoon_sandbox.bound_process import start_bound
+from tests.installed_programs import skip_without
 
 
 class RedisServer:
     """A metadata server without persistence, on one port for all of its starts."""
 
     def __init__(self, folder: Path) -> None:
+        skip_without("redis-server")
         self._folder, self._port = folder, free_port()
         self.url = f"redis://127.0.0.1:{self._port}/0"
         self.start()

@@ -5,8 +5,10 @@ import re
 import signal
 import socket
 import threading
+from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -75,27 +77,29 @@ class Pair:
             return False
         return len(workers) == 3
 
-    def events(
+    def events(self, url: str, key: str, last: str = "", **body: Any) -> list[Event]:
+        """Read a stream to its end, or to where its connection breaks."""
+        events: list[Event] = []
+        headers = {"idempotency-key": key, **({"last-event-id": last} if last else {})}
+        with suppress(httpx.TransportError):
+            for event in self.read(url, headers, body):
+                events.append(event)
+        return events
+
+    def events_until_killed(
         self,
-        url: str,
         key: str,
         last: str = "",
         *,
-        kill_after: int = 0,
+        n: int,
         by: signal.Signals = signal.SIGKILL,
         **body: Any,
     ) -> list[Event]:
-        """Read a stream to its end, or to that of the conductor, killed after some events."""
-        events: list[Event] = []
-        headers = {"idempotency-key": key, **({"last-event-id": last} if last else {})}
-        try:
-            for event in self.read(url, headers, body):
-                events.append(event)
-                if len(events) == kill_after:
-                    self.kill(by)
-        except httpx.TransportError:
-            assert kill_after, self.cluster.logs()
-            assert not events[-1].is_last, "it was killed in mid-stream"
+        """Read so many events of the conductor that is killed then."""
+        with closing(Relay(self.dying)) as relay:
+            relay.break_after(n, partial(self.kill, by))
+            events = self.events(relay.url, key, last, **body)
+        assert len(events) == n
         return events
 
     def read(
@@ -120,8 +124,12 @@ class Pair:
                     yield Event(event_id, data["choices"][0]["token_ids"])
 
 
-class OneAddress:
-    """A TCP proxy before several conductors: each connection goes to the first that listens."""
+class Relay:
+    """A TCP proxy before several conductors: each connection goes to the first that listens.
+
+    It holds a stream after as many events as it is told, until the conductor is killed: however
+    fast an answer comes, the client has that much of it, and no more.
+    """
 
     def __init__(self, *urls: str) -> None:
         self._urls = urls
@@ -129,7 +137,13 @@ class OneAddress:
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         #: Where connections went, in their order.
         self.taken: list[str] = []
+        #: Of the next connections: after how many events each breaks, and what is done before.
+        self._breaks: deque[tuple[int, Callable[[], None]]] = deque()
         threading.Thread(target=self._accept, daemon=True).start()
+
+    def break_after(self, n: int, do: Callable[[], None]) -> None:
+        """Let one of the next connections, in their order, break after so many events."""
+        self._breaks.append((n, do))
 
     def close(self) -> None:
         """Accept no more connections; open ones end with their sockets."""
@@ -141,8 +155,11 @@ class OneAddress:
             while True:
                 near, _ = self._listener.accept()
                 far = self._connect()
-                for pair in ((near, far), (far, near)):
-                    threading.Thread(target=_pass_on, args=pair, daemon=True).start()
+                answer = _pass_on
+                if self._breaks:
+                    answer = partial(_pass_events, *self._breaks.popleft())
+                threading.Thread(target=_pass_on, args=(near, far), daemon=True).start()
+                threading.Thread(target=answer, args=(far, near), daemon=True).start()
 
     def _connect(self) -> socket.socket:
         for url in self._urls:
@@ -162,11 +179,24 @@ def _pass_on(source: socket.socket, sink: socket.socket) -> None:
         sink.shutdown(socket.SHUT_RDWR)
 
 
+def _pass_events(
+    n: int, do: Callable[[], None], source: socket.socket, sink: socket.socket
+) -> None:
+    """Pass so many events on, do something, and end the connection."""
+    passed = b""
+    while passed.count(b"data: ") < n or not passed.endswith(b"\n\n"):
+        data = source.recv(1)
+        assert data, "the stream ended too early"
+        sink.sendall(data)
+        passed += data
+    do()
+    sink.shutdown(socket.SHUT_RDWR)
+
+
 @pytest.fixture
-def one_address(pair: Pair) -> Iterator[OneAddress]:
-    proxy = OneAddress(pair.dying, pair.staying)
-    yield proxy
-    proxy.close()
+def one_address(pair: Pair) -> Iterator[Relay]:
+    with closing(Relay(pair.dying, pair.staying)) as relay:
+        yield relay
     pair.kill()
     pair.start()
 
@@ -209,7 +239,7 @@ def tokens_of(*parts: list[Event]) -> list[int]:
 def test_greedy_tokens_go_on_at_another_conductor_as_transformers_says_them(
     pair: Pair, greedy: list[int]
 ) -> None:
-    first = pair.events(pair.dying, "greedy", kill_after=7, temperature=0)
+    first = pair.events_until_killed("greedy", n=7, temperature=0)
     rest = pair.events(pair.staying, "greedy", first[-1].id, temperature=0)
     assert tokens_of(first, rest) == greedy
     assert rest[-1].is_last
@@ -217,9 +247,11 @@ def test_greedy_tokens_go_on_at_another_conductor_as_transformers_says_them(
 
 
 def test_a_client_of_one_address_goes_on_at_the_conductor_that_is_alive(
-    pair: Pair, one_address: OneAddress, greedy: list[int]
+    pair: Pair, one_address: Relay, greedy: list[int]
 ) -> None:
-    first = pair.events(one_address.url, "one-address", kill_after=7, temperature=0)
+    one_address.break_after(7, pair.kill)
+    first = pair.events(one_address.url, "one-address", temperature=0)
+    assert len(first) == 7
     rest = pair.events(one_address.url, "one-address", first[-1].id, temperature=0)
     assert one_address.taken == [pair.dying, pair.staying]
     assert tokens_of(first, rest) == greedy
@@ -229,13 +261,12 @@ def test_a_client_of_one_address_goes_on_at_the_conductor_that_is_alive(
 
 
 def test_the_client_of_the_page_needs_one_address_only(
-    pair: Pair, one_address: OneAddress, greedy: list[int]
+    pair: Pair, one_address: Relay, greedy: list[int]
 ) -> None:
     body = {"model": pair.model, **BODY, "temperature": 0}
     tokens: list[int] = []
-    for number, event in enumerate(client_of_the_page()(f"{one_address.url}/v1/completions", body)):
-        if number == 4:
-            pair.kill()
+    one_address.break_after(5, pair.kill)
+    for event in client_of_the_page()(f"{one_address.url}/v1/completions", body):
         if event != "[DONE]":
             tokens += json.loads(event)["choices"][0]["token_ids"]
     assert one_address.taken == [pair.dying, pair.staying]
@@ -246,7 +277,7 @@ def test_the_client_of_the_page_needs_one_address_only(
 def test_sampled_tokens_go_on_at_another_conductor_without_a_seed_of_the_client(
     pair: Pair, by: signal.Signals
 ) -> None:
-    first = pair.events(pair.dying, by.name, kill_after=20, by=by, temperature=1)
+    first = pair.events_until_killed(by.name, n=20, by=by, temperature=1)
     rest = pair.events(pair.staying, by.name, first[-1].id, temperature=1)
     pair.start()
     # The conductor that was started again has kept nothing: it computes all anew.
@@ -262,7 +293,7 @@ def test_a_conductor_that_is_started_again_goes_on_with_its_own_streams(pair: Pa
     parts: list[list[Event]] = []
     last = ""
     for n in (5, 11, 3):
-        parts.append(pair.events(pair.dying, "thrice", last, kill_after=n, temperature=0.8))
+        parts.append(pair.events_until_killed("thrice", last, n=n, temperature=0.8))
         last = parts[-1][-1].id
         pair.start()
     parts.append(pair.events(pair.dying, "thrice", last, temperature=0.8))
@@ -286,12 +317,17 @@ def test_a_connection_that_breaks_costs_no_second_computation_at_the_same_conduc
 def test_the_client_of_the_page_goes_on_by_itself(pair: Pair) -> None:
     body = {"model": pair.model, **BODY, "temperature": 1}
     tokens: list[int] = []
-    for number, event in enumerate(client_of_the_page()(f"{pair.dying}/v1/completions", body)):
-        if number in (4, 30):
-            pair.kill()
-            pair.start()
-        if event != "[DONE]":
-            tokens += json.loads(event)["choices"][0]["token_ids"]
+
+    def kill_and_start() -> None:
+        pair.kill()
+        pair.start()
+
+    with closing(Relay(pair.dying)) as relay:
+        for n in (5, 26):
+            relay.break_after(n, kill_and_start)
+        for event in client_of_the_page()(f"{relay.url}/v1/completions", body):
+            if event != "[DONE]":
+                tokens += json.loads(event)["choices"][0]["token_ids"]
     assert len(tokens) == N_NEW
     resumed = httpx.get(f"{pair.dying}/metrics", timeout=10).text
     assert 'halfmoon_resumed_streams_total{source="computed"} 1.0' in resumed

@@ -7,7 +7,6 @@ are refused. They repeat those requests, and no others.
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from shutil import which
 from typing import Any
 
 import httpx
@@ -16,10 +15,11 @@ import pytest
 from halfmoon_runtime.observability.operator_tokens import operator_token
 from tests.e2e.redis_server import RedisServer
 from tests.e2e.steady_load import Load, restart_in_turn
+from tests.installed_programs import needs_programs
 
 pytestmark = [
     pytest.mark.e2e,
-    pytest.mark.skipif(which("redis-server") is None, reason="redis-server is not installed"),
+    needs_programs("redis-server"),
     pytest.mark.timeout(600),
 ]
 

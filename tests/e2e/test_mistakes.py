@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from shutil import which
 from typing import NamedTuple
 
 import pytest
@@ -15,6 +14,7 @@ import pytest
 from halfmoon_metadata.tcp_ports import free_port
 from halfmoon_sandbox.bound_process import start_bound
 from tests.e2e.redis_server import RedisServer
+from tests.installed_programs import needs_programs
 
 pytestmark = pytest.mark.e2e
 
@@ -101,7 +101,7 @@ def test_each_mistake_is_one_line(tmp_path: Path, taken_port: int) -> None:
         assert process.returncode == mistake.status, said
 
 
-@pytest.mark.skipif(which("redis-server") is None, reason="redis-server is not installed")
+@needs_programs("redis-server")
 @pytest.mark.parametrize("role", ["conductor", "prefill", "decode", "kvstore"])
 def test_a_service_whose_metadata_server_is_away_names_it_and_joins_once_it_is_there(
     tmp_path: Path, role: str

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import signal
 import subprocess
 import time
@@ -16,13 +15,13 @@ import pytest
 from halfmoon_metadata.tcp_ports import free_port
 from halfmoon_runtime.observability.operator_tokens import operator_token
 from halfmoon_sandbox.bound_process import start_bound
+from tests.installed_programs import needs_programs
 
 pytestmark = pytest.mark.e2e
 
 KEY = "a cluster key for prometheus"
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/metrics.md").read_text()
-PROMETHEUS = shutil.which("prometheus")
 TARGETS = "/debug/prometheus-targets"
 #: Job and worker of each target of the cluster, in the list's order.
 EXPECTED = [
@@ -79,7 +78,7 @@ class Prometheus:
         self._output = folder / "output"
         with self._output.open("wb") as output:
             self._process = start_bound(
-                [str(PROMETHEUS), *flags.replace(":9090", f":{port}").split()],
+                ["prometheus", *flags.replace(":9090", f":{port}").split()],
                 cwd=folder,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -116,7 +115,7 @@ def prometheus(tmp_path: Path, live: Any) -> Iterator[Prometheus]:
     server.stop()
 
 
-@pytest.mark.skipif(PROMETHEUS is None, reason="no prometheus on the path")
+@needs_programs("prometheus")
 def test_a_prometheus_set_up_as_the_page_says_scrapes_all_of_them(
     live: Any, prometheus: Prometheus
 ) -> None:

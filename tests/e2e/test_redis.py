@@ -3,7 +3,6 @@
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from shutil import which
 from typing import Any
 
 import httpx
@@ -15,10 +14,11 @@ from halfmoon_cli.up.embedded_cluster import ProcessSpec, ServiceProcess
 from halfmoon_metadata.tcp_ports import free_port
 from tests.e2e.conftest import LiveCluster
 from tests.e2e.redis_server import RedisServer
+from tests.installed_programs import needs_programs
 
 pytestmark = [
     pytest.mark.e2e,
-    pytest.mark.skipif(which("redis-server") is None, reason="redis-server is not installed"),
+    needs_programs("redis-server"),
 ]
 
 StartCluster = Callable[..., Any]

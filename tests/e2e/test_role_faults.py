@@ -4,7 +4,6 @@ import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from shutil import which
 from typing import Any
 
 import pytest
@@ -22,10 +21,11 @@ from tests.e2e.role_clients import (
     stream,
     workers,
 )
+from tests.installed_programs import needs_programs
 
 pytestmark = [
     pytest.mark.e2e,
-    pytest.mark.skipif(which("redis-server") is None, reason="redis-server is not installed"),
+    needs_programs("redis-server"),
 ]
 
 #: Tokens of answers that keep their worker for seconds.

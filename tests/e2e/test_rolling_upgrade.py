@@ -13,7 +13,6 @@ import tarfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from shutil import which
 from typing import Any
 
 import httpx
@@ -27,6 +26,7 @@ from halfmoon_protocol.messages import WorkerInfo
 from halfmoon_runtime.membership import MEMBERS
 from tests.e2e.redis_server import RedisServer
 from tests.e2e.steady_load import Load, restart, restart_in_turn
+from tests.installed_programs import needs_programs
 
 #: The last build without versions and features in its records.
 BEFORE = "788f44dcc3cc17485097b5ad1eefa888e90fe44e"
@@ -40,7 +40,7 @@ MAX_STREAMS = 6
 
 pytestmark = [
     pytest.mark.e2e,
-    pytest.mark.skipif(which("redis-server") is None, reason="redis-server is not installed"),
+    needs_programs("redis-server", "git"),
     pytest.mark.timeout(600),
 ]
 

@@ -22,6 +22,7 @@ from halfmoon_engine.load import open_engine
 from halfmoon_engine.sampling import grammar_masks as grammar_module
 from halfmoon_engine.sampling.grammar_masks import GrammarMasks
 from halfmoon_protocol.sampling import MAX_GRAMMAR_CPU_S, Sampling
+from halfmoon_sandbox import Child
 from halfmoon_testing.models.byte_tokenizer import EOS_TOKEN_IDS
 
 PROMPT = list(range(20, 60))
@@ -157,6 +158,37 @@ def test_a_process_that_others_used_may_die_once_of_what_they_left(grammars: Gra
     assert process.child is not None
 
 
+def kill_fresh_processes(monkeypatch: pytest.MonkeyPatch, n: int) -> None:
+    """Kill the next `n` processes that get a grammar, as the kernel does when it lacks memory."""
+    begin, left = Child.begin, [*range(n)]
+
+    def begin_and_die(child: Child, request: bytes, *, cpu_s: float) -> None:
+        if left:
+            left.pop()
+            os.kill(child.pid, signal.SIGKILL)
+        begin(child, request, cpu_s=cpu_s)
+
+    monkeypatch.setattr(Child, "begin", begin_and_die)
+
+
+def test_a_grammar_is_not_blamed_for_a_process_that_is_killed(
+    grammars: GrammarMasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill_fresh_processes(monkeypatch, 1)
+    assert not isinstance(mask_of(grammars, draw_of('start: "a"')), GrammarFailed)
+
+
+def test_a_grammar_whose_processes_are_all_killed_fails_for_now_and_is_tried_again_later(
+    grammars: GrammarMasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill_fresh_processes(monkeypatch, 2)
+    failed = mask_of(grammars, draw_of('start: "a"'))
+    assert isinstance(failed, GrammarFailed)
+    assert (failed.invalid, failed.retryable) == (False, True)
+    assert "from outside" in failed.reason
+    assert not isinstance(mask_of(grammars, draw_of('start: "a"')), GrammarFailed)
+
+
 def test_an_answer_goes_on_when_the_template_is_killed(grammars: GrammarMasks) -> None:
     text = 'start: "a" | "b"'
     expected = mask_of(grammars, draw_of(text))
@@ -175,6 +207,16 @@ def test_a_limit_of_the_library_itself_is_the_grammars_fault(grammars: GrammarMa
     ):
         history.append(int(mask.nonzero()[0][-1]))
     assert "too many" in mask.reason
+    assert mask.invalid
+
+
+def test_a_dead_end_in_mid_answer_is_told_in_our_words(grammars: GrammarMasks) -> None:
+    history = list(PROMPT)
+    text = 'start: "a" X\nX: /b/ & /c/'
+    while not isinstance(mask := mask_of(grammars, draw_of(text, history)), GrammarFailed):
+        history.append(int(mask.nonzero()[0][-1]))
+    assert "matches no text" in mask.reason
+    assert "NoExtension" not in mask.reason
     assert mask.invalid
 
 

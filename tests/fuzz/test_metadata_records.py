@@ -7,7 +7,6 @@ workers, renewals, transfers and commands read them one by one.
 """
 
 import asyncio
-import shutil
 import threading
 import time
 from collections import Counter
@@ -51,6 +50,7 @@ from halfmoon_transfer.metadata.descriptor import Endpoint, SegmentDescriptor
 from halfmoon_transfer.metadata.segment_directory import SegmentDirectory
 from halfmoon_transfer.p2p import object_record
 from halfmoon_transfer.p2p.object_record import BufferPlace, ObjectRecord, ShardHolder, ShardSource
+from tests.installed_programs import skip_without
 from tests.metadata.conftest import RedisServer
 from tests.services.conftest import open_cluster
 
@@ -65,8 +65,7 @@ NAMES = tuple(f"{role}-{i}" for role in ("prefill", "decode", "kvstore") for i i
 
 @pytest.fixture(scope="module")
 def redis() -> Iterator[RedisServer]:
-    if shutil.which("redis-server") is None:
-        pytest.skip("redis-server is not installed")
+    skip_without("redis-server")
     server = RedisServer()
     yield server
     server.stop()

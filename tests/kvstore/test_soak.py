@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from shutil import which
 from typing import Any
 
 import httpx
@@ -25,10 +24,11 @@ from halfmoon_protocol.ids import BlockHash
 from halfmoon_runtime.channels.zmq_network import ZmqNetwork
 from halfmoon_sandbox.bound_process import start_bound
 from halfmoon_testing.kvstore_soak.soak import KvstoreSoak
+from tests.installed_programs import needs_programs
 
 pytestmark = [
     pytest.mark.e2e,
-    pytest.mark.skipif(which("redis-server") is None, reason="redis-server is not installed"),
+    needs_programs("redis-server"),
 ]
 
 #: Set to how many operations the long version is to do; HALFMOON_SOAK_SEED to repeat one.

@@ -1,6 +1,5 @@
 """The stores that the conformance suite runs on, each with what it needs: a server, a clock."""
 
-import shutil
 import socket
 import subprocess
 import threading
@@ -19,6 +18,7 @@ from halfmoon_metadata.tcp_ports import free_port
 from halfmoon_sandbox.bound_process import start_bound
 from halfmoon_testing.processes.etcd_server import EtcdServer
 from halfmoon_testing.tls_authority import IssuedCertificate, TlsAuthority
+from tests.installed_programs import skip_without
 
 #: Password of the servers that want one.
 PASSWORD = "s3cr3t"
@@ -150,8 +150,7 @@ def certificate(authority: TlsAuthority) -> IssuedCertificate:
 
 @pytest.fixture(scope="session")
 def redis_server() -> Iterator[RedisServer]:
-    if shutil.which("redis-server") is None:
-        pytest.skip("redis-server is not installed")
+    skip_without("redis-server")
     server = RedisServer()
     yield server
     server.stop()
@@ -159,8 +158,7 @@ def redis_server() -> Iterator[RedisServer]:
 
 @pytest.fixture(scope="session")
 def etcd_server() -> Iterator[EtcdServer]:
-    if not EtcdServer.is_installed():
-        pytest.skip("etcd is not installed (Debian: etcd-server)")
+    skip_without("etcd")
     with EtcdServer() as server:
         yield server
 
@@ -181,8 +179,7 @@ def tls_http_server(certificate: IssuedCertificate) -> Iterator[HttpServer]:
 
 @pytest.fixture(scope="session")
 def tls_redis_server(certificate: IssuedCertificate) -> Iterator[RedisServer]:
-    if shutil.which("redis-server") is None:
-        pytest.skip("redis-server is not installed")
+    skip_without("redis-server")
     server = RedisServer(password=PASSWORD, tls=certificate)
     yield server
     server.stop()
@@ -190,8 +187,7 @@ def tls_redis_server(certificate: IssuedCertificate) -> Iterator[RedisServer]:
 
 @pytest.fixture(scope="session")
 def tls_etcd_server(certificate: IssuedCertificate) -> Iterator[EtcdServer]:
-    if not EtcdServer.is_installed():
-        pytest.skip("etcd is not installed (Debian: etcd-server)")
+    skip_without("etcd")
     with EtcdServer(tls=certificate, root_password=PASSWORD) as server:
         yield server
 

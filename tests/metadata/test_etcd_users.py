@@ -19,10 +19,9 @@ from cryptography.hazmat.primitives.serialization import (
 from halfmoon_metadata import MetadataRefused, open_store
 from halfmoon_metadata.stores.etcd_store import EtcdStore
 from halfmoon_testing.processes.etcd_server import EtcdServer
+from tests.installed_programs import needs_programs
 
-pytestmark = pytest.mark.skipif(
-    not EtcdServer.is_installed(), reason="etcd is not installed (Debian: etcd-server)"
-)
+pytestmark = needs_programs("etcd")
 PASSWORD = "s3cr3t: @/?%"
 
 

@@ -1,6 +1,5 @@
 """Stores over TLS: which servers they trust, and what they say of one that they do not."""
 
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from datetime import timedelta
@@ -11,6 +10,7 @@ import pytest
 from halfmoon_metadata import MemoryStore, MetadataError, MetadataRefused, open_store
 from halfmoon_testing.processes.etcd_server import EtcdServer
 from halfmoon_testing.tls_authority import IssuedCertificate, TlsAuthority
+from tests.installed_programs import skip_without
 from tests.metadata.conftest import PASSWORD, HttpServer, RedisServer
 
 #: Starts a server of a kind with a certificate, and returns its URL.
@@ -27,11 +27,9 @@ def start() -> Iterator[Start]:
                 stack.callback(http.stop)
                 return f"https://u:{PASSWORD}@127.0.0.1:{http.port}/metadata"
             if kind == "etcds":
-                if not EtcdServer.is_installed():
-                    pytest.skip("etcd is not installed (Debian: etcd-server)")
+                skip_without("etcd")
                 return stack.enter_context(EtcdServer(tls=certificate, root_password=PASSWORD)).url
-            if shutil.which("redis-server") is None:
-                pytest.skip("redis-server is not installed")
+            skip_without("redis-server")
             redis = RedisServer(password=PASSWORD, tls=certificate)
             stack.callback(redis.stop)
             return f"rediss://:{PASSWORD}@127.0.0.1:{redis.port}/0"

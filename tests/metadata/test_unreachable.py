@@ -20,10 +20,9 @@ from halfmoon_metadata.stores.http_store import HttpStore
 from halfmoon_metadata.stores.redis_store import RedisStore
 from halfmoon_metadata.tcp_ports import free_port
 from halfmoon_testing.processes.etcd_server import EtcdServer
+from tests.installed_programs import needs_programs
 
-needs_etcd = pytest.mark.skipif(
-    not EtcdServer.is_installed(), reason="etcd is not installed (Debian: etcd-server)"
-)
+needs_etcd = needs_programs("etcd")
 
 CALLS: dict[str, Callable[[MetadataStore], object]] = {
     "get": lambda store: store.get("k"),

@@ -3,7 +3,6 @@
 import fcntl
 import itertools
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -20,6 +19,7 @@ from halfmoon_metadata.cluster_key_source import cluster_key_from_environment
 from halfmoon_metadata.tcp_ports import free_port
 from halfmoon_runtime.observability.operator_tokens import operator_token
 from halfmoon_sandbox.bound_process import start_bound
+from tests.installed_programs import skip_without
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "examples" / "polyglot"
@@ -38,9 +38,7 @@ def npm(*arguments: str) -> str:
 
 
 def node_version() -> int:
-    """Return the major version of Node; 0 without one."""
-    if shutil.which("node") is None:
-        return 0
+    """Return the major version of Node."""
     said = subprocess.run(["node", "--version"], capture_output=True, text=True, check=True).stdout
     return int(said.removeprefix("v").partition(".")[0])
 
@@ -48,8 +46,9 @@ def node_version() -> int:
 @pytest.fixture(scope="session")
 def program() -> Path:
     """The folder of the compiled example, installed anew when its lock file has changed."""
-    if shutil.which("npm") is None or node_version() < LEAST_NODE:
-        pytest.skip(f"npm and Node {LEAST_NODE} are not installed")
+    skip_without("npm", "node")
+    if (found := node_version()) < LEAST_NODE:
+        pytest.skip(f"Node {found} is installed, and the example needs {LEAST_NODE}")
     lock = FOLDER / "package-lock.json"
     installed = FOLDER / "node_modules" / ".package-lock.json"
     # Several test processes share the folder.

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.installed_programs import needs_programs
 from tests.polyglot.conftest import ROOT
 
 COMMANDS = {
@@ -15,6 +16,7 @@ COMMANDS = {
 }  # fmt: skip
 
 
+@needs_programs("node")
 @pytest.mark.e2e
 @pytest.mark.parametrize("key", ["--no-key", "--key"])
 @pytest.mark.parametrize("role", COMMANDS)

@@ -13,6 +13,7 @@ from halfmoon_cli.up.embedded_cluster import ClusterPlan
 from halfmoon_engine import demo
 from halfmoon_metadata.tcp_ports import free_port
 from tests.e2e.redis_server import RedisServer
+from tests.installed_programs import needs_programs
 from tests.polyglot.conftest import StartMixed, mixed_cluster
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -75,6 +76,7 @@ def test_a_kvstore_in_typescript_gives_the_same_answers_and_cached_tokens(
         assert conversation(cluster) == wanted
 
 
+@needs_programs("redis-server")
 def test_so_does_one_behind_a_cluster_key_that_is_found_in_redis(
     start_mixed: StartMixed, wanted: list[tuple[Any, ...]], tmp_path: Path
 ) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import shutil
 import signal
 import subprocess
 import time
@@ -23,15 +22,16 @@ from halfmoon_protocol.messages import (
 from halfmoon_runtime.channels.zmq_network import ZmqNetwork
 from halfmoon_runtime.membership import MEMBERS
 from halfmoon_testing.block_client import BlockClient, block_content, prompt_blocks
+from tests.installed_programs import needs_programs
 
 SOURCE = Path(__file__).resolve().parents[2] / "examples" / "polyglot" / "read_block.c"
 N_LINES = 100
 
 pytestmark = [
     pytest.mark.e2e,
+    needs_programs("cc"),
     pytest.mark.skipif(
-        shutil.which("cc") is None or not Path("/usr/include/xxhash.h").exists(),
-        reason="needs a C compiler and libxxhash-dev",
+        not Path("/usr/include/xxhash.h").exists(), reason="xxhash.h is not here (libxxhash-dev)"
     ),
 ]
 

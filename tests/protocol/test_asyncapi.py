@@ -14,11 +14,11 @@ import pytest
 from halfmoon_protocol import schema
 from halfmoon_protocol.messages import ALL_MESSAGES
 from halfmoon_protocol.schema.ports import COMMAND_PORTS, EVENT_PORTS
+from tests.installed_programs import skip_without
 
 DOCUMENT = json.loads(schema.artefacts()["schema/asyncapi.json"])
 ROOT = schema.HOME.parents[1]
 PARSER = Path(__file__).with_name("asyncapi_parser")
-NPM = shutil.which("npm")
 #: Of the diagnostics, which tell of nothing that is wrong: we write what most tools read.
 ALLOWED = {"asyncapi-latest-version"}
 _INSTALL_S, _PARSE_S = 240, 120
@@ -64,8 +64,7 @@ def test_operations_name_messages_of_their_channel() -> None:
 @pytest.fixture(scope="module")
 def parser() -> Path:
     """A folder with AsyncAPI's parser, installed with the first test."""
-    if NPM is None or shutil.which("node") is None:
-        pytest.skip("needs npm and node: AsyncAPI's parser is a package of npm")
+    skip_without("npm", "node")  # AsyncAPI's parser is a package of npm
     lock = (PARSER / "package-lock.json").read_bytes()
     folder = ROOT / ".halfmoon" / f"asyncapi-parser-{hashlib.sha256(lock).hexdigest()[:12]}"
     if not folder.exists():
@@ -75,7 +74,7 @@ def parser() -> Path:
         for file in PARSER.iterdir():
             shutil.copy(file, made)
         done = subprocess.run(
-            [NPM, "ci", "--ignore-scripts", "--no-audit", "--no-fund"],
+            ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"],
             cwd=made,
             capture_output=True,
             text=True,

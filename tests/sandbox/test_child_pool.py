@@ -4,10 +4,19 @@ import asyncio
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from halfmoon_sandbox import ChildPool, ChildUnavailable, HandlerFailed, LimitExceeded, Sandbox
+from halfmoon_sandbox import (
+    Child,
+    ChildLost,
+    ChildPool,
+    ChildUnavailable,
+    HandlerFailed,
+    LimitExceeded,
+    Sandbox,
+)
 from halfmoon_sandbox import child_pool as pool_module
 
 
@@ -70,6 +79,43 @@ async def test_a_request_that_crashes_a_fresh_child_is_the_cause(
     with pytest.raises(LimitExceeded):
         await pool.call(b"crash", cpu_s=1)
     assert not pool.idle
+
+
+async def kill_working_children(pool: ChildPool, monkeypatch: pytest.MonkeyPatch, n: int) -> None:
+    """Kill the next `n` children that get a request, as an operator or the kernel may."""
+    begin, left = Child.begin, [*range(n)]
+
+    def begin_and_die(child: Child, request: bytes, *, cpu_s: float) -> None:
+        if left:
+            left.pop()
+            os.kill(child.pid, signal.SIGKILL)
+        begin(child, request, cpu_s=cpu_s)
+
+    await pid_of(pool)  # the template has loaded
+    monkeypatch.setattr(Child, "begin", begin_and_die)
+
+
+async def test_a_request_whose_child_is_killed_from_outside_is_sent_again(
+    pool: ChildPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await kill_working_children(pool, monkeypatch, 2)  # a used one, and a fresh one
+    assert await pool.call(b"a", cpu_s=30) == b"a"
+
+
+async def test_a_request_is_not_blamed_for_children_that_are_killed_each_time(
+    pool: ChildPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await kill_working_children(pool, monkeypatch, 9)
+    with pytest.raises(ChildLost, match="from outside"):
+        await pool.call(b"spin", cpu_s=30)
+
+
+async def test_one_crash_of_a_fresh_child_may_have_come_from_outside(
+    pool: ChildPool, tmp_path: Path
+) -> None:
+    marker = tmp_path / "crashed"
+    answer = await pool.call(b"crash_once " + bytes(marker), cpu_s=30)
+    assert answer.startswith(b"crash_once")
 
 
 async def test_a_request_over_its_time_is_not_tried_again(pool: ChildPool) -> None:

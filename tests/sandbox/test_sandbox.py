@@ -13,7 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from halfmoon_sandbox import Child, ChildUnavailable, HandlerFailed, LimitExceeded, Sandbox
+from halfmoon_sandbox import (
+    Child,
+    ChildLost,
+    ChildStalled,
+    ChildUnavailable,
+    HandlerFailed,
+    LimitExceeded,
+    Sandbox,
+)
+from halfmoon_sandbox.child import wait_readable
 from halfmoon_sandbox.frames import MAX_FRAME_BYTES, encode_frame
 from halfmoon_sandbox.sandbox import MIB
 
@@ -62,14 +71,33 @@ def test_a_request_over_a_limit_ends_its_child_alone(
         assert other.call(b"a", cpu_s=1) == b"re: a"
 
 
-def test_a_child_that_sleeps_is_ended_by_the_clock_on_the_wall(
+def test_a_child_that_sleeps_is_ended_by_the_clock_on_the_wall_without_blame(
     child: Child, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("halfmoon_sandbox.child._WALL_EXTRA_S", 0.2)
-    with pytest.raises(LimitExceeded) as caught:
+    with pytest.raises(ChildStalled):
         child.call(b"sleep", cpu_s=0.01)
-    assert caught.value.limit == "time"
     assert not child.alive
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+def test_a_child_that_is_ended_from_outside_is_no_limit_that_its_request_passed(
+    child: Child, number: signal.Signals
+) -> None:
+    child.begin(b"spin", cpu_s=600)
+    os.kill(child.pid, number)
+    with pytest.raises(ChildLost, match=f"signal {number:d}"):
+        while child.poll() is None:
+            wait_readable([child], 1.0)
+
+
+@pytest.mark.parametrize(("request_", "proven"), [(b"grow", True), (b"crash", False)])
+def test_a_crash_alone_does_not_prove_that_its_request_caused_it(
+    child: Child, request_: bytes, proven: bool
+) -> None:
+    with pytest.raises(LimitExceeded) as caught:
+        child.call(request_, cpu_s=30)
+    assert caught.value.proven is proven
 
 
 def test_an_owner_that_does_not_wait_can_look_again_later(child: Child) -> None:

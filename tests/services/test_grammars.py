@@ -11,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from halfmoon_conductor.engine_io.tool_call_rules import ToolCallFormat
-from halfmoon_conductor.errors import ApiError, InvalidRequest
+from halfmoon_conductor.errors import ApiError, InvalidRequest, UnusableGrammar
 from halfmoon_conductor.grammar import grammars
 from halfmoon_conductor.tools.tool_call_grammars import calls_only_grammar, free_text_grammar
 from halfmoon_conductor.tools.tool_call_parser import ToolCallParser
@@ -203,6 +203,17 @@ async def test_a_request_whose_token_is_late_can_be_given_up(
                 await asyncio.gather(waiting, return_exceptions=True)
             await events.aclose()
             await cluster.settled()
+
+
+@pytest.mark.parametrize("text", ["", "a"])
+async def test_a_dead_end_of_a_grammar_is_an_error_with_a_code(
+    local_cluster: Callable[..., Any], make_engine: Callable[[], Engine], text: str
+) -> None:
+    sampling = Sampling(temperature=0.0, grammar=f'start: "{text}" X\nX: /b/ & /c/')
+    async with local_cluster(make_engine) as cluster:
+        with pytest.raises(UnusableGrammar, match="matches no text"):
+            await cluster.generate([5, 6, 7], 0, sampling=sampling, stopping=STOPPING)
+        await cluster.settled()
 
 
 @pytest.mark.parametrize("at", ["prefill", "decode"])

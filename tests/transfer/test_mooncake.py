@@ -1,7 +1,6 @@
 """Mooncake's protocol without a Mooncake: bytes, records, hostile peers, and our own engines."""
 
 import contextlib
-import shutil
 import socket
 import struct
 import subprocess
@@ -49,6 +48,7 @@ from halfmoon_transfer.backends.mooncake.mooncake_records import (
 from halfmoon_transfer.backends.socket_io import receive
 from halfmoon_transfer.metadata.descriptor import Endpoint, SegmentDescriptor
 from halfmoon_transfer.settings import MooncakeSettings
+from tests.installed_programs import skip_without
 
 World = Any
 Eventually = Callable[..., None]
@@ -711,19 +711,16 @@ def test_records_follow_the_regions(make_world: Any) -> None:
 def server_url(request: pytest.FixtureRequest) -> Iterator[str]:
     """A Redis or an etcd of our own."""
     if request.param == "etcd":
-        if not EtcdServer.is_installed():
-            pytest.skip("etcd is not installed (Debian: etcd-server)")
+        skip_without("etcd")
         with EtcdServer() as server:
             yield server.url
         return
-    program = shutil.which("redis-server")
-    if program is None:
-        pytest.skip("redis-server is not installed")
+    skip_without("redis-server")
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port = sock.getsockname()[1]
     options = ["--bind", "127.0.0.1", "--port", str(port), "--save", "", "--appendonly", "no"]
-    with start_bound([program, *options], stdout=subprocess.DEVNULL) as process:
+    with start_bound(["redis-server", *options], stdout=subprocess.DEVNULL) as process:
         try:
             yield f"redis://127.0.0.1:{port}/0"
         finally:

@@ -35,6 +35,7 @@ from halfmoon_transfer.backends.mooncake.mooncake_backend import MooncakeBackend
 from halfmoon_transfer.metadata.descriptor import SegmentDescriptor
 from halfmoon_transfer.settings import MooncakeSettings
 from halfmoon_transfer.threads.stop_signal import StopSignal
+from tests.installed_programs import skip_without
 
 WHEEL = "mooncake-transfer-engine-non-cuda==0.3.13.post1"
 DRIVER = Path(__file__).with_name("wheel_peer.py")
@@ -179,8 +180,7 @@ def http_wheel(start: Start, url: str) -> Wheel:
 
 @pytest.fixture(scope="module")
 def etcd_url() -> Iterator[str]:
-    if not EtcdServer.is_installed():
-        pytest.skip("etcd is not installed (Debian: etcd-server)")
+    skip_without("etcd")
     with EtcdServer() as server:
         yield server.url
 

@@ -31,6 +31,8 @@ class GrammarFailed(msgspec.Struct, frozen=True):
     #: time or memory than a request may. No other worker should try it. False when this worker
     #: can't follow it, or when the answer so far has left it.
     invalid: bool
+    #: True when another try may succeed: the grammar's process was ended from outside.
+    retryable: bool = False
 
 
 class PendingToken:

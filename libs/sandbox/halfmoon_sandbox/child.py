@@ -15,11 +15,24 @@ from typing import NoReturn, Protocol, Self
 
 from halfmoon_sandbox import frames
 from halfmoon_sandbox.control_protocol import NO_CHILD, OUT_OF_MEMORY_STATUS
-from halfmoon_sandbox.errors import ChildUnavailable, HandlerFailed, LimitExceeded
+from halfmoon_sandbox.errors import (
+    ChildLost,
+    ChildStalled,
+    ChildUnavailable,
+    HandlerFailed,
+    LimitExceeded,
+)
 
 #: Wall-clock limit of a call: so many times its processor limit, plus so many seconds.
 _WALL_FACTOR = 10.0
 _WALL_EXTRA_S = 5.0
+#: Signals that end a process for what it did itself, unless another process sent them.
+_FAULTS = frozenset(
+    (
+        signal.SIGABRT,  # native code without memory, or a failed check of its own
+        *(signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP),
+    )
+)
 
 
 class ParentTemplate(Protocol):
@@ -132,13 +145,16 @@ class Child:
         Raises:
             HandlerFailed: the handler raised.
             LimitExceeded: the request passed a limit or crashed the child, which has ended.
+            ChildLost: the child was ended from outside.
+            ChildStalled: the child did not get enough processor time to answer, and is ended.
             ChildUnavailable: the child had ended before, or its template has.
         """
         assert self._deadline_s is not None, "nothing was asked"
         self._send()
         answer = self._receive()
         if answer is None and time.monotonic() > self._deadline_s:
-            self._end("time", f"no answer within {self._allowed_s:g} s of processor time")
+            self.close()
+            raise ChildStalled("the child process got too little processor time to answer")
         return answer
 
     def close(self) -> None:
@@ -189,7 +205,8 @@ class Child:
             return frames.LENGTH_FORMAT.size - len(self._received)
         (n_bytes,) = frames.LENGTH_FORMAT.unpack_from(self._received)
         if n_bytes > frames.MAX_FRAME_BYTES:
-            self._end("crash", "its child process answered garbage")
+            self.close()
+            raise LimitExceeded("crash", "its child process answered garbage", proven=False)
         return int(n_bytes) + frames.LENGTH_FORMAT.size - len(self._received)
 
     def _ended(self) -> NoReturn:
@@ -199,19 +216,17 @@ class Child:
             raise ChildUnavailable(
                 "the child process has ended with its template, or was never forked"
             )
-        if status == -signal.SIGPROF:
-            self._forget("time", f"it took over {self._allowed_s:g} s of processor time")
-        if status in (OUT_OF_MEMORY_STATUS, -signal.SIGABRT, -signal.SIGKILL):
-            self._forget("memory", "it took more memory than it may")
-        self._forget("crash", f"it crashed its process (status {status})")
-
-    def _end(self, limit: str, detail: str) -> NoReturn:
-        self.close()
-        raise LimitExceeded(limit, detail)
-
-    def _forget(self, limit: str, detail: str) -> NoReturn:
         self._let_go()
-        raise LimitExceeded(limit, detail)
+        if status == -signal.SIGPROF:
+            detail = f"it took over {self._allowed_s:g} s of processor time"
+            raise LimitExceeded("time", detail)
+        if status == OUT_OF_MEMORY_STATUS:
+            raise LimitExceeded("memory", "it took more memory than it may")
+        if status == -signal.SIGABRT:
+            raise LimitExceeded("memory", "it took more memory than it may", proven=False)
+        if status < 0 and -status not in _FAULTS:
+            raise ChildLost(f"the child process was ended from outside (signal {-status})")
+        raise LimitExceeded("crash", f"it crashed its process (status {status})", proven=False)
 
     def _let_go(self) -> None:
         if self._connection is not None:

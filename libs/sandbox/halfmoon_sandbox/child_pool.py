@@ -1,13 +1,14 @@
 """Share the children of one sandbox between callers on an event loop.
 
 Children are reused, and may keep memory of earlier requests. So a request that runs a used child
-out of memory, or crashes it, is sent once more to a fresh child. Only then it counts as the cause.
+out of memory is sent once more to a fresh child. Only then it counts as the cause. A crash may have
+a cause outside: a request has to crash two fresh children.
 """
 
 import asyncio
 
 from halfmoon_sandbox.child import Child
-from halfmoon_sandbox.errors import ChildUnavailable, LimitExceeded
+from halfmoon_sandbox.errors import ChildStalled, ChildUnavailable, LimitExceeded
 from halfmoon_sandbox.sandbox import Sandbox
 
 #: Requests after which a child is replaced by a fresh one.
@@ -47,13 +48,16 @@ class ChildPool:
 
         Raises:
             HandlerFailed: the handler raised.
-            LimitExceeded: the request passed a limit, or crashed a fresh child.
-            ChildUnavailable: no child can be had.
+            LimitExceeded: the request passed a limit, or crashed fresh children.
+            ChildStalled: the child did not get enough processor time.
+            ChildUnavailable: no child can be had, or fresh ones were ended from outside.
         """
         while self.idle:
             child, n_calls = self.idle.pop()
             try:
                 return await self._call(child, n_calls, request, cpu_s, reuse)
+            except ChildStalled:  # another one would not get more
+                raise
             except ChildUnavailable:  # it ended with its template, which is started again
                 continue
             except LimitExceeded as error:
@@ -61,8 +65,14 @@ class ChildPool:
                     raise
         try:
             return await self._call(await self._fork(), 0, request, cpu_s, reuse)
-        except ChildUnavailable:  # the template ended just now
-            return await self._call(await self._fork(), 0, request, cpu_s, reuse)
+        except ChildStalled:
+            raise
+        except ChildUnavailable:  # it was ended from outside, or the template was
+            pass
+        except LimitExceeded as error:
+            if error.proven:
+                raise
+        return await self._call(await self._fork(), 0, request, cpu_s, reuse)
 
     async def _call(
         self, child: Child, n_calls: int, request: bytes, cpu_s: float, reuse: bool

@@ -64,6 +64,8 @@ class Fail(Command, frozen=True, tag="fail"):
     reason: str
     #: True when the request itself is at fault → 400; else the service is → 500.
     invalid: bool = False
+    #: The worker's cause, of `halfmoon_protocol.error_codes`; empty: it named none.
+    code: str = ""
     #: Workers that were lost while they computed it, one after the other, if that is the reason.
     casualties: tuple[Casualty, ...] = ()
 

@@ -1,9 +1,13 @@
-"""Handle sandboxed requests as a test commands: echo, fail, spin, grow, crash or sleep."""
+"""Handle sandboxed requests as a test commands: echo, fail, spin, grow, crash or sleep.
+
+``crash_once PATH`` crashes unless there is a file, which it makes.
+"""
 
 import ctypes
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 
 def make_handler(argument: bytes) -> Callable[[bytes], bytes]:
@@ -24,6 +28,11 @@ def make_handler(argument: bytes) -> Callable[[bytes], bytes]:
                     kept.append(bytearray(1 << 20))
             case b"crash":
                 ctypes.string_at(0)
+            case b"crash_once":
+                marker = Path(os.fsdecode(request.split(b" ", 1)[1]))
+                if not marker.exists():
+                    marker.touch()
+                    ctypes.string_at(0)
             case b"sleep":
                 time.sleep(3600)
             case b"pid":

@@ -6,6 +6,7 @@ ApiError
 │   ├── NotSupported          400  a known field with a value that Halfmoon does not support
 │   ├── ContextLengthExceeded 400  more tokens than the model, or any worker, can hold
 │   ├── PreviousResponseNotFound  400  the response to go on from is not stored
+│   ├── UnusableGrammar       400  no answer can have the form that is asked for
 │   └── RequestTooCostly      400  parsing or tokenizing it takes too much time or memory
 ├── InvalidKey                401  no API key, or an invalid one
 ├── NotPermitted              403  a valid key that is not an operator's
@@ -81,6 +82,12 @@ class PreviousResponseNotFound(InvalidRequest):
     """A response to go on from that is not stored, or is another tenant's."""
 
     code = "previous_response_not_found"
+
+
+class UnusableGrammar(InvalidRequest):
+    """A grammar that does not compile, leads where no answer ends, or is too costly."""
+
+    code = "invalid_grammar"
 
 
 class RequestTooCostly(InvalidRequest):

@@ -6,7 +6,6 @@ ra0, ra1 for this end; rxb0, rxb1 on rb0, rb1, which are wired to them, for the 
 
 import contextlib
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -55,6 +54,7 @@ from halfmoon_transfer.regions.access import AccessRefused, AccessStatus
 from halfmoon_transfer.regions.byte_ops import checksum
 from halfmoon_transfer.regions.region_table import RegionTable
 from halfmoon_transfer.threads.stop_signal import StopSignal
+from tests.installed_programs import needs_programs
 
 World = Any
 Eventually = Callable[..., None]
@@ -471,7 +471,9 @@ def two_nodes() -> Iterator[tuple[TransferEngine, SegmentProcess]]:
         yield here, there
 
 
-in_the_machine = needs(*OURS, *THEIRS) if shutil.which("tc") else pytest.mark.skip("no tc")
+def in_the_machine(test: Any) -> Any:
+    """Mark a test that takes rails away from both ends."""
+    return needs_programs("tc")(needs(*OURS, *THEIRS)(test))
 
 
 @in_the_machine

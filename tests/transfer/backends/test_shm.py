@@ -8,7 +8,6 @@ import logging
 import mmap
 import os
 import random
-import shutil
 import socket
 import subprocess
 import sys
@@ -42,6 +41,7 @@ from halfmoon_transfer.backends.unix_peer import UnixPeerGone
 from halfmoon_transfer.planning.transfer_plan import SliceOutcome
 from halfmoon_transfer.regions.access import AccessStatus
 from halfmoon_transfer.regions.byte_ops import checksum, copy_bytes
+from tests.installed_programs import needs_programs
 
 Eventually = Callable[..., None]
 PATIENCE_S = 60.0
@@ -324,10 +324,8 @@ def test_a_process_that_has_ended_is_noticed() -> None:
         process_vm.RemoteProcess(0)
 
 
-CAN_DROP = os.geteuid() == 0 and shutil.which("setpriv") is not None
-
-
-@pytest.mark.skipif(not CAN_DROP, reason="it needs root, and setpriv to be less than that")
+@needs_programs("setpriv")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be less than that")
 def test_a_process_that_may_not_be_looked_into_is_not() -> None:
     hidden = "import ctypes; ctypes.CDLL(None).prctl(4, 0); print(); input()"
     program = (

@@ -22,6 +22,7 @@ from halfmoon_protocol.sampling import MAX_GRAMMAR_SYMBOLS
 #: Requests whose matchers are kept, those used last.
 _MAX_MATCHERS = 64
 _SHOWN_CHARACTERS = 300
+_DEAD_END = "what it wants next matches no text; write that part in another way"
 _LIMITS = llguidance.LLParserLimits(verbose_errors=False, max_grammar_size=MAX_GRAMMAR_SYMBOLS)
 
 
@@ -85,4 +86,7 @@ class GrammarMatchers:
 
 
 def _reason(matcher: Any) -> str:
+    """Say why a matcher stopped; the library's word for a dead end means nothing to a client."""
+    if str(matcher.get_error()).startswith("NoExtension"):
+        return _DEAD_END
     return str(matcher.get_error()).split("\n<")[0][:_SHOWN_CHARACTERS]

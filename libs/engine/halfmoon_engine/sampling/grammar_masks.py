@@ -28,7 +28,14 @@ from halfmoon_engine.sampling.grammar_messages import (
     GrammarChildConfig,
 )
 from halfmoon_protocol.sampling import MAX_GRAMMAR_CPU_S, MAX_GRAMMAR_TOKEN_CPU_S
-from halfmoon_sandbox import Child, ChildUnavailable, HandlerFailed, LimitExceeded, Sandbox
+from halfmoon_sandbox import (
+    Child,
+    ChildStalled,
+    ChildUnavailable,
+    HandlerFailed,
+    LimitExceeded,
+    Sandbox,
+)
 from halfmoon_sandbox.child import wait_readable
 
 log = logging.getLogger(__name__)
@@ -57,6 +64,8 @@ class TokenMask:
         #: failure; None: not known yet.
         self.result: NDArray[np.bool_] | GrammarFailed | None = None
         self.retried = False
+        #: Fresh processes that crashed over it.
+        self.n_crashes = 0
 
 
 class GrammarMasks:
@@ -147,7 +156,7 @@ class GrammarMasks:
                     process.advance(self)
             except ChildUnavailable as error:
                 log.warning("a grammar's process broke: %s", error)
-                mask.result = GrammarFailed(str(error), invalid=False)
+                mask.result = _failed_for_now(error)
 
     def _process_of(self, grammar: str) -> "_Process":
         process = self._processes.get(grammar)
@@ -283,9 +292,13 @@ class _Process:
         except LimitExceeded as error:
             self._exceeded(mask, error, owner)
             return True
+        except ChildStalled as error:  # another process would not get more
+            self.close()
+            mask.result = _failed_for_now(error)
+            return True
         except ChildUnavailable as error:
             self.close()
-            self._retry(mask, GrammarFailed(str(error), invalid=False))
+            self._retry(mask, _failed_for_now(error))
             return True
         if answer is None:
             return False
@@ -308,13 +321,14 @@ class _Process:
         shared = self._served - {mask.following.key}
         self.close()
         why = GrammarFailed(f"the grammar can't be followed: {error}", invalid=True)
-        if shared and error.limit != "time" and not mask.retried:
-            # Remains of other answers in that process may have been the reason.
+        mask.n_crashes += not (error.proven or shared)
+        if error.limit != "time" and not mask.retried and (shared or not error.proven):
+            # Remains of other answers in that process may have been the reason, or a signal.
             self._retry(mask, why)
             return
         log.warning("a grammar passed its limits: %s", error)
         mask.result = why
-        if not mask.tokens:
+        if not mask.tokens and (error.proven or mask.n_crashes > 1):
             owner.remember_invalid(mask.grammar, why)
 
     def _retry(self, mask: TokenMask, why: GrammarFailed) -> None:
@@ -324,6 +338,13 @@ class _Process:
         else:
             mask.retried = True
             self._waiting.appendleft(weakref.ref(mask))
+
+
+def _failed_for_now(error: ChildUnavailable) -> GrammarFailed:
+    """Return a failure that says nothing about the grammar: a later try may succeed."""
+    return GrammarFailed(
+        f"the grammar can't be followed now: {error}", invalid=False, retryable=True
+    )
 
 
 def _left_s(mask: TokenMask) -> float:

@@ -415,7 +415,12 @@ class Conductor:
             commands += self._kvstores.distrust(culprit.worker_id, now)
         reason = f"prefill at {worker_id} failed: {message.reason}"
         return commands + self._endings.retry(
-            state, reason, now, retryable=message.retryable, invalid=message.invalid
+            state,
+            reason,
+            now,
+            retryable=message.retryable,
+            invalid=message.invalid,
+            code=message.code,
         )
 
     def _note_answer(self, worker_id: WorkerId, now: float) -> None:
@@ -459,7 +464,12 @@ class Conductor:
             self._admission.on_workers_changed()
         reason = f"decode at {worker_id} failed: {message.reason}"
         return commands + self._endings.retry(
-            state, reason, now, retryable=message.retryable, invalid=message.invalid
+            state,
+            reason,
+            now,
+            retryable=message.retryable,
+            invalid=message.invalid,
+            code=message.code,
         )
 
     def _on_request_progressed(self, request_id: RequestId) -> list[AnyCommand]:

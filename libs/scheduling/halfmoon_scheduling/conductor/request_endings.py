@@ -123,6 +123,7 @@ class RequestEndings:
         *,
         retryable: bool = True,
         invalid: bool = False,
+        code: str = "",
         keep_landing: bool = False,
         made_room: bool = False,
         casualty: Casualty | None = None,
@@ -142,7 +143,7 @@ class RequestEndings:
         self._placer.forget(state.request_id)
         if retryable and not invalid:
             reason = f"{reason} ({fruitless} tries in a row brought no token)"
-        return [Fail(state.request_id, reason, invalid)]
+        return [Fail(state.request_id, reason, invalid, code)]
 
     # -- refused: the request holds nothing --------------------------------------------------
 

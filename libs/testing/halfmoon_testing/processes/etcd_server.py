@@ -2,7 +2,6 @@
 
 import os
 import platform
-import shutil
 import subprocess
 import tempfile
 import time
@@ -81,11 +80,6 @@ class EtcdServer:
             self.call("/auth/user/grant", {"user": "root", "role": "root"})
             self.call("/auth/enable", {})
             self.log_in()
-
-    @staticmethod
-    def is_installed() -> bool:
-        """Return whether etcd is installed (Debian: etcd-server)."""
-        return shutil.which("etcd") is not None
 
     @property
     def url(self) -> str:

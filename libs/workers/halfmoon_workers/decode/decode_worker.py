@@ -560,7 +560,7 @@ class DecodeWorker:
             messages += self._ended(
                 why.reason,
                 request_id,
-                retryable=False,
+                retryable=why.retryable,
                 invalid=why.invalid,
                 code=error_codes.GRAMMAR_FAILED,
             )

@@ -145,7 +145,7 @@ class ForwardLoop:
         if isinstance(chosen, GrammarFailed):
             return PrefillFailure(
                 chosen.reason,
-                retryable=False,
+                retryable=chosen.retryable,
                 invalid=chosen.invalid,
                 code=error_codes.GRAMMAR_FAILED,
             )

@@ -33,9 +33,11 @@ from halfmoon_conductor.errors import (
     NotSupported,
     ServerOverloaded,
     ServiceUnavailable,
+    UnusableGrammar,
 )
 from halfmoon_conductor.observability.metrics.ttft_stages import TtftRecorder, TtftTimestamps
 from halfmoon_conductor.workers.shell import Shell
+from halfmoon_protocol import error_codes
 from halfmoon_protocol.blocks import block_hashes
 from halfmoon_protocol.ids import RequestId, original_request_id, retry_id
 from halfmoon_protocol.kv_layout import KvLayout
@@ -295,6 +297,8 @@ class CoreGateway:
                 workers=[casualty.worker_id for casualty in command.casualties],
             )
             stream.end(HarmfulRequest(command.reason))
+        elif command.invalid and command.code == error_codes.GRAMMAR_FAILED:
+            stream.end(UnusableGrammar(command.reason))
         elif command.invalid:
             stream.end(InvalidRequest(command.reason))
         else:

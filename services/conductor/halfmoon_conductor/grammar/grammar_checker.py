@@ -8,7 +8,13 @@ from typing import Self
 import msgspec
 import structlog
 
-from halfmoon_conductor.errors import InvalidRequest, ServerOverloaded, ServiceUnavailable
+from halfmoon_conductor.errors import (
+    GenerationFailed,
+    InvalidRequest,
+    ServerOverloaded,
+    ServiceUnavailable,
+    UnusableGrammar,
+)
 from halfmoon_conductor.grammar.grammar_check_handler import (
     CheckArgument,
     CheckGrammar,
@@ -70,9 +76,10 @@ class GrammarChecker:
         """Return the grammar in Lark, known to compile within its limits of time and memory.
 
         Raises:
-            InvalidRequest: it does not compile, is too large or too costly; the text says which.
+            InvalidRequest: it is too large.
+            UnusableGrammar: it does not compile, is too costly, or leads where no answer ends.
             ServerOverloaded: too many checks wait.
-            ServiceUnavailable: no child process can be started.
+            ServiceUnavailable: no child process can be started, or those that were got killed.
         """
         if len(requested.grammar) > MAX_GRAMMAR_CHARACTERS:
             raise InvalidRequest(
@@ -88,10 +95,11 @@ class GrammarChecker:
                 self._remembered.popitem(last=False)
         self._remembered.move_to_end(key)
         if checked.problem:
-            raise InvalidRequest(f"{requested.param} {checked.problem}", param=requested.param)
+            raise UnusableGrammar(f"{requested.param} {checked.problem}.", param=requested.param)
         return checked.grammar
 
     async def _checked(self, check: CheckGrammar) -> GrammarChecked:
+        """Check a grammar; only what is due to the grammar itself becomes a result."""
         if self._n_waiting >= _MAX_WAITING:
             raise ServerOverloaded(
                 f"{self._n_waiting} grammars wait to be checked, the most that may.", _RETRY_S
@@ -110,10 +118,13 @@ class GrammarChecker:
                 "references, repetitions and large numbers"
             )
         except HandlerFailed as error:
-            return GrammarChecked(problem=f"can't be used: {error}")
+            log.error("grammar_not_checked", reason=str(error))
+            raise GenerationFailed("The check of the grammar failed.") from error
         except ChildUnavailable as error:
             log.error("grammar_not_checked", reason=str(error))
-            raise ServiceUnavailable("Grammars can't be checked now.", _RETRY_S) from error
+            raise ServiceUnavailable(
+                f"The grammar can't be checked now: {error}.", _RETRY_S
+            ) from error
         finally:
             self._slots.release()
         return _decoder.decode(answer)
