@@ -4,6 +4,7 @@
         └──signal: main is cancelled──────────────────────────────────────────────────► exit 0
     a task fails: the others are cancelled, the traceback is logged ────────────────► exit 1
     a task raises the error `lost` of `run_service`: as above, but one line is logged ──► exit 1
+    likewise `Superseded`, when a later start took this worker's name ───────────────► exit 1
     main raises CannotStart: one line is logged, without a traceback ───────────────► exit 2
                              and where another start may succeed ───────────────────► exit 1
     a second signal: main is cancelled where it is ─────────────────────► exit 128 + signal
@@ -32,6 +33,7 @@ from prometheus_client import disable_created_metrics
 
 from halfmoon_runtime.gc_tuning import tune_gc
 from halfmoon_runtime.healthcheck import STATUS_FILE
+from halfmoon_runtime.membership import Superseded
 from halfmoon_runtime.observability.logs import configure_logging
 from halfmoon_runtime.observability.loop_lag import LoopLagMonitor
 from halfmoon_runtime.observability.metrics import expose_metrics
@@ -293,8 +295,11 @@ class _Run:
                 return 1 if refusals[0].may_pass else 2
             for loss in dict.fromkeys(_find(self._lost, failure)):
                 _log.critical("lost", error=loss, advice="the process ends: start it again")
+            for loss in dict.fromkeys(_find(Superseded, failure)):
+                _log.critical("superseded", error=loss)
+            told = (Superseded,) if self._lost is None else (Superseded, self._lost)
             for reason in reasons:
-                if self._lost is None or not isinstance(reason, self._lost):
+                if not isinstance(reason, told):
                     _log.error("service failed", exc_info=reason)
             texts = dict.fromkeys(_text(reason) for reason in reasons)
             self._report_stage("failed", error="; ".join(texts))

@@ -257,7 +257,10 @@ class KvstoreWorker:
             log.error("conductor_refused", reason=fault)
             self._outbox.answer(peer, wrong_version(hello.max_version))
             return
-        self._conductors[peer] = hello.conductor_id
+        if hello.conductor_id == ConductorId(self.info.worker_id):
+            log.warning("name_asked_for", worker_id=hello.conductor_id)  # see `name_check`
+        else:
+            self._conductors[peer] = hello.conductor_id
         self._outbox.answer(peer, Welcome(worker=self.info))
 
     async def _on_reserve(self, peer: PeerId, put: ReserveBlocks) -> None:

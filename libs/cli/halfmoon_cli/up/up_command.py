@@ -19,6 +19,12 @@ from halfmoon_cli.up.role_options import (
     role_options,
 )
 from halfmoon_cli.up.worker_threads import worker_threads
+from halfmoon_metadata.cluster_namespace import (
+    CLUSTER_VARIABLE,
+    DEFAULT_CLUSTER,
+    InvalidClusterName,
+    cluster_prefix,
+)
 from halfmoon_metadata.tcp_ports import free_port, is_free
 from halfmoon_metadata.tls_trust import TLS_CA_VARIABLE, trust_context
 from halfmoon_models.errors import ModelError
@@ -88,6 +94,13 @@ def up(
     metadata: Annotated[
         str, typer.Option(envvar="METADATA", help="Metadata server; without it: the conductor's")
     ] = "",
+    cluster: Annotated[
+        str,
+        typer.Option(
+            envvar=CLUSTER_VARIABLE,
+            help="Name of the cluster: several share one metadata server under names of their own",
+        ),
+    ] = DEFAULT_CLUSTER,
     state: Annotated[
         Path,
         typer.Option(
@@ -135,6 +148,10 @@ def up(
 
     if port and not is_free(port):
         _give_up(f"port {port} is in use: stop what listens there, or choose another with PORT=")
+    try:
+        cluster_prefix(cluster)
+    except InvalidClusterName as error:
+        _give_up(str(error))
     if bool(tls_cert) != bool(tls_key):
         _give_up("TLS needs both, --tls-cert and --tls-key: one of them is missing")
     try:
@@ -185,6 +202,7 @@ def up(
         n_kvstore=kvstore,
         served_model_name=name,
         metadata=metadata,
+        cluster=cluster,
         metadata_port=metadata_port_beside(chosen),
         # What the environment sets, the processes read themselves.
         threads={}

@@ -1,6 +1,7 @@
 """Open what every worker needs, in order, and close it in reverse.
 
-    metadata store → generation → transfer engine → network → port        `open_worker`
+    metadata store → its cluster → network → name → generation
+        → transfer engine → port                                          `open_worker`
         the service opens its own parts and makes its worker              its app.py
     serving loop → record in the metadata server → lease renewal          `OpenedWorker.serve`
 
@@ -20,6 +21,7 @@ from halfmoon_protocol.messages import Role, WorkerInfo
 from halfmoon_protocol.versions import MAX_VERSION, MIN_VERSION
 from halfmoon_runtime.channels.network import Network, Port
 from halfmoon_runtime.channels.zmq_network import ZmqNetwork
+from halfmoon_runtime.cluster_claim import ClusterClaim
 from halfmoon_runtime.lifecycle import CannotStart, Service, cannot_start_on
 from halfmoon_runtime.membership import (
     Membership,
@@ -29,6 +31,7 @@ from halfmoon_runtime.membership import (
 from halfmoon_runtime.observability.metrics import MetricSnapshot
 from halfmoon_runtime.observability.transfer_metrics import TransferCounts, transfer_engine_metrics
 from halfmoon_runtime.settings import ServiceSettings
+from halfmoon_runtime.worker.name_check import check_name
 from halfmoon_runtime.worker.registration import ServableWorker, registered_worker
 
 
@@ -139,7 +142,8 @@ async def open_worker(
         above: generation of an earlier start in this process; the new one is higher.
 
     Raises:
-        CannotStart: the metadata store is unknown, or this worker's record there makes no sense.
+        CannotStart: the metadata store is unknown, holds another cluster or another worker of this
+            name that lives, or this worker's record there makes no sense.
         OSError: an address of the settings can't be listened on, or dialled by others.
         ValueError: the settings name an unknown transfer backend.
     """
@@ -147,8 +151,20 @@ async def open_worker(
         worker_id = WorkerId(settings.worker_id)
         cluster_key = settings.cluster_key.get_secret_value()
         with cannot_start_on(ValueError):
-            store = open_store(settings.metadata, cluster_key=cluster_key, tls_ca=settings.tls_ca)
+            store = open_store(
+                settings.metadata,
+                cluster_key=cluster_key,
+                tls_ca=settings.tls_ca,
+                cluster=settings.cluster,
+            )
         stack.callback(store.close)
+        claim = ClusterClaim(store, cluster_key, settings.metadata)
+        await claim.take()
+        await stack.enter_async_context(service.running(claim.keep()))
+        network = ZmqNetwork(advertise_host=settings.advertised_host, cluster_key=cluster_key)
+        stack.push_async_callback(network.close)
+        if not above:
+            await check_name(store, network, worker_id)
         try:
             generation = await next_generation(store, worker_id, above=above)
         except ImplausibleGeneration as error:
@@ -169,11 +185,6 @@ async def open_worker(
 
         # The server may have gone away since it counted this start.
         transfer = stack.enter_context(await until_done(f"segment of {worker_id}", open_published))
-        network = ZmqNetwork(
-            advertise_host=settings.advertised_host,
-            cluster_key=cluster_key,
-        )
-        stack.push_async_callback(network.close)
         port = await network.bind(worker_id, host=settings.host)
         info = WorkerInfo(
             worker_id=worker_id,

@@ -21,6 +21,7 @@ from halfmoon_runtime.channels.network import Network, Port
 from halfmoon_runtime.clock import Clock
 from halfmoon_runtime.membership import Membership, next_generation
 from halfmoon_runtime.worker.message_loop import serve_messages
+from halfmoon_runtime.worker.name_check import check_name
 from halfmoon_servers.bridge.bridge_port import BridgePort
 from halfmoon_servers.bridge.bridged_requests import BridgedRequests
 from halfmoon_servers.bridge.bridged_server import BridgedServer
@@ -169,6 +170,7 @@ class ServerSession:
         ports: dict[Role, BridgePort] = {}
         for role in _ROLES[self._target.role]:
             worker_id = WorkerId(f"{self._name}-{role}")
+            await check_name(store, network, worker_id)
             port = await network.bind(worker_id, host=self._host)
             stack.push_async_callback(port.close)
             generation = await next_generation(store, worker_id)
