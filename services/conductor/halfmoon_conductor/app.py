@@ -37,6 +37,7 @@ from halfmoon_conductor.tenants import Tenants, TenantsFileError
 from halfmoon_conductor.text.tokenizer_interface import Tokenizer, TokenizerUnavailable
 from halfmoon_conductor.text.tokenizer_loader import open_tokenizer
 from halfmoon_conductor.workers.shell import Shell
+from halfmoon_conductor.workers.unreachable_workers import UnreachableWorkers
 from halfmoon_conductor.workers.worker_links import WorkerLinks
 from halfmoon_metadata import MemoryStore, MetadataStore, open_store
 from halfmoon_metadata.cluster_namespace import in_cluster
@@ -49,6 +50,7 @@ from halfmoon_runtime.channels.zmq_network import ZmqNetwork
 from halfmoon_runtime.clock import SystemClock
 from halfmoon_runtime.cluster_claim import ClusterClaim
 from halfmoon_runtime.lifecycle import CannotStart, Service, cannot_start_on
+from halfmoon_runtime.observability.metrics import expose_metrics
 from halfmoon_runtime.observability.operator_tokens import operator_tokens
 from halfmoon_runtime.observability.tracer_setup import open_tracer
 from halfmoon_sandbox import Sandbox
@@ -133,9 +135,13 @@ async def run(settings: ConductorSettings, service: Service) -> None:
         if journal is not None:
             recorders.insert(0, journal.record)
         shell = Shell(core, clock, recorders=recorders)
-        gateway = CoreGateway(shell, served_model_name=settings.served_model_name)
+        unreachable = UnreachableWorkers()
+        gateway = CoreGateway(
+            shell, served_model_name=settings.served_model_name, unreachable=unreachable
+        )
         registry = CollectorRegistry()
         metrics = ClusterMetrics(core, registry)
+        expose_metrics(unreachable.metrics, registry=registry)
         shell.add_recorder(metrics.record)
         links = WorkerLinks(
             network,
@@ -145,6 +151,7 @@ async def run(settings: ConductorSettings, service: Service) -> None:
             gateway,
             metrics,
             settings.decode_stall_s,
+            unreachable,
         )
         shell.connect(traced.workers(links), gateway)
         await stack.enter_async_context(service.running(_follow(claim, links)))
