@@ -139,6 +139,9 @@ class Service:
         self.tls = tls
         #: URL of that server, once it listens.
         self.operators: str | None = None
+        #: The stage that was last reported, and its fields.
+        self._reported: tuple[str, dict[str, object]] = ("starting", {})
+        self._problem = ""
         self._spawned: set[asyncio.Task[Any]] = set()
         self._ready = False
         #: Set at the first signal. Main then finishes what it has and returns.
@@ -163,7 +166,21 @@ class Service:
     def report_stage(self, stage: str, **fields: object) -> None:
         """Report a stage as the function `report_stage` does, with the URL for operators."""
         where = {} if self.operators is None else {"operators": self.operators}
-        report_stage(stage, **where, **self._notes, **fields)
+        self._reported = (stage, {**where, **self._notes, **fields})
+        report_stage(stage, **self._reported[1])
+
+    def report_problem(self, problem: str) -> None:
+        """Add a problem to the reported stage and to `/health`; "" takes it away.
+
+        The service goes on: the problem is not its own to solve.
+        """
+        if problem == self._problem:
+            return
+        self._problem = problem
+        stage, fields = self._reported
+        _write_status(stage, **fields, **({"problem": problem} if problem else {}))
+        if self.http is not None:
+            self.http.problem = problem
 
     def spawn(
         self, coroutine: Coroutine[Any, Any, Any], name: str | None = None

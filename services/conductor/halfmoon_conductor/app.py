@@ -36,6 +36,7 @@ from halfmoon_conductor.stored_responses.response_store import ResponseStore
 from halfmoon_conductor.tenants import Tenants, TenantsFileError
 from halfmoon_conductor.text.tokenizer_interface import Tokenizer, TokenizerUnavailable
 from halfmoon_conductor.text.tokenizer_loader import open_tokenizer
+from halfmoon_conductor.workers.conductor_presence import ConductorPresence
 from halfmoon_conductor.workers.shell import Shell
 from halfmoon_conductor.workers.unreachable_workers import UnreachableWorkers
 from halfmoon_conductor.workers.worker_links import WorkerLinks
@@ -154,7 +155,9 @@ async def run(settings: ConductorSettings, service: Service) -> None:
             unreachable,
         )
         shell.connect(traced.workers(links), gateway)
-        await stack.enter_async_context(service.running(_follow(claim, links)))
+        presence = ConductorPresence(store, ConductorId(settings.worker_id), unreachable)
+        stack.push_async_callback(presence.leave)
+        await stack.enter_async_context(service.running(_follow(claim, links, presence)))
 
         info = ConductorInfo(
             settings.worker_id, settings.metadata.partition(":")[0], settings.trace_url
@@ -210,12 +213,13 @@ async def run(settings: ConductorSettings, service: Service) -> None:
         await serving
 
 
-async def _follow(claim: ClusterClaim, links: WorkerLinks) -> None:
+async def _follow(claim: ClusterClaim, links: WorkerLinks, presence: ConductorPresence) -> None:
     """Claim the cluster's records, then follow its workers until cancelled."""
     await claim.take()
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(claim.keep())
         tasks.create_task(links.run())
+        tasks.create_task(presence.keep())
 
 
 def _open_responses(settings: ConductorSettings) -> ResponseStore | None:

@@ -156,6 +156,11 @@ class KvstoreWorker:
         """The tiers; None until the first put, or the disk, determines the layout."""
         return self.block_store.tiers
 
+    @property
+    def n_conductors(self) -> int:
+        """Conductors that are connected to this node."""
+        return len(self._conductors)
+
     async def serve(self) -> None:
         """Answer commands until cancelled."""
         try:

@@ -8,6 +8,7 @@
 This library imports no transfer engine: each service hands in the function that opens one.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -31,8 +32,18 @@ from halfmoon_runtime.membership import (
 from halfmoon_runtime.observability.metrics import MetricSnapshot
 from halfmoon_runtime.observability.transfer_metrics import TransferCounts, transfer_engine_metrics
 from halfmoon_runtime.settings import ServiceSettings
+from halfmoon_runtime.worker.conductor_watch import ConductorWatch
 from halfmoon_runtime.worker.name_check import check_name
 from halfmoon_runtime.worker.registration import ServableWorker, registered_worker
+
+
+class GreetedWorker(ServableWorker, Protocol):
+    """A worker that counts its conductors."""
+
+    @property
+    def n_conductors(self) -> int:
+        """Conductors that are connected to it."""
+        ...
 
 
 class UsedTransferEngine(Protocol):
@@ -92,7 +103,7 @@ class OpenedWorker(Generic[EngineT]):
 
     async def serve(
         self,
-        worker: ServableWorker,
+        worker: GreetedWorker,
         membership: Membership,
         drain: Callable[[], Awaitable[None]],
         *metrics: Callable[[], MetricSnapshot],
@@ -114,9 +125,21 @@ class OpenedWorker(Generic[EngineT]):
         """
         worker_id = self.info.worker_id
         transfers = transfer_engine_metrics(self.transfer.stats)
-        async with registered_worker(worker, membership, self.service, transfers, *metrics):
-            self.service.report_stage("ready", worker_id=worker_id, **ready)
-            await (until or self.service.stopping.wait)()
+        service = self.service
+        watch = ConductorWatch(
+            self.store,
+            membership.info,
+            lambda: worker.n_conductors,
+            service.report_problem,
+            asyncio.get_running_loop().time,
+        )
+        async with registered_worker(
+            worker, membership, service, transfers, watch.metrics, *metrics
+        ):
+            service.report_stage("ready", worker_id=worker_id, **ready)
+            async with service.running(watch.run()):
+                await (until or service.stopping.wait)()
+            service.report_problem("")
             self.service.report_stage("draining", worker_id=worker_id)
             await drain()
 

@@ -20,6 +20,7 @@ from halfmoon_protocol.versions import MAX_VERSION, MIN_VERSION
 from halfmoon_runtime.channels.network import Network, Port
 from halfmoon_runtime.clock import Clock
 from halfmoon_runtime.membership import Membership, next_generation
+from halfmoon_runtime.worker.conductor_watch import ConductorWatch
 from halfmoon_runtime.worker.message_loop import serve_messages
 from halfmoon_runtime.worker.name_check import check_name
 from halfmoon_servers.bridge.bridge_port import BridgePort
@@ -225,6 +226,7 @@ class ServerSession:
                 self._memberships.append(membership)
                 await membership.join()
                 running.append(tasks.create_task(membership.keep_alive()))
+                running.append(tasks.create_task(_watch_conductors(store, side)))
             yield
         finally:
             for task in running:
@@ -286,3 +288,15 @@ def _source(endpoints: tuple[EventEndpoint, ...]) -> str:
     if not endpoints:
         return "what was sent there: it publishes no KV events of this block size"
     return f"its KV events at {', '.join(endpoint.endpoint for endpoint in endpoints)}"
+
+
+async def _watch_conductors(store: MetadataStore, side: BridgePort) -> None:
+    """Log that no conductor connects to a port; the process has no stage for each of its ports."""
+    watch = ConductorWatch(
+        store,
+        side.info,
+        lambda: len(side.conductors.owners.conductors),
+        lambda problem: None,
+        asyncio.get_running_loop().time,
+    )
+    await watch.run()
