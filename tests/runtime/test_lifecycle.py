@@ -234,6 +234,24 @@ def test_what_is_refused_ends_the_service_with_one_line(start: Callable[[str], R
     assert "Traceback" not in running.log and "deep" not in running.log
 
 
+def test_a_worker_whose_name_is_taken_over_ends_with_one_line(
+    start: Callable[[str], Running],
+) -> None:
+    running = start(
+        "from halfmoon_runtime.membership import Superseded\n"
+        "async def main(service):\n"
+        "    service.ready()\n"
+        "    service.spawn(fail(Superseded('generation 2 runs at tcp://there:1')))\n"
+        "    await asyncio.Event().wait()"
+    )
+    code, _ = running.end()
+    assert code == 1
+    assert running.status["stage"] == "failed"
+    said = [line for line in map(json.loads, running.log.splitlines()) if "exception" in line]
+    assert not said and "Traceback" not in running.log
+    assert running.log.count('"event": "superseded"') == 1
+
+
 @pytest.mark.parametrize("stopping", [False, True])
 def test_what_is_lost_ends_the_service_with_one_line_even_while_it_stops(
     start: Callable[[str], Running], stopping: bool

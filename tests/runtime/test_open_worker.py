@@ -64,6 +64,8 @@ class Steps:
         yield self
         self.seen.append("transfer closed")
 
+    n_conductors = 0
+
     def stats(self) -> TransferStats:
         return NO_TRANSFERS
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+from halfmoon_metadata.cluster_namespace import DEFAULT_CLUSTER, cluster_prefix, in_cluster
 from halfmoon_metadata.metadata_token import metadata_token
 from halfmoon_metadata.password_file import with_password_of_file
 from halfmoon_metadata.redacted_url import redact_url
@@ -24,7 +25,9 @@ class _Access(NamedTuple):
     tls_ca: str
 
 
-def open_store(url: str, *, cluster_key: str = "", tls_ca: str = "") -> MetadataStore:
+def open_store(
+    url: str, *, cluster_key: str = "", tls_ca: str = "", cluster: str = DEFAULT_CLUSTER
+) -> MetadataStore:
     """Open the store that `url` names; it connects at its first call.
 
     Args:
@@ -35,11 +38,13 @@ def open_store(url: str, *, cluster_key: str = "", tls_ca: str = "") -> Metadata
         cluster_key: the cluster's key, if it has one. Stores over HTTP show a token derived from
             it; Redis and etcd have the user and password of their URL.
         tls_ca: PEM file of CAs to trust besides the system's, see `tls_trust`.
+        cluster: name of the cluster whose records these are, see `cluster_namespace`.
 
     Raises:
-        ValueError: a scheme that is not one of these, no host, or a bad file of CAs or of a
-            password.
+        ValueError: a scheme that is not one of these, no host, a bad file of CAs or of a
+            password, or a name that no cluster can have.
     """
+    cluster_prefix(cluster)  # before a connection is made
     try:
         scheme = urlsplit(url).scheme
     except ValueError as error:
@@ -48,10 +53,17 @@ def open_store(url: str, *, cluster_key: str = "", tls_ca: str = "") -> Metadata
     if opener is None:
         known = ", ".join(f"{name}://" for name in _OPENERS)
         raise ValueError(f"metadata URL {redact_url(url)!r} has no known scheme; known are {known}")
-    return opener(url, _Access(cluster_key, tls_ca))
+    return in_cluster(opener(url, _Access(cluster_key, tls_ca)), cluster)
 
 
-def open_values(url: str, *, ttl_s: float, max_bytes: int, tls_ca: str = "") -> ValueStore:
+def open_values(
+    url: str,
+    *,
+    ttl_s: float,
+    max_bytes: int,
+    tls_ca: str = "",
+    cluster: str = DEFAULT_CLUSTER,
+) -> ValueStore:
     """Open a store of values: at a Redis, else in this process's memory.
 
     Args:
@@ -59,15 +71,22 @@ def open_values(url: str, *, ttl_s: float, max_bytes: int, tls_ca: str = "") -> 
         ttl_s: seconds after which a value ends.
         max_bytes: bytes of one owner's values.
         tls_ca: PEM file of CAs to trust besides the system's, see `tls_trust`.
+        cluster: name of the cluster whose values these are.
 
     Raises:
-        ValueError: the URL, the file of CAs or that of a password can't be used.
+        ValueError: the URL, the file of CAs, that of a password or the name can't be used.
     """
     if urlsplit(url).scheme in ("redis", "rediss"):
         from halfmoon_metadata.stores.redis_values import RedisValues
 
         url = with_password_of_file(_with_host(url))
-        return RedisValues(url, ttl_s=ttl_s, max_bytes=max_bytes, tls_ca=tls_ca)
+        return RedisValues(
+            url,
+            ttl_s=ttl_s,
+            max_bytes=max_bytes,
+            tls_ca=tls_ca,
+            prefix=cluster_prefix(cluster),
+        )
     return MemoryValues(ttl_s=ttl_s, max_bytes=max_bytes)
 
 

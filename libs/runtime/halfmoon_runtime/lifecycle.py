@@ -4,6 +4,7 @@
         └──signal: main is cancelled──────────────────────────────────────────────────► exit 0
     a task fails: the others are cancelled, the traceback is logged ────────────────► exit 1
     a task raises the error `lost` of `run_service`: as above, but one line is logged ──► exit 1
+    likewise `Superseded`, when a later start took this worker's name ───────────────► exit 1
     main raises CannotStart: one line is logged, without a traceback ───────────────► exit 2
                              and where another start may succeed ───────────────────► exit 1
     a second signal: main is cancelled where it is ─────────────────────► exit 128 + signal
@@ -33,6 +34,7 @@ from prometheus_client import disable_created_metrics
 from halfmoon_runtime.gc_tuning import tune_gc
 from halfmoon_runtime.healthcheck import STATUS_FILE
 from halfmoon_runtime.host_check import hosts_to_check
+from halfmoon_runtime.membership import Superseded
 from halfmoon_runtime.observability.logs import configure_logging
 from halfmoon_runtime.observability.loop_lag import LoopLagMonitor
 from halfmoon_runtime.observability.metrics import expose_metrics
@@ -138,6 +140,9 @@ class Service:
         self.tls = tls
         #: URL of that server, once it listens.
         self.operators: str | None = None
+        #: The stage that was last reported, and its fields.
+        self._reported: tuple[str, dict[str, object]] = ("starting", {})
+        self._problem = ""
         self._spawned: set[asyncio.Task[Any]] = set()
         self._ready = False
         #: Set at the first signal. Main then finishes what it has and returns.
@@ -162,7 +167,21 @@ class Service:
     def report_stage(self, stage: str, **fields: object) -> None:
         """Report a stage as the function `report_stage` does, with the URL for operators."""
         where = {} if self.operators is None else {"operators": self.operators}
-        report_stage(stage, **where, **self._notes, **fields)
+        self._reported = (stage, {**where, **self._notes, **fields})
+        report_stage(stage, **self._reported[1])
+
+    def report_problem(self, problem: str) -> None:
+        """Add a problem to the reported stage and to `/health`; "" takes it away.
+
+        The service goes on: the problem is not its own to solve.
+        """
+        if problem == self._problem:
+            return
+        self._problem = problem
+        stage, fields = self._reported
+        _write_status(stage, **fields, **({"problem": problem} if problem else {}))
+        if self.http is not None:
+            self.http.problem = problem
 
     def spawn(
         self, coroutine: Coroutine[Any, Any, Any], name: str | None = None
@@ -294,8 +313,11 @@ class _Run:
                 return 1 if refusals[0].may_pass else 2
             for loss in dict.fromkeys(_find(self._lost, failure)):
                 _log.critical("lost", error=loss, advice="the process ends: start it again")
+            for loss in dict.fromkeys(_find(Superseded, failure)):
+                _log.critical("superseded", error=loss)
+            told = (Superseded,) if self._lost is None else (Superseded, self._lost)
             for reason in reasons:
-                if self._lost is None or not isinstance(reason, self._lost):
+                if not isinstance(reason, told):
                     _log.error("service failed", exc_info=reason)
             texts = dict.fromkeys(_text(reason) for reason in reasons)
             self._report_stage("failed", error="; ".join(texts))

@@ -226,7 +226,8 @@ class Membership:
             if other is not None and other.generation > self._info.generation:
                 raise Superseded(
                     f"worker {self._info.worker_id} of generation {self._info.generation} is "
-                    f"superseded: generation {other.generation} runs at {other.commands}"
+                    f"superseded: generation {other.generation} runs at {other.commands}; of two "
+                    "workers with one name the later one counts, so give one another --worker-id"
                 )
             if current is None:
                 self._restore()

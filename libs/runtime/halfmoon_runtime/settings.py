@@ -21,6 +21,7 @@ from halfmoon_metadata.cluster_key_source import (
     CLUSTER_KEY_VARIABLE,
     choose_cluster_key,
 )
+from halfmoon_metadata.cluster_namespace import CLUSTER_PATTERN, DEFAULT_CLUSTER
 from halfmoon_protocol.cluster_keys import split_cluster_keys
 from halfmoon_runtime.allowed_hosts import read_allowed_hosts
 from halfmoon_runtime.own_address import check_host_form, is_loopback, resolve_own_address
@@ -103,6 +104,12 @@ class ServiceSettings(BaseSettings):
         "http://127.0.0.1:7999/metadata",
         description="Metadata server: http://host:port/metadata, redis://host:port/0,"
         " etcd://host:2379 or memory://name; with TLS https://, rediss:// or etcds://",
+    )
+    cluster: str = Field(
+        DEFAULT_CLUSTER,
+        pattern=CLUSTER_PATTERN,
+        description="Name of the cluster, the same for all its services; several clusters with"
+        " names of their own share one metadata server",
     )
     tls_cert: str = Field(
         "",

@@ -72,6 +72,8 @@ class ScriptedGateway:
         self.script = script
         self.card = model
         self.roles_missing = missing
+        #: Why roles are missing.
+        self.hint = ""
         self.n_cached = n_cached
         self.refusal = refusal
         self.failure = failure
@@ -105,6 +107,10 @@ class ScriptedGateway:
     def missing(self) -> Sequence[str]:
         """Roles without a worker."""
         return self.roles_missing
+
+    def missing_hint(self) -> str:
+        """Return the reason that the test gave."""
+        return self.hint
 
     def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
         """Generate the script, with the finish reasons that workers would give."""

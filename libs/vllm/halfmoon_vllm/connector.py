@@ -81,7 +81,10 @@ class HalfmoonConnector(KVConnectorBase_V1):  # type: ignore[misc]
 
     def _open_scheduler(self, settings: ConnectorSettings, cache: CacheLayout) -> None:
         store = open_store(
-            settings.metadata, cluster_key=settings.cluster_key, tls_ca=settings.tls_ca
+            settings.metadata,
+            cluster_key=settings.cluster_key,
+            tls_ca=settings.tls_ca,
+            cluster=settings.cluster,
         )
         network = ZmqNetwork(cluster_key=settings.cluster_key)
         follower = KvstoreFollower(network, store, cache.layout)

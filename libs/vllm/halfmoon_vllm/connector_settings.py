@@ -8,6 +8,7 @@ from msgspec import Meta
 
 from halfmoon_metadata import open_store
 from halfmoon_metadata.cluster_key_source import cluster_key_from_environment
+from halfmoon_metadata.cluster_namespace import CLUSTER_PATTERN, DEFAULT_CLUSTER
 from halfmoon_metadata.tls_trust import tls_ca_from_environment
 from halfmoon_runtime.own_address import resolve_own_address
 from halfmoon_transfer.backends.backend_choices import check_backend_choices
@@ -26,6 +27,8 @@ class ConnectorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     #: Metadata server of the cluster, as for Halfmoon's workers.
     metadata: Annotated[str, Meta(min_length=1, max_length=2048)]
+    #: Name of the cluster, as for Halfmoon's workers.
+    cluster: Annotated[str, Meta(pattern=CLUSTER_PATTERN)] = DEFAULT_CLUSTER
     #: Tokens of a block of the pool; 0: as many as in a block of vLLM.
     block_size: Annotated[int, Meta(ge=0, le=512)] = 0
     #: Memory for blocks on their way to and from kvstores.

@@ -48,7 +48,10 @@ async def open_pool(settings: ConnectorSettings, layout: KvLayout) -> AsyncItera
     """
     async with AsyncExitStack() as stack:
         store = open_store(
-            settings.metadata, cluster_key=settings.cluster_key, tls_ca=settings.tls_ca
+            settings.metadata,
+            cluster_key=settings.cluster_key,
+            tls_ca=settings.tls_ca,
+            cluster=settings.cluster,
         )
         stack.callback(store.close)
         transfer = await _open_transfer(settings, store)

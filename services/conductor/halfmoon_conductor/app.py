@@ -36,9 +36,12 @@ from halfmoon_conductor.stored_responses.response_store import ResponseStore
 from halfmoon_conductor.tenants import Tenants, TenantsFileError
 from halfmoon_conductor.text.tokenizer_interface import Tokenizer, TokenizerUnavailable
 from halfmoon_conductor.text.tokenizer_loader import open_tokenizer
+from halfmoon_conductor.workers.conductor_presence import ConductorPresence
 from halfmoon_conductor.workers.shell import Shell
+from halfmoon_conductor.workers.unreachable_workers import UnreachableWorkers
 from halfmoon_conductor.workers.worker_links import WorkerLinks
 from halfmoon_metadata import MemoryStore, MetadataStore, open_store
+from halfmoon_metadata.cluster_namespace import in_cluster
 from halfmoon_metadata.http_server import metadata_app
 from halfmoon_metadata.metadata_token import metadata_tokens
 from halfmoon_metadata.port_holder import port_refusal
@@ -47,8 +50,10 @@ from halfmoon_metadata.store_registry import open_values
 from halfmoon_protocol.ids import ConductorId
 from halfmoon_runtime.channels.zmq_network import ZmqNetwork
 from halfmoon_runtime.clock import SystemClock
+from halfmoon_runtime.cluster_claim import ClusterClaim
 from halfmoon_runtime.host_check import hosts_to_check
 from halfmoon_runtime.lifecycle import CannotStart, Service, cannot_start_on
+from halfmoon_runtime.observability.metrics import expose_metrics
 from halfmoon_runtime.observability.operator_tokens import operator_tokens
 from halfmoon_runtime.observability.tracer_setup import open_tracer
 from halfmoon_sandbox import Sandbox
@@ -113,12 +118,14 @@ async def run(settings: ConductorSettings, service: Service) -> None:
         cluster_key = settings.cluster_key.get_secret_value()
         lease_clock = StallingClock()
         with cannot_start_on(ValueError):
-            store: MetadataStore = (
+            records: MetadataStore = (
                 MemoryStore(lease_clock)
                 if embedded
                 else open_store(settings.metadata, cluster_key=cluster_key, tls_ca=settings.tls_ca)
             )
+            store = in_cluster(records, settings.cluster)
         stack.callback(store.close)
+        claim = ClusterClaim(store, cluster_key, settings.metadata)
         network = ZmqNetwork(cluster_key=cluster_key)
         stack.push_async_callback(network.close)
 
@@ -131,9 +138,13 @@ async def run(settings: ConductorSettings, service: Service) -> None:
         if journal is not None:
             recorders.insert(0, journal.record)
         shell = Shell(core, clock, recorders=recorders)
-        gateway = CoreGateway(shell, served_model_name=settings.served_model_name)
+        unreachable = UnreachableWorkers()
+        gateway = CoreGateway(
+            shell, served_model_name=settings.served_model_name, unreachable=unreachable
+        )
         registry = CollectorRegistry()
         metrics = ClusterMetrics(core, registry)
+        expose_metrics(unreachable.metrics, registry=registry)
         shell.add_recorder(metrics.record)
         links = WorkerLinks(
             network,
@@ -143,9 +154,12 @@ async def run(settings: ConductorSettings, service: Service) -> None:
             gateway,
             metrics,
             settings.decode_stall_s,
+            unreachable,
         )
         shell.connect(traced.workers(links), gateway)
-        await stack.enter_async_context(service.running(links.run()))
+        presence = ConductorPresence(store, ConductorId(settings.worker_id), unreachable)
+        stack.push_async_callback(presence.leave)
+        await stack.enter_async_context(service.running(_follow(claim, links, presence)))
 
         info = ConductorInfo(
             settings.worker_id, settings.metadata.partition(":")[0], settings.trace_url
@@ -186,12 +200,14 @@ async def run(settings: ConductorSettings, service: Service) -> None:
         where = {"url": _url(listener, service.tls)}
         if embedded:
             service.spawn(lease_clock.tick_forever(), name="leases")
-            metadata = metadata_app(store, tokens=metadata_tokens(cluster_key))
+            metadata = metadata_app(records, tokens=metadata_tokens(cluster_key))
             limits = msgspec.structs.replace(limits, max_connections=_MAX_METADATA_CONNECTIONS)
             hosts = hosts_to_check(settings, service.tls, has_keys=bool(cluster_key))
             http = bounded_http(limits, service.tls, hosts)
-            records = _make_server(metadata, http, service.stopping, 1.0)
-            service.spawn(records.serve(sockets=[metadata_listener]), name="metadata server")
+            metadata_server = _make_server(metadata, http, service.stopping, 1.0)
+            service.spawn(
+                metadata_server.serve(sockets=[metadata_listener]), name="metadata server"
+            )
             where["metadata"] = f"{_url(metadata_listener, service.tls)}/metadata"
         serving = service.spawn(server.serve(sockets=[listener]))
         service.ready()
@@ -199,6 +215,15 @@ async def run(settings: ConductorSettings, service: Service) -> None:
         await service.stopping.wait()
         service.report_stage("draining", worker_id=settings.worker_id)
         await serving
+
+
+async def _follow(claim: ClusterClaim, links: WorkerLinks, presence: ConductorPresence) -> None:
+    """Claim the cluster's records, then follow its workers until cancelled."""
+    await claim.take()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(claim.keep())
+        tasks.create_task(links.run())
+        tasks.create_task(presence.keep())
 
 
 def _open_responses(settings: ConductorSettings) -> ResponseStore | None:
@@ -209,6 +234,7 @@ def _open_responses(settings: ConductorSettings) -> ResponseStore | None:
         ttl_s=settings.response_ttl_s,
         max_bytes=settings.response_mib * 2**20,
         tls_ca=settings.tls_ca,
+        cluster=settings.cluster,
     )
     return ResponseStore(values, settings.response_ttl_s)
 

@@ -156,6 +156,11 @@ class KvstoreWorker:
         """The tiers; None until the first put, or the disk, determines the layout."""
         return self.block_store.tiers
 
+    @property
+    def n_conductors(self) -> int:
+        """Conductors that are connected to this node."""
+        return len(self._conductors)
+
     async def serve(self) -> None:
         """Answer commands until cancelled."""
         try:
@@ -257,7 +262,10 @@ class KvstoreWorker:
             log.error("conductor_refused", reason=fault)
             self._outbox.answer(peer, wrong_version(hello.max_version))
             return
-        self._conductors[peer] = hello.conductor_id
+        if hello.conductor_id == ConductorId(self.info.worker_id):
+            log.warning("name_asked_for", worker_id=hello.conductor_id)  # see `name_check`
+        else:
+            self._conductors[peer] = hello.conductor_id
         self._outbox.answer(peer, Welcome(worker=self.info))
 
     async def _on_reserve(self, peer: PeerId, put: ReserveBlocks) -> None:

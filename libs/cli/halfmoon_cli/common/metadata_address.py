@@ -32,19 +32,25 @@ def metadata_or_default(url: str) -> str:
 
 @contextmanager
 def open_metadata(url: str) -> Iterator["MetadataStore"]:
-    """Open the metadata server with the cluster key, and close it at the end of the block.
+    """Open the metadata server with the cluster's key and name; close it at the block's end.
 
     Raises:
         MetadataUnreachable: no metadata server answers there; the text has the way out.
         MetadataError: the server refused something.
     """
     from halfmoon_metadata import MetadataUnreachable, open_store
+    from halfmoon_metadata.cluster_namespace import cluster_from_environment
     from halfmoon_metadata.tls_trust import tls_ca_from_environment
 
     use_local_key(url)
     try:
         with contextlib.closing(
-            open_store(url, cluster_key=read_cluster_key(), tls_ca=tls_ca_from_environment())
+            open_store(
+                url,
+                cluster_key=read_cluster_key(),
+                tls_ca=tls_ca_from_environment(),
+                cluster=cluster_from_environment(),
+            )
         ) as store:
             yield store
     except MetadataUnreachable as error:

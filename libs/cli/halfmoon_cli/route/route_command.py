@@ -14,6 +14,12 @@ from halfmoon_cli.up.default_limits import SUMMARY, default_limits
 from halfmoon_cli.up.embedded_cluster import ClusterPlan, metadata_port_beside
 from halfmoon_cli.up.http_port import PortInUse, choose_http_port
 from halfmoon_cli.up.role_options import BadRoleOption, role_options
+from halfmoon_metadata.cluster_namespace import (
+    CLUSTER_VARIABLE,
+    DEFAULT_CLUSTER,
+    InvalidClusterName,
+    cluster_prefix,
+)
 from halfmoon_metadata.tls_trust import tls_ca_from_environment
 from halfmoon_runtime.setting_names import ENVIRONMENT_PREFIX
 
@@ -72,6 +78,13 @@ def route(
     metadata: Annotated[
         str, typer.Option(envvar="METADATA", help="Metadata server; without it: the conductor's")
     ] = "",
+    cluster: Annotated[
+        str,
+        typer.Option(
+            envvar=CLUSTER_VARIABLE,
+            help="Name of the cluster: several share one metadata server under names of their own",
+        ),
+    ] = DEFAULT_CLUSTER,
     state: Annotated[
         Path,
         typer.Option(
@@ -122,12 +135,13 @@ def route(
     except PortInUse as error:
         _give_up(str(error))
     try:
+        cluster_prefix(cluster)
         targets = _targets(worker or [], prefill or [], decode or [])
         extra = role_options(option or [], ROLES)
         with console.status(f"asking {len(targets)} servers what they serve …"):
             described = survey_servers(targets, os.environ.get(_KEY_VARIABLE, ""))
         model = model or find_tokenizer(described[0])
-    except (BadTarget, BadRoleOption, UnfitServers, NoTokenizer) as error:
+    except (InvalidClusterName, BadTarget, BadRoleOption, UnfitServers, NoTokenizer) as error:
         _give_up(str(error))
     slos = {"ttft-slo-s": ttft_slo_s, "tbt-slo-s": tbt_slo_s}
     for flag, seconds in slos.items():
@@ -139,6 +153,7 @@ def route(
         http_port=chosen,
         served_model_name=name,
         metadata=metadata,
+        cluster=cluster,
         metadata_port=metadata_port_beside(chosen),
         extra=extra,
         limits={

@@ -66,6 +66,16 @@ class StatusWorker(msgspec.Struct, frozen=True):
     computes_with: str = ""
 
 
+class StatusUnreachableWorker(msgspec.Struct, frozen=True):
+    """A worker that is registered and that the conductor can't reach."""
+
+    worker_id: str
+    address: str = ""
+    for_s: float = 0.0
+    reason: str = ""
+    advice: str = ""
+
+
 class StatusDepartedWorker(msgspec.Struct, frozen=True):
     """A worker that has left."""
 
@@ -117,6 +127,7 @@ class StatusCluster(msgspec.Struct, frozen=True):
     requests: dict[str, int] = {}
     pools: dict[str, float] = {}
     reuse: StatusReuse = StatusReuse()
+    unreachable: list[StatusUnreachableWorker] = []
     gone: list[StatusDepartedWorker] = []
     hot_prefixes: list[StatusHotPrefix] = []
 

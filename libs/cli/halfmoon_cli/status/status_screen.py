@@ -86,6 +86,10 @@ def _workers(cluster: StatusCluster) -> Iterator[RenderableType]:
     for worker in cluster.workers:
         if worker.refused:
             yield _said(f"{worker.worker_id} is refused: {worker.refused}", "red")
+    for each in cluster.unreachable:
+        since = format_duration(each.for_s)
+        text = f"{each.worker_id} is unreachable at {each.address} since {since}: {each.reason}"
+        yield _said(f"{text}; {each.advice}" if each.advice else text, "red")
     for gone in cluster.gone:
         text = f"{gone.worker_id} went {format_duration(gone.s_ago)} ago: {gone.reason}"
         yield _said(text, "yellow")

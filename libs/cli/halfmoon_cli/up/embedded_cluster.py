@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from halfmoon_metadata.cluster_namespace import DEFAULT_CLUSTER
 from halfmoon_metadata.tcp_ports import free_port, is_free
 from halfmoon_runtime.own_address import resolve_own_address
 from halfmoon_sandbox.bound_process import start_bound
@@ -45,6 +46,8 @@ class ClusterPlan:
     worker_python: str = ""
     #: Metadata server; empty: the conductor's own.
     metadata: str = ""
+    #: Name of the cluster, whose records the metadata server keeps apart from others'.
+    cluster: str = DEFAULT_CLUSTER
     #: Port of the conductor's own.
     metadata_port: int = field(default_factory=free_port)
     #: Threads of each worker of a role; without one its own setting decides.
@@ -126,10 +129,12 @@ def plan_processes(plan: ClusterPlan) -> list[ProcessSpec]:
     specs: list[ProcessSpec] = []
     files = {"cert": plan.tls_cert, "key": plan.tls_key, "ca": plan.tls_ca}
     tls = [f"--tls-{name}={path}" for name, path in files.items() if path]
+    # Said always: each service would take another name from the environment.
+    shared = ["--cluster", plan.cluster, *tls]
 
     def add(role: str, index: int, *arguments: str) -> None:
         name = f"{role}-{index}"
-        common = ("--worker-id", name, "--host", plan.host, *tls, *plan.extra.get(role, ()))
+        common = ("--worker-id", name, "--host", plan.host, *shared, *plan.extra.get(role, ()))
         python = plan.worker_python if role in ("prefill", "decode") else ""
         specs.append(ProcessSpec(name, role, (*arguments, *common), python))
 

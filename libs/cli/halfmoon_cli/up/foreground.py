@@ -87,7 +87,7 @@ def run_up(plan: ClusterPlan, folder: Path, console: Console, *, with_key: bool 
             _refuse(str(error), console)
             return 2
         problem = plan.metadata and metadata_problem(
-            plan.metadata, cluster_key=chosen.key, tls_ca=plan.tls_ca
+            plan.metadata, cluster_key=chosen.key, tls_ca=plan.tls_ca, cluster=plan.cluster
         )
         if problem:
             _refuse(problem, console)
@@ -323,7 +323,9 @@ def _show_pools(cluster: EmbeddedCluster, console: Console) -> None:
 
 def _model_of_workers(plan: ClusterPlan, cluster_key: str) -> str:
     """Return the model's name in the workers' records, where the REST API needs a key."""
-    store = open_store(plan.metadata_url, cluster_key=cluster_key, tls_ca=plan.tls_ca)
+    store = open_store(
+        plan.metadata_url, cluster_key=cluster_key, tls_ca=plan.tls_ca, cluster=plan.cluster
+    )
     try:
         infos = readable_members(store.list(MEMBERS)).values()
     except MetadataError:

@@ -22,6 +22,12 @@ from halfmoon_cli.up.role_options import (
 )
 from halfmoon_cli.up.worker_memory import worker_memory_mib
 from halfmoon_cli.up.worker_threads import worker_threads
+from halfmoon_metadata.cluster_namespace import (
+    CLUSTER_VARIABLE,
+    DEFAULT_CLUSTER,
+    InvalidClusterName,
+    cluster_prefix,
+)
 from halfmoon_metadata.tls_trust import TLS_CA_VARIABLE, trust_context
 from halfmoon_models.errors import ModelError
 from halfmoon_models.machine_cores import machine_cores
@@ -92,6 +98,13 @@ def up(
     metadata: Annotated[
         str, typer.Option(envvar="METADATA", help="Metadata server; without it: the conductor's")
     ] = "",
+    cluster: Annotated[
+        str,
+        typer.Option(
+            envvar=CLUSTER_VARIABLE,
+            help="Name of the cluster: several share one metadata server under names of their own",
+        ),
+    ] = DEFAULT_CLUSTER,
     state: Annotated[
         Path,
         typer.Option(
@@ -138,8 +151,9 @@ def up(
     from halfmoon_engine.checkpoints.model_folder import check_model
 
     try:
+        cluster_prefix(cluster)
         chosen = choose_http_port(port, DEFAULT_PORT, by_make=True)
-    except PortInUse as error:
+    except (InvalidClusterName, PortInUse) as error:
         _give_up(str(error))
     if bool(tls_cert) != bool(tls_key):
         _give_up("TLS needs both, --tls-cert and --tls-key: one of them is missing")
@@ -190,6 +204,7 @@ def up(
         n_kvstore=kvstore,
         served_model_name=name,
         metadata=metadata,
+        cluster=cluster,
         metadata_port=metadata_port_beside(chosen),
         # What the environment sets, the processes read themselves.
         threads={}

@@ -75,12 +75,16 @@ class RedisValues:
         ttl_s: seconds after which a value ends.
         max_bytes: bytes of one owner's values.
         tls_ca: see `tls_trust`.
+        prefix: stands before all keys, see `cluster_namespace`.
 
     Raises:
         ValueError: as of `RedisStore`.
     """
 
-    def __init__(self, url: str, *, ttl_s: float, max_bytes: int, tls_ca: str = "") -> None:
+    def __init__(
+        self, url: str, *, ttl_s: float, max_bytes: int, tls_ca: str = "", prefix: str = ""
+    ) -> None:
+        self._prefix = prefix
         self._ttl_ms = max(1, round(1000 * ttl_s))
         self._max_bytes = max_bytes
         self._redis = RedisConnection(url, tls_ca=tls_ca)
@@ -94,19 +98,19 @@ class RedisValues:
         if len(value) > self._max_bytes:
             return False
         arguments: list[str | bytes | int] = [name, value, self._ttl_ms, self._max_bytes]
-        self._call(lambda: self._put(keys=_keys(owner), args=arguments))
+        self._call(lambda: self._put(keys=self._keys(owner), args=arguments))
         return True
 
     def get(self, owner: str, name: str) -> bytes | None:
         """See `ValueStore.get`."""
         check_names(owner, name)
-        value = self._call(lambda: self._get(keys=_keys(owner), args=[name]))
+        value = self._call(lambda: self._get(keys=self._keys(owner), args=[name]))
         return value if isinstance(value, bytes) else None
 
     def delete(self, owner: str, name: str) -> bool:
         """See `ValueStore.delete`."""
         check_names(owner, name)
-        return bool(self._call(lambda: self._delete(keys=_keys(owner), args=[name])))
+        return bool(self._call(lambda: self._delete(keys=self._keys(owner), args=[name])))
 
     def close(self) -> None:
         """See `ValueStore.close`."""
@@ -115,7 +119,7 @@ class RedisValues:
     def _call(self, call: Callable[[], T]) -> T:
         return self._redis.call(call)
 
-
-def _keys(owner: str) -> list[str]:
-    # In braces: a Redis cluster keeps the three in one place.
-    return [f"{_PREFIX}:{{{owner}}}:{part}" for part in ("values", "ends", "sizes")]
+    def _keys(self, owner: str) -> list[str]:
+        # In braces: a Redis cluster keeps the three in one place.
+        start = f"{self._prefix}{_PREFIX}:{{{owner}}}"
+        return [f"{start}:{part}" for part in ("values", "ends", "sizes")]

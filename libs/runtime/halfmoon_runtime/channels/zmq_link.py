@@ -22,6 +22,7 @@ from halfmoon_runtime.channels.dropped_messages import drop_reason, record_drop
 from halfmoon_runtime.channels.network import PeerUnreachable
 from halfmoon_runtime.channels.receive_queue import ReceiveQueue
 from halfmoon_runtime.channels.socket_pump import Frames, SocketPump
+from halfmoon_runtime.channels.tcp_reach import tcp_fault
 from halfmoon_runtime.channels.zmq_curve import Curve
 from halfmoon_runtime.channels.zmq_sockets import (
     HANDSHAKE_FAILED,
@@ -32,6 +33,8 @@ from halfmoon_runtime.channels.zmq_sockets import (
 )
 
 _SCHEMES = ("tcp://", "ipc://")
+#: Seconds of one more attempt by plain TCP, which tells why the others came to nothing.
+_REACH_S = 1.0
 _WATCHED = (
     zmq.Event.HANDSHAKE_SUCCEEDED
     | zmq.Event.DISCONNECTED
@@ -77,14 +80,15 @@ class ZmqLink:
 
     async def connect(self) -> None:
         """Wait until the link is up, or down."""
+        limit_s = self._settings.connect_timeout_s
         try:
-            async with asyncio.timeout(self._settings.connect_timeout_s):
-                await self._resolved.wait()
-        except TimeoutError:
-            missing = ", ".join(
-                str(link_socket) for link_socket in self._sockets if not link_socket.is_up
-            )
-            self.break_off(f"not connected in {self._settings.connect_timeout_s} s: {missing}")
+            try:
+                async with asyncio.timeout(limit_s):
+                    await self._resolved.wait()
+            except TimeoutError:
+                missing = [each for each in self._sockets if not each.is_up]
+                faults = [f"{each.endpoint} ({await each.explain_failure()})" for each in missing]
+                self.break_off(f"not connected in {limit_s} s: {', '.join(faults)}")
         except BaseException:
             await self.close()
             raise
@@ -214,12 +218,21 @@ class _LinkSocket:
         self.is_up = False
         self._link = link
         self._settings = settings
-        #: Failure of the last attempt to connect, and the next attempt.
-        self._last_failure = "no answer"
+        #: Failure of the last handshake; empty: none failed.
+        self._failure = ""
+        #: The next attempt to connect.
         self._retry: asyncio.TimerHandle | None = None
 
-    def __str__(self) -> str:
-        return f"{self.endpoint} ({self._last_failure})"
+    async def explain_failure(self) -> str:
+        """Return why the connection did not come up, after the last attempt."""
+        if self._failure:
+            return self._failure
+        if fault := await tcp_fault(self.endpoint, _REACH_S):
+            return fault
+        return (
+            "it takes connections, and ends no handshake: it has another cluster key, is no worker,"
+            " or hangs"
+        )
 
     def open(
         self,
@@ -257,7 +270,7 @@ class _LinkSocket:
             if self.is_up:
                 self._link.break_off(f"{self.endpoint}: the connection is lost")
         elif event & HANDSHAKE_FAILED:
-            self._last_failure = "the handshake failed"
+            self._failure = "the handshake failed: another cluster key, or no worker"
             record_drop("handshake", self.endpoint, event.name)
         elif not self.is_up and not self._link.is_down and self._retry is None:
             loop = asyncio.get_running_loop()

@@ -165,6 +165,8 @@ class OperatorHttp:
         self._hosts = hosts
         self._tls = tls
         self._metrics = make_wsgi_app(registry)
+        #: What hinders the service, for `/health` and `/ready`; empty: nothing that it knows.
+        self.problem = ""
         self._routes: list[OperatorRoute] = []
         self._server: _Server | None = None
         self._thread: threading.Thread | None = None
@@ -296,12 +298,15 @@ class OperatorHttp:
             raise OperatorHttpError(500, "it failed; the log of this process says why") from None
 
     async def _health(self) -> object:
-        return {"status": "ok"}
+        return self._with_problem("ok")
 
     async def _ready(self) -> object:
         if not self._is_ready():
             raise OperatorHttpError(503, "it takes no work: it is starting, or stopping")
-        return {"status": "ready"}
+        return self._with_problem("ready")
+
+    def _with_problem(self, status: str) -> object:
+        return {"status": status, "problem": self.problem} if self.problem else {"status": status}
 
 
 class _Server(ThreadingMixIn, WSGIServer):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 import structlog
 
 from halfmoon_protocol.errors import LayoutMismatch
-from halfmoon_protocol.ids import RequestId
+from halfmoon_protocol.ids import ConductorId, RequestId
 from halfmoon_protocol.messages import Hello, Message, Welcome, WorkerInfo
 from halfmoon_protocol.versions import version_fault, wrong_version
 from halfmoon_runtime.channels.network import PeerId, PeerUnreachable, Port
@@ -64,6 +64,10 @@ class ConductorConnections:
         if fault := version_fault(conductor, hello.min_version, hello.max_version):
             log.error("conductor_refused", reason=fault)
             await self.answer(peer, wrong_version(hello.max_version))
+            return
+        if conductor == ConductorId(info.worker_id):  # a start under this name, see `name_check`
+            log.warning("name_asked_for", worker_id=conductor)
+            await self.answer(peer, Welcome(worker=info))
             return
         known = peer in self.owners.conductors
         self.owners.on_hello(conductor, peer)

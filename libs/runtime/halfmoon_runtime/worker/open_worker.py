@@ -1,12 +1,14 @@
 """Open what every worker needs, in order, and close it in reverse.
 
-    metadata store → generation → transfer engine → network → port        `open_worker`
+    metadata store → its cluster → network → name → generation
+        → transfer engine → port                                          `open_worker`
         the service opens its own parts and makes its worker              its app.py
     serving loop → record in the metadata server → lease renewal          `OpenedWorker.serve`
 
 This library imports no transfer engine: each service hands in the function that opens one.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -20,6 +22,7 @@ from halfmoon_protocol.messages import Role, WorkerInfo
 from halfmoon_protocol.versions import MAX_VERSION, MIN_VERSION
 from halfmoon_runtime.channels.network import Network, Port
 from halfmoon_runtime.channels.zmq_network import ZmqNetwork
+from halfmoon_runtime.cluster_claim import ClusterClaim
 from halfmoon_runtime.lifecycle import CannotStart, Service, cannot_start_on
 from halfmoon_runtime.membership import (
     Membership,
@@ -29,7 +32,18 @@ from halfmoon_runtime.membership import (
 from halfmoon_runtime.observability.metrics import MetricSnapshot
 from halfmoon_runtime.observability.transfer_metrics import TransferCounts, transfer_engine_metrics
 from halfmoon_runtime.settings import ServiceSettings
+from halfmoon_runtime.worker.conductor_watch import ConductorWatch
+from halfmoon_runtime.worker.name_check import check_name
 from halfmoon_runtime.worker.registration import ServableWorker, registered_worker
+
+
+class GreetedWorker(ServableWorker, Protocol):
+    """A worker that counts its conductors."""
+
+    @property
+    def n_conductors(self) -> int:
+        """Conductors that are connected to it."""
+        ...
 
 
 class UsedTransferEngine(Protocol):
@@ -89,7 +103,7 @@ class OpenedWorker(Generic[EngineT]):
 
     async def serve(
         self,
-        worker: ServableWorker,
+        worker: GreetedWorker,
         membership: Membership,
         drain: Callable[[], Awaitable[None]],
         *metrics: Callable[[], MetricSnapshot],
@@ -111,9 +125,21 @@ class OpenedWorker(Generic[EngineT]):
         """
         worker_id = self.info.worker_id
         transfers = transfer_engine_metrics(self.transfer.stats)
-        async with registered_worker(worker, membership, self.service, transfers, *metrics):
-            self.service.report_stage("ready", worker_id=worker_id, **ready)
-            await (until or self.service.stopping.wait)()
+        service = self.service
+        watch = ConductorWatch(
+            self.store,
+            membership.info,
+            lambda: worker.n_conductors,
+            service.report_problem,
+            asyncio.get_running_loop().time,
+        )
+        async with registered_worker(
+            worker, membership, service, transfers, watch.metrics, *metrics
+        ):
+            service.report_stage("ready", worker_id=worker_id, **ready)
+            async with service.running(watch.run()):
+                await (until or service.stopping.wait)()
+            service.report_problem("")
             self.service.report_stage("draining", worker_id=worker_id)
             await drain()
 
@@ -139,8 +165,9 @@ async def open_worker(
         above: generation of an earlier start in this process; the new one is higher.
 
     Raises:
-        CannotStart: the metadata store is unknown, or this worker's record there makes no sense;
-            or this machine's name does not resolve, and no address is named in its place.
+        CannotStart: the metadata store is unknown, holds another cluster or another worker of this
+            name that lives, or this worker's record there makes no sense; or this machine's name
+            does not resolve, and no address is named in its place.
         OSError: an address of the settings can't be listened on, or dialled by others.
         ValueError: the settings name an unknown transfer backend.
     """
@@ -150,8 +177,20 @@ async def open_worker(
         with cannot_start_on(OSError):
             advertised = settings.advertised_host
         with cannot_start_on(ValueError):
-            store = open_store(settings.metadata, cluster_key=cluster_key, tls_ca=settings.tls_ca)
+            store = open_store(
+                settings.metadata,
+                cluster_key=cluster_key,
+                tls_ca=settings.tls_ca,
+                cluster=settings.cluster,
+            )
         stack.callback(store.close)
+        claim = ClusterClaim(store, cluster_key, settings.metadata)
+        await claim.take()
+        await stack.enter_async_context(service.running(claim.keep()))
+        network = ZmqNetwork(advertise_host=advertised, cluster_key=cluster_key)
+        stack.push_async_callback(network.close)
+        if not above:
+            await check_name(store, network, worker_id)
         try:
             generation = await next_generation(store, worker_id, above=above)
         except ImplausibleGeneration as error:
@@ -172,11 +211,6 @@ async def open_worker(
 
         # The server may have gone away since it counted this start.
         transfer = stack.enter_context(await until_done(f"segment of {worker_id}", open_published))
-        network = ZmqNetwork(
-            advertise_host=advertised,
-            cluster_key=cluster_key,
-        )
-        stack.push_async_callback(network.close)
         port = await network.bind(worker_id, host=settings.host)
         info = WorkerInfo(
             worker_id=worker_id,

@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack, suppress
 
 from halfmoon_metadata import open_store
 from halfmoon_runtime.channels.zmq_network import ZmqNetwork
+from halfmoon_runtime.cluster_claim import ClusterClaim
 from halfmoon_runtime.lifecycle import Service, cannot_start_on
 from halfmoon_runtime.observability.metrics import expose_metrics
 from halfmoon_servers.bridge.bridge_metrics import bridge_metrics
@@ -23,8 +24,16 @@ async def run(settings: BridgeSettings, service: Service) -> None:
         with cannot_start_on(OSError):
             advertised = settings.advertised_host
         with cannot_start_on(ValueError):
-            store = open_store(settings.metadata, cluster_key=cluster_key, tls_ca=settings.tls_ca)
+            store = open_store(
+                settings.metadata,
+                cluster_key=cluster_key,
+                tls_ca=settings.tls_ca,
+                cluster=settings.cluster,
+            )
         stack.callback(store.close)
+        claim = ClusterClaim(store, cluster_key, settings.metadata)
+        await claim.take()
+        await stack.enter_async_context(service.running(claim.keep()))
         network = ZmqNetwork(
             advertise_host=advertised,
             cluster_key=cluster_key,

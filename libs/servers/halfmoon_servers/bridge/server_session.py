@@ -20,7 +20,9 @@ from halfmoon_protocol.versions import MAX_VERSION, MIN_VERSION
 from halfmoon_runtime.channels.network import Network, Port
 from halfmoon_runtime.clock import Clock
 from halfmoon_runtime.membership import Membership, next_generation
+from halfmoon_runtime.worker.conductor_watch import ConductorWatch
 from halfmoon_runtime.worker.message_loop import serve_messages
+from halfmoon_runtime.worker.name_check import check_name
 from halfmoon_servers.bridge.bridge_port import BridgePort
 from halfmoon_servers.bridge.bridged_requests import BridgedRequests
 from halfmoon_servers.bridge.bridged_server import BridgedServer
@@ -169,6 +171,7 @@ class ServerSession:
         ports: dict[Role, BridgePort] = {}
         for role in _ROLES[self._target.role]:
             worker_id = WorkerId(f"{self._name}-{role}")
+            await check_name(store, network, worker_id)
             port = await network.bind(worker_id, host=self._host)
             stack.push_async_callback(port.close)
             generation = await next_generation(store, worker_id)
@@ -223,6 +226,7 @@ class ServerSession:
                 self._memberships.append(membership)
                 await membership.join()
                 running.append(tasks.create_task(membership.keep_alive()))
+                running.append(tasks.create_task(_watch_conductors(store, side)))
             yield
         finally:
             for task in running:
@@ -284,3 +288,15 @@ def _source(endpoints: tuple[EventEndpoint, ...]) -> str:
     if not endpoints:
         return "what was sent there: it publishes no KV events of this block size"
     return f"its KV events at {', '.join(endpoint.endpoint for endpoint in endpoints)}"
+
+
+async def _watch_conductors(store: MetadataStore, side: BridgePort) -> None:
+    """Log that no conductor connects to a port; the process has no stage for each of its ports."""
+    watch = ConductorWatch(
+        store,
+        side.info,
+        lambda: len(side.conductors.owners.conductors),
+        lambda problem: None,
+        asyncio.get_running_loop().time,
+    )
+    await watch.run()

@@ -159,6 +159,11 @@ class DecodeWorker:
                 self._wake.set,
             )
 
+    @property
+    def n_conductors(self) -> int:
+        """Conductors that are connected to this worker."""
+        return len(self.conductors.owners.conductors)
+
     async def serve(self) -> None:
         """Answer commands and run steps until cancelled.
 

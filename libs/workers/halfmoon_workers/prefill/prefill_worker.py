@@ -185,6 +185,11 @@ class PrefillWorker:
         """The requests here, by id."""
         return self.shell.jobs
 
+    @property
+    def n_conductors(self) -> int:
+        """Conductors that are connected to this worker."""
+        return len(self.conductors.owners.conductors)
+
     async def serve(self) -> None:
         """Answer commands and compute until cancelled.
 

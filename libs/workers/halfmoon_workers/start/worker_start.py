@@ -19,8 +19,7 @@ from halfmoon_runtime.membership import Membership, list_members
 from halfmoon_runtime.observability.metrics import MetricSnapshot
 from halfmoon_runtime.observability.tracing import Tracer
 from halfmoon_runtime.worker.open_model import PlacedModel, model_info
-from halfmoon_runtime.worker.open_worker import OpenedWorker
-from halfmoon_runtime.worker.registration import ServableWorker
+from halfmoon_runtime.worker.open_worker import GreetedWorker, OpenedWorker
 from halfmoon_transfer.engine import TransferEngine
 from halfmoon_transfer.regions.region_table import PoolMemory
 from halfmoon_transfer.regions.shared_memory import SharedMemory
@@ -53,7 +52,7 @@ class WorkerStart:
 
     async def serve(
         self,
-        worker: ServableWorker,
+        worker: GreetedWorker,
         info: WorkerInfo,
         drain: Callable[[WorkerInfo], Awaitable[None]],
         *metrics: Callable[[], MetricSnapshot],

@@ -101,6 +101,10 @@ class Gateway(Protocol):
         """Return the roles without a live worker, such as ``prefill``; empty when ready."""
         ...
 
+    def missing_hint(self) -> str:
+        """Return why roles are missing, where that is known, with the way out; else ""."""
+        ...
+
     def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
         """Yield tokens as they are produced; the last one has a `finish`.
 

@@ -37,6 +37,7 @@ from halfmoon_conductor.errors import (
 )
 from halfmoon_conductor.observability.metrics.ttft_stages import TtftRecorder, TtftTimestamps
 from halfmoon_conductor.workers.shell import Shell
+from halfmoon_conductor.workers.unreachable_workers import UnreachableWorkers
 from halfmoon_protocol import error_codes
 from halfmoon_protocol.blocks import block_hashes
 from halfmoon_protocol.ids import RequestId, original_request_id, retry_id
@@ -133,8 +134,10 @@ class CoreGateway:
         *,
         served_model_name: str = "",
         wall_clock: Callable[[], float] = time.time,
+        unreachable: UnreachableWorkers | None = None,
     ) -> None:
         self._shell = shell
+        self._unreachable = unreachable or UnreachableWorkers()
         self._name = served_model_name
         self._created = int(wall_clock())
         #: The model's card, and the workers of which it was made.
@@ -173,6 +176,10 @@ class CoreGateway:
         """Return the roles without a live worker."""
         cluster = self._shell.core.cluster
         return [role for role in ("prefill", "decode") if not cluster.accepting(role)]
+
+    def missing_hint(self) -> str:
+        """Return which registered workers of the missing roles can't be reached."""
+        return self._unreachable.hint(self.missing())
 
     @property
     def n_live(self) -> int:
@@ -268,7 +275,7 @@ class CoreGateway:
             case "overloaded":
                 stream.end(ServerOverloaded(command.reason, command.retry_after_s))
             case "unavailable":
-                stream.end(ServiceUnavailable(command.reason, command.retry_after_s))
+                stream.end(self._unavailable(command.reason, command.retry_after_s))
             case "too_long":
                 stream.end(ContextLengthExceeded(command.reason))
             case "unsupported":
@@ -304,6 +311,10 @@ class CoreGateway:
         else:
             stream.end(GenerationFailed(command.reason))
 
+    def _unavailable(self, reason: str, retry_after_s: float) -> ServiceUnavailable:
+        hint = self.missing_hint()
+        return ServiceUnavailable(f"{reason}. {hint}" if hint else reason, retry_after_s)
+
     def _timestamps_of(self, request_id: RequestId) -> TtftTimestamps | None:
         stream = self._streams.get(original_request_id(request_id))
         return stream.timestamps if stream is not None and stream.current == request_id else None
@@ -316,7 +327,7 @@ class CoreGateway:
             if stream.tokens:
                 stream.end(GenerationFailed("no worker is left to go on with it"))
             else:
-                stream.end(ServiceUnavailable("no worker is there", _UNAVAILABLE_RETRY_S))
+                stream.end(self._unavailable("no worker is there", _UNAVAILABLE_RETRY_S))
             return
         if len(stream.tokens) > stream.n_tokens_before:
             stream.fruitless = 0

@@ -69,7 +69,9 @@ class InputProcessor:
         reasoning_parser: Literal["auto", "think", "none"] = "auto",
         aliases: Sequence[str] = (),
     ) -> None:
-        self.encoder = PromptEncoder(lambda: gateway.model, tokenizer, tool_call_parser, aliases)
+        self.encoder = PromptEncoder(
+            lambda: gateway.model, tokenizer, tool_call_parser, aliases, gateway.missing_hint
+        )
         self._tokenizer = tokenizer
         self._grammars = grammars
         self._reasons = reasoning_parser == "think" or (

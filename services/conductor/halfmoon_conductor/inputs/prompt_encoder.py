@@ -38,6 +38,7 @@ class PromptEncoder:
         tokenizer: the model's.
         tool_call_parser: how the model writes calls; "auto": as its chat template shows.
         aliases: other names of the model; one that ends in "*" is any name that begins so.
+        missing_hint: returns why there are no workers, where that is known; else "".
 
     Raises:
         TokenizerUnavailable: the tokenizer's chat template is not valid.
@@ -49,8 +50,10 @@ class PromptEncoder:
         tokenizer: Tokenizer,
         tool_call_parser: ToolCallFormat | Literal["auto"] = "auto",
         aliases: Sequence[str] = (),
+        missing_hint: Callable[[], str] = str,
     ) -> None:
         self._model = model
+        self._missing_hint = missing_hint
         self._aliases = frozenset(aliases)
         self._alias_beginnings = tuple(each[:-1] for each in aliases if each.endswith("*"))
         self._tokenizer = tokenizer
@@ -69,10 +72,10 @@ class PromptEncoder:
         """
         card = self._model()
         if card is None:
-            raise ServiceUnavailable(
-                "No worker has joined yet, so no model is served; try again soon.",
-                retry_after_s=RETRY_WHILE_LOADING_S,
-            )
+            said = "No worker has joined yet, so no model is served; try again soon."
+            if hint := self._missing_hint():
+                said = f"{said} {hint}"
+            raise ServiceUnavailable(said, retry_after_s=RETRY_WHILE_LOADING_S)
         if name not in (None, card.name) and not self._is_alias(name or ""):
             raise UnknownModel(
                 f"The model {_shown(name or '')} is not served here; {card.name!r} is.",

@@ -48,6 +48,8 @@ def cluster_view(
         for info in core.cluster.workers()
     ]
     workers += [_record(info, refusals[info.worker_id]) for info in links.refused_workers()]
+    unreachable = links.unreachable.found()
+    silent = {each.info.worker_id for each in unreachable}
     layout, pools = core.cluster.layout, core.loads(now)
     return {
         "conductor": conductor._asdict(),
@@ -61,9 +63,21 @@ def cluster_view(
         "pools": pools._asdict(),
         "reuse": observer.requests.reuse,
         "workers": workers,
+        "unreachable": [
+            _record(each.info)
+            | {
+                "address": each.info.commands,
+                "for_s": each.for_s,
+                "reason": each.reason,
+                "advice": each.advice,
+            }
+            for each in unreachable
+        ],
+        # One that was lost and is still registered is unreachable, and not gone.
         "gone": [
             _record(worker.info) | {"reason": worker.reason, "s_ago": now - worker.at_s}
             for worker in observer.workers.departed(now)
+            if worker.info.worker_id not in silent
         ],
         "hot_prefixes": _hot_prefixes(observer, now),
         "copies": [

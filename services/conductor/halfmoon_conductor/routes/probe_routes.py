@@ -51,8 +51,10 @@ def probes_router(
     async def ready() -> Response:
         """Report whether prefill and decode workers are ready for requests."""
         is_ready = gateway.ready()
-        report = Readiness(ready=is_ready, missing=list(gateway.missing()))
-        return JSONResponse(report.model_dump(), status_code=200 if is_ready else 503)
+        missing, reason = list(gateway.missing()), gateway.missing_hint()
+        report = Readiness(ready=is_ready, missing=missing, reason=reason)
+        body = report.model_dump(exclude=None if reason else {"reason"})
+        return JSONResponse(body, status_code=200 if is_ready else 503)
 
     @router.get("/load")
     async def show_load() -> ServerLoad:

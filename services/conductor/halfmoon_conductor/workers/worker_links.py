@@ -4,6 +4,8 @@ One task per member of the cluster dials the worker, says hello and reads all of
 Commands are sent at once, in order. When a link goes down, the worker counts as lost at once.
 While its lease lives, it is dialled again.
 
+What comes of each attempt to reach a worker is noted in `UnreachableWorkers`.
+
 A worker that answers heartbeats may hang all the same. If requests decode there and no token comes
 for `decode_stall_s`, its link is closed, and it rests before it is dialled again.
 """
@@ -18,6 +20,11 @@ import msgspec
 import structlog
 
 from halfmoon_conductor.workers.shell import Shell
+from halfmoon_conductor.workers.unreachable_workers import (
+    NO_WELCOME,
+    WRONG_WORKER,
+    UnreachableWorkers,
+)
 from halfmoon_metadata.store_interface import MetadataStore
 from halfmoon_protocol import error_codes
 from halfmoon_protocol.errors import MessageTooLarge
@@ -162,6 +169,7 @@ class WorkerLinks:
     metrics: PrefillMetrics
     #: Seconds without a token after which a decode worker counts as hanging; 0: it never does.
     decode_stall_s: float = 0.0
+    unreachable: UnreachableWorkers = field(default_factory=UnreachableWorkers)
     _members: dict[WorkerId, _Member] = field(default_factory=dict, init=False)
     _sessions: "itertools.count[int]" = field(
         default_factory=lambda: itertools.count(1), init=False
@@ -173,6 +181,7 @@ class WorkerLinks:
 
     async def run(self) -> None:
         """Follow the cluster until cancelled."""
+        self.unreachable.start(asyncio.get_running_loop().time)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._tick())
             async for change in watch_members(self.store, interval_s=_POLL_S):
@@ -203,6 +212,7 @@ class WorkerLinks:
             return
         member.refused = reason
         member.joined = False
+        self.unreachable.on_gone(worker_id)
         if member.link is not None:
             with suppress(PeerUnreachable):
                 member.link.send_now(Unwelcome(reason=reason, code=code))
@@ -233,14 +243,20 @@ class WorkerLinks:
         if member is None or generation not in (None, member.info.generation):
             return
         del self._members[worker_id]
+        self.unreachable.on_gone(worker_id)
         if member.task is not None:
             member.task.cancel()
         self._lose(member, "its lease is over")
 
     def _lose(self, member: _Member, reason: str) -> None:
+        """Note that a member's link is down; a member that had joined is lost."""
         member.link = None
-        if member.joined:
+        if not member.joined:
+            self.unreachable.on_failure(member.info.worker_id, reason)
+        else:
             member.joined = False
+            if self._members.get(member.info.worker_id) is member:
+                self.unreachable.on_lost(member.info, reason)
             log.warning("worker_lost", worker_id=member.info.worker_id, reason=reason)
             self.shell.post(WorkerLost(member.info.worker_id, reason))
 
@@ -250,6 +266,7 @@ class WorkerLinks:
         """Keep a link to this worker while its lease lives."""
         while not member.refused:
             info = member.info
+            self.unreachable.on_dial(info)
             link = await self.network.dial(info.commands, info.events, key_id=info.key_id)
             member.link, member.step = link, 0
             hello = Hello(
@@ -260,6 +277,7 @@ class WorkerLinks:
             )
             try:
                 link.send_now(hello)
+                self.unreachable.on_failure(info.worker_id, NO_WELCOME)
                 while True:
                     message = await link.receive()
                     try:
@@ -305,12 +323,14 @@ class WorkerLinks:
                 member.info = info
                 if not member.joined:
                     log.info("worker_joined", worker_id=worker_id, role=info.role)
+                self.unreachable.on_reached(worker_id)
                 member.joined = True
                 self.shell.post(WorkerJoined(info))
                 self._log_unused_kvstores()
                 if info.stage is not None:
                     self._log_group_faults()
             case Welcome(worker=info):
+                self.unreachable.on_failure(worker_id, WRONG_WORKER + info.worker_id)
                 record_drop(
                     "foreign", member.info.commands, f"{worker_id} speaks for {info.worker_id}"
                 )
@@ -415,6 +435,7 @@ class WorkerLinks:
             if (elapsed_s := now_s() - looked_s) >= _LOOK_S:
                 looked_s += elapsed_s
                 self._look_for_stalls(elapsed_s)
+                self.unreachable.log_new()
             await pace.wait(idle=self.shell.core.is_idle)
 
     def _look_for_stalls(self, elapsed_s: float) -> None:
@@ -445,6 +466,7 @@ class WorkerLinks:
         member.silent_s = 0.0
         link = member.link
         self._lose(member, reason)
+        self.unreachable.on_gone(member.info.worker_id)
         if link is not None:
             link.break_off(reason)  # which ends the reader too
 

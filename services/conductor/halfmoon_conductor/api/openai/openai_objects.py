@@ -255,3 +255,5 @@ class Readiness(BaseModel):
 
     ready: bool
     missing: list[str]
+    #: Why roles are missing, where that is known, with the way out.
+    reason: str = ""

@@ -41,6 +41,10 @@ class TracedGateway:
         """Return the roles without a live worker; see `Gateway.missing`."""
         return self._gateway.missing()
 
+    def missing_hint(self) -> str:
+        """Return why roles are missing; see `Gateway.missing_hint`."""
+        return self._gateway.missing_hint()
+
     def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
         """Yield a request's tokens; see `Gateway.generate`."""
         parent = current_span.get()

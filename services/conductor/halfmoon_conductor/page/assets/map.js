@@ -39,7 +39,8 @@ export class ClusterMap {
     for (const [role] of ROLES) this.showColumn(role, state);
     const live = cluster.workers.filter((w) => !w.refused).length;
     const gone = cluster.gone.length ? `, ${cluster.gone.length} gone` : "";
-    say(byId("map-note"), `${plural(live, "worker")}${gone} · placement ${cluster.scheduling.placement} · admission ${cluster.scheduling.admission}`);
+    const away = cluster.unreachable?.length ? `, ${cluster.unreachable.length} unreachable` : "";
+    say(byId("map-note"), `${plural(live, "worker")}${away}${gone} · placement ${cluster.scheduling.placement} · admission ${cluster.scheduling.admission}`);
     this.ways = ways(state);
     this.draw();
   }
@@ -61,16 +62,17 @@ export class ClusterMap {
     const { list, head, load } = this.columns[role];
     const here = cluster.workers.filter((w) => w.role === role);
     const gone = cluster.gone.filter((w) => w.role === role).map((w) => ({ ...w, isGone: true }));
-    list.classList.toggle("many", here.length + gone.length > MANY);
+    const away = (cluster.unreachable ?? []).filter((w) => w.role === role).map((w) => ({ ...w, isAway: true }));
+    list.classList.toggle("many", here.length + gone.length + away.length > MANY);
     say(head, here.length ? `${here.length}` : "none");
     say(load, poolLoad(role, cluster));
     const ofSelected = new Set(selected ? workersOf(selected) : []);
-    const all = [...here, ...gone].sort((a, b) => a.worker_id.localeCompare(b.worker_id, "en", { numeric: true }));
+    const all = [...here, ...gone, ...away].sort((a, b) => a.worker_id.localeCompare(b.worker_id, "en", { numeric: true }));
     const rows = new Map((roles?.workers ?? []).map((row) => [row.worker_id, row]));
     const make = (worker) => card(worker, this.onSetRole);
     const fill = (element, worker) => {
       fillCard(element, worker, cluster);
-      fillRoleLine(element.querySelector(".role-line"), worker.refused ? null : rows.get(worker.worker_id));
+      fillRoleLine(element.querySelector(".role-line"), worker.refused || worker.isAway ? null : rows.get(worker.worker_id));
       element.classList.toggle("selected", ofSelected.has(worker.worker_id));
       element.classList.toggle("holds", holders.has(worker.worker_id));
     };
@@ -185,7 +187,7 @@ function groupFrame() {
 
 /** A group is given prompts only while it has a worker at each stage. */
 function fillGroupFrame(element, { group, n_stages, members }) {
-  const present = new Set(members.filter((w) => !w.isGone && !w.refused && !w.draining).map(({ stage }) => stage.index));
+  const present = new Set(members.filter((w) => !w.isGone && !w.isAway && !w.refused && !w.draining).map(({ stage }) => stage.index));
   say(element.querySelector(".name"), group);
   say(element.querySelector(".note"), present.size === n_stages
     ? `long prompts in ${plural(n_stages, "stage")}`
@@ -206,13 +208,14 @@ function fillCard(element, worker, cluster) {
   element.dataset.state = name;
   say(element.querySelector(".state"), words);
   element.title = `${worker.worker_id} on ${worker.host}, start ${worker.generation}`;
-  const { meters, facts } = worker.load ? describe(worker, cluster) : { meters: [], facts: worker.reason ?? worker.refused };
+  const { meters, facts } = worker.load ? describe(worker, cluster) : { meters: [], facts: worker.isAway ? `${worker.address}: ${worker.reason}; ${worker.advice}` : worker.reason ?? worker.refused };
   keyed(element.querySelector(".meters"), meters, (m) => m.label, meter, fillMeter);
   say(element.querySelector(".facts"), facts);
 }
 
 function stateOf(worker) {
   if (worker.isGone) return ["gone", `gone, ${ago(worker.s_ago)}`];
+  if (worker.isAway) return ["unreachable", `unreachable for ${seconds(worker.for_s)}`];
   if (worker.refused) return ["refused", "refused"];
   if (worker.draining) return ["draining", "draining"];
   if (worker.heard_s_ago !== null && worker.heard_s_ago > SILENT_S) return ["silent", `silent for ${seconds(worker.heard_s_ago)}`];

@@ -1,0 +1,349 @@
+"""Workers that are registered and out of the conductor's reach: where and how this is said."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from prometheus_client import CollectorRegistry
+
+from halfmoon_conductor.errors import ServiceUnavailable
+from halfmoon_conductor.generation.core_gateway import CoreGateway
+from halfmoon_conductor.observability.history.latency_history import LatencyHistory
+from halfmoon_conductor.observability.history.observer import CoreObserver
+from halfmoon_conductor.observability.metrics.cluster_metrics import ClusterMetrics
+from halfmoon_conductor.page.cluster_view import ConductorInfo, cluster_view
+from halfmoon_conductor.workers import unreachable_workers
+from halfmoon_conductor.workers.shell import Shell
+from halfmoon_conductor.workers.unreachable_workers import UNREACHABLE_S, UnreachableWorkers
+from halfmoon_conductor.workers.worker_links import WorkerLinks
+from halfmoon_metadata import MemoryStore
+from halfmoon_protocol.ids import ConductorId, WorkerId
+from halfmoon_protocol.messages import Hello, Welcome, WorkerInfo
+from halfmoon_runtime.channels.network import Port
+from halfmoon_runtime.channels.zmq_network import ZmqNetwork
+from halfmoon_runtime.channels.zmq_sockets import SocketSettings
+from halfmoon_runtime.clock import FakeClock, SystemClock
+from halfmoon_runtime.membership import MEMBERS
+from halfmoon_scheduling.conductor.conductor_machine import Conductor
+from halfmoon_scheduling.config import SchedulingConfig
+from halfmoon_testing.conductor_http import ScriptedGateway
+from halfmoon_testing.scheduling_inputs import a_worker
+
+DECODE = WorkerId("decode-0")
+KEY = "the moon is made of green cheese"
+OTHER_KEY = "the moon is made of blue cheese"
+
+
+def closed_port() -> int:
+    """A port that refuses connections for as long as nothing else takes it."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def worker_at(port: int, name: str = DECODE, **changes: Any) -> WorkerInfo:
+    address = f"tcp://127.0.0.1:{port}"
+    return msgspec.structs.replace(a_worker(name), commands=address, events=address, **changes)
+
+
+class Linked:
+    """Worker links over real sockets, with the records that a test writes."""
+
+    def __init__(self, network: ZmqNetwork) -> None:
+        self.network, self.store = network, MemoryStore()
+        self.core = Conductor(SchedulingConfig())
+        self.unreachable = UnreachableWorkers()
+        shell = Shell(self.core, SystemClock())
+        self.observer = CoreObserver(self.core, LatencyHistory())
+        shell.add_recorder(self.observer.record)
+        self.gateway = CoreGateway(shell, unreachable=self.unreachable)
+        metrics = ClusterMetrics(self.core, CollectorRegistry())
+        conductor = ConductorId("conductor-0")
+        self.links = WorkerLinks(
+            network,
+            self.store,
+            conductor,
+            shell,
+            self.gateway,
+            metrics,
+            unreachable=self.unreachable,
+        )
+        shell.connect(self.links, self.gateway)
+
+    def write(self, info: WorkerInfo) -> None:
+        self.store.put(MEMBERS + info.worker_id, msgspec.json.encode(info))
+
+    async def reason(self, matching: str, name: WorkerId = DECODE) -> str:
+        """The reason that is given for a worker, once it has this text."""
+
+        def now() -> str:
+            return "".join(
+                each.reason for each in self.unreachable.found() if each.info.worker_id == name
+            )
+
+        await self.until(lambda: matching in now())
+        return now()
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        async with asyncio.timeout(60):
+            while not condition():
+                await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def linked(monkeypatch: pytest.MonkeyPatch, key: str = "") -> AsyncIterator[Linked]:
+    monkeypatch.setattr(unreachable_workers, "UNREACHABLE_S", 0.0)
+    network = ZmqNetwork(SocketSettings(connect_timeout_s=0.2), cluster_key=key)
+    here = Linked(network)
+    task = asyncio.create_task(here.links.run())
+    try:
+        yield here
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+        await network.close()
+
+
+async def serve(port: Port, info: WorkerInfo, *, answers: bool = True) -> None:
+    while True:
+        peer, message = await port.receive()
+        if answers and isinstance(message, Hello):
+            await port.send(peer, Welcome(worker=info))
+
+
+# -- reasons -------------------------------------------------------------------------------------
+
+
+async def test_an_address_that_refuses_is_named_with_the_reason_until_it_answers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with linked(monkeypatch) as here:
+        lost = worker_at(closed_port())
+        here.write(lost)
+        assert lost.commands in await here.reason("connection refused")
+        [shown] = _view(here)["unreachable"]
+        assert (shown["worker_id"], shown["address"]) == (DECODE, lost.commands)
+        assert "--advertise-host" in shown["advice"]
+        assert shown["for_s"] >= 0
+        assert "worker_unreachable" in await _logged(here, capsys)
+        workers = ZmqNetwork()
+        port = await workers.bind(DECODE)
+        there = msgspec.structs.replace(
+            a_worker(DECODE), generation=2, commands=port.commands, events=port.events
+        )
+        serving = asyncio.create_task(serve(port, there))
+        here.write(there)
+        await here.until(lambda: DECODE in here.core.cluster)
+        assert _view(here)["unreachable"] == []
+        serving.cancel()
+        await workers.close()
+
+
+async def _logged(here: Linked, capsys: pytest.CaptureFixture[str]) -> str:
+    said: list[str] = []
+
+    def looks() -> bool:
+        said.append(capsys.readouterr().out)
+        return "worker_unreachable" in "".join(said)
+
+    await here.until(looks)
+    return "".join(said)
+
+
+def _view(here: Linked) -> dict[str, Any]:
+    return cluster_view(here.observer, here.links, ConductorInfo("conductor-0"), 0.0)
+
+
+async def test_a_name_that_is_not_known_here_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with linked(monkeypatch) as here:
+        there = "tcp://no-such-host.invalid:5"
+        here.write(msgspec.structs.replace(a_worker(DECODE), commands=there, events=there))
+        await here.reason("the name no-such-host.invalid is not known here")
+
+
+async def test_a_process_that_takes_connections_and_says_nothing_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        async with linked(monkeypatch) as here:
+            here.write(worker_at(silent.getsockname()[1]))
+            await here.reason("takes connections, and ends no handshake")
+
+
+@pytest.mark.parametrize("says_its_key", [True, False])
+async def test_another_cluster_key_is_named_with_its_way_out(
+    monkeypatch: pytest.MonkeyPatch, says_its_key: bool
+) -> None:
+    async with linked(monkeypatch, KEY) as here:
+        workers = ZmqNetwork(cluster_key=OTHER_KEY)
+        port = await workers.bind(DECODE)
+        info = msgspec.structs.replace(
+            a_worker(DECODE),
+            commands=port.commands,
+            events=port.events,
+            key_id=port.key_id if says_its_key else "",
+        )
+        here.write(info)
+        await here.reason("cluster key")
+        [found] = here.unreachable.found()
+        assert "HALFMOON_CLUSTER_KEY_FILE" in found.advice
+        assert "--advertise-host" not in found.advice
+        await workers.close()
+
+
+async def test_a_worker_that_does_not_answer_the_hello_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with linked(monkeypatch) as here:
+        workers = ZmqNetwork()
+        port = await workers.bind(DECODE)
+        info = msgspec.structs.replace(a_worker(DECODE), commands=port.commands, events=port.events)
+        silent = asyncio.create_task(serve(port, info, answers=False))
+        here.write(info)
+        await here.reason("does not answer the hello")
+        silent.cancel()
+        await workers.close()
+
+
+async def test_two_workers_that_advertise_one_address_are_told_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with linked(monkeypatch) as here:
+        workers = ZmqNetwork()
+        port = await workers.bind(DECODE)
+        info = msgspec.structs.replace(a_worker(DECODE), commands=port.commands, events=port.events)
+        serving = asyncio.create_task(serve(port, info))
+        here.write(info)
+        here.write(msgspec.structs.replace(info, worker_id=WorkerId("decode-1")))
+        await here.reason("another worker answers there: decode-0", WorkerId("decode-1"))
+        assert DECODE in here.core.cluster
+        serving.cancel()
+        await workers.close()
+
+
+async def test_a_lost_worker_is_unreachable_and_not_gone_while_its_record_lives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with linked(monkeypatch) as here:
+        workers = ZmqNetwork()
+        port = await workers.bind(DECODE)
+        info = msgspec.structs.replace(a_worker(DECODE), commands=port.commands, events=port.events)
+        serving = asyncio.create_task(serve(port, info))
+        here.write(info)
+        await here.until(lambda: DECODE in here.core.cluster)
+        serving.cancel()
+        await workers.close()
+        await here.reason("connection")
+        view = _view(here)
+        assert [each["worker_id"] for each in view["unreachable"]] == [DECODE]
+        assert view["gone"] == []
+        here.store.delete(MEMBERS + DECODE)
+        await here.until(lambda: not here.unreachable.found())
+        assert [each["worker_id"] for each in _view(here)["gone"]] == [DECODE]
+
+
+# -- what is noted -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def noted(clock: FakeClock) -> UnreachableWorkers:
+    found = UnreachableWorkers()
+    found.start(clock.now)
+    return found
+
+
+def fail(noted: UnreachableWorkers, name: str, reason: str = "connection refused") -> None:
+    noted.on_dial(worker_at(5, name))
+    noted.on_failure(WorkerId(name), reason)
+
+
+def test_a_worker_counts_as_unreachable_only_after_some_seconds(
+    noted: UnreachableWorkers, clock: FakeClock
+) -> None:
+    fail(noted, DECODE)
+    assert noted.found() == []
+    clock.advance(UNREACHABLE_S)
+    fail(noted, DECODE, "no route to host")
+    [found] = noted.found()
+    assert (found.reason, found.for_s) == ("no route to host", UNREACHABLE_S)
+
+
+def test_the_log_says_it_once_then_rarely_and_says_when_it_is_over(
+    noted: UnreachableWorkers, clock: FakeClock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fail(noted, DECODE)
+    for _ in range(100):
+        clock.advance(1.0)
+        fail(noted, DECODE)
+        noted.log_new()
+    said = capsys.readouterr().out
+    assert said.count("worker_unreachable") == 1
+    assert "tcp://127.0.0.1:5" in said and "--advertise-host" in said
+    clock.advance(1000)
+    noted.log_new()
+    assert capsys.readouterr().out.count("worker_unreachable") == 1
+    noted.on_reached(DECODE)
+    assert "worker_reachable_again" in capsys.readouterr().out
+    noted.on_reached(DECODE)
+    assert capsys.readouterr().out == ""
+
+
+def test_the_hint_names_a_few_workers_of_the_roles_and_counts_the_others(
+    noted: UnreachableWorkers, clock: FakeClock
+) -> None:
+    for index in range(5):
+        fail(noted, f"decode-{index}", "r" * 10_000)
+    clock.advance(UNREACHABLE_S)
+    hint = noted.hint(("decode",))
+    assert "decode-0 at tcp://127.0.0.1:5" in hint and "2 more" in hint
+    assert "decode-4" not in hint and len(hint) < 3000
+    assert noted.hint(("prefill",)) == ""
+
+
+def test_a_metric_counts_unreachable_workers_by_role(
+    noted: UnreachableWorkers, clock: FakeClock
+) -> None:
+    fail(noted, DECODE)
+    clock.advance(UNREACHABLE_S)
+    _, values = noted.metrics()["halfmoon_unreachable_workers"]
+    assert "1" in str(values) and "decode" in str(values)
+
+
+# -- what clients and probes are told ------------------------------------------------------------
+
+
+def test_a_request_for_which_a_worker_is_out_of_reach_says_so(clock: FakeClock) -> None:
+    unreachable = UnreachableWorkers()
+    unreachable.start(clock.now)
+    gateway = CoreGateway(Shell(Conductor(SchedulingConfig()), clock), unreachable=unreachable)
+    assert gateway.missing_hint() == ""
+    fail(unreachable, DECODE)
+    clock.advance(UNREACHABLE_S)
+    assert "decode-0 at tcp://127.0.0.1:5 (connection refused)" in gateway.missing_hint()
+    error = gateway._unavailable("no live decode worker", 1.0)
+    assert isinstance(error, ServiceUnavailable)
+    assert str(error).startswith("no live decode worker. Registered, but out of")
+
+
+async def test_ready_and_the_first_refusal_give_the_reason(
+    client: httpx.AsyncClient, gateway: ScriptedGateway
+) -> None:
+    gateway.card, gateway.roles_missing = None, ["decode"]
+    gateway.hint = "Registered, but out of the conductor's reach: decode-0 at tcp://there:1 (x)."
+    answer = await client.get("/ready")
+    assert answer.status_code == 503
+    assert answer.json()["reason"] == gateway.hint
+    body = {"model": "m", "prompt": "hello", "max_tokens": 1}
+    refused = await client.post("/v1/completions", json=body)
+    assert refused.status_code == 503
+    message = refused.json()["error"]["message"]
+    assert message.startswith("No worker has joined yet") and gateway.hint in message

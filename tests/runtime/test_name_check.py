@@ -1,0 +1,135 @@
+"""Under which circumstances a worker starts under a name that is in the metadata server."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import msgspec
+import pytest
+
+from halfmoon_metadata import MemoryStore
+from halfmoon_protocol.ids import RequestId, WorkerId
+from halfmoon_protocol.messages import Hello, WorkerInfo
+from halfmoon_runtime.channels.network import Network, Port
+from halfmoon_runtime.channels.zmq_network import ZmqNetwork
+from halfmoon_runtime.membership import MEMBERS
+from halfmoon_runtime.worker.conductor_connections import ConductorConnections
+from halfmoon_runtime.worker.name_check import NameTaken, check_name
+
+NAME = WorkerId("kvstore-0")
+KEY = "the moon is made of green cheese"
+
+
+@pytest.fixture
+async def network() -> AsyncIterator[ZmqNetwork]:
+    one = ZmqNetwork(cluster_key=KEY)
+    yield one
+    await one.close()
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+def info_of(port: Port, generation: int = 3, name: WorkerId = NAME) -> WorkerInfo:
+    return WorkerInfo(
+        worker_id=name,
+        role="prefill",
+        generation=generation,
+        host="there",
+        commands=port.commands,
+        events=port.events,
+        key_id=port.key_id,
+    )
+
+
+def write(store: MemoryStore, info: WorkerInfo) -> None:
+    store.put(MEMBERS + info.worker_id, msgspec.json.encode(info))
+
+
+@asynccontextmanager
+async def living(network: Network, info: WorkerInfo, port: Port) -> AsyncIterator[list[RequestId]]:
+    """A worker that answers hellos with its record."""
+    let_go: list[RequestId] = []
+    conductors = ConductorConnections(port, let_go.append)
+
+    async def serve() -> None:
+        while True:
+            peer, message = await port.receive()
+            assert isinstance(message, Hello)
+            await conductors.on_hello(message, peer, info)
+            if info.worker_id == NAME:  # a start under its own name is no conductor
+                assert not conductors.owners.conductors
+
+    task = asyncio.create_task(serve())
+    try:
+        yield let_go
+        assert not task.done() or task.exception() is None
+    finally:
+        task.cancel()
+
+
+async def test_a_worker_that_lives_elsewhere_keeps_its_name(
+    network: ZmqNetwork, store: MemoryStore
+) -> None:
+    port = await network.bind(NAME)
+    info = info_of(port)
+    write(store, info)
+    async with living(network, info, port):
+        with pytest.raises(NameTaken) as refused:
+            await check_name(store, network, NAME, answer_s=60)
+    text = str(refused.value)
+    assert "\n" not in text
+    for part in (NAME, "generation 3", port.commands, "--worker-id", "--cluster NAME"):
+        assert part in text
+
+
+async def test_a_name_without_a_record_is_free(network: ZmqNetwork, store: MemoryStore) -> None:
+    await check_name(store, network, NAME)
+
+
+async def test_the_record_of_a_worker_whose_process_is_gone_is_taken_over_at_once(
+    network: ZmqNetwork, store: MemoryStore
+) -> None:
+    port = await network.bind(NAME)
+    info = info_of(port)
+    await port.close()
+    write(store, info)
+    async with asyncio.timeout(2):  # it does not wait for the lease, nor for an answer
+        await check_name(store, network, NAME, answer_s=600)
+
+
+async def test_a_worker_that_is_leaving_gives_its_name_away(
+    network: ZmqNetwork, store: MemoryStore
+) -> None:
+    port = await network.bind(NAME)
+    info = msgspec.structs.replace(info_of(port), draining=True)
+    write(store, info)
+    async with living(network, info, port):
+        await check_name(store, network, NAME, answer_s=60)
+
+
+async def test_another_worker_at_the_address_of_a_dead_one_does_not_keep_its_name(
+    network: ZmqNetwork, store: MemoryStore
+) -> None:
+    port = await network.bind("decode-0")
+    write(store, info_of(port))
+    async with living(network, info_of(port, name=WorkerId("decode-0")), port):
+        await check_name(store, network, NAME, answer_s=0.3)
+
+
+async def test_a_worker_that_hangs_does_not_keep_its_name(
+    network: ZmqNetwork, store: MemoryStore
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as hanging:  # accepts, and says nothing
+        port = await network.bind(NAME)
+        info = info_of(port)
+        await port.close()
+        write(store, msgspec.structs.replace(info, commands=f"tcp://127.0.0.1:{_port(hanging)}"))
+        await check_name(store, network, NAME, answer_s=0.3)
+
+
+def _port(server: socket.socket) -> int:
+    return int(server.getsockname()[1])
