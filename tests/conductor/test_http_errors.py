@@ -182,22 +182,67 @@ async def test_an_image_in_a_message_is_refused_where_it_is(client: httpx.AsyncC
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "param", "told"),
     [
-        ({"max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens differ"),
-        ({"stream_options": {"include_usage": True}}, "stream: true"),
-        ({"max_tokens": 3, "min_tokens": 4}, "min_tokens is greater"),
-        ({"min_tokens": 17}, "min_tokens is 17"),
-        ({"max_tokens": 0}, "only for echo"),
-        ({"prompt": ["a", "b"], "n": 65}, "130, over the 128"),
-        ({"prompt_logprobs": 1, "stream": True}, "can't be streamed"),
+        (
+            {"max_tokens": 3, "max_completion_tokens": 4},
+            "max_completion_tokens",
+            "max_completion_tokens differ",
+        ),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "stream: true"),
+        ({"max_tokens": 3, "min_tokens": 4}, "min_tokens", "is 4, over max_tokens, which is 3"),
+        (
+            {"max_completion_tokens": 3, "min_tokens": 4},
+            "min_tokens",
+            "is 4, over max_completion_tokens, which is 3",
+        ),
+        ({"min_tokens": 17}, "min_tokens", "min_tokens is 17"),
+        ({"max_tokens": 0}, "max_tokens", "only for echo"),
+        ({"prompt": ["a", "b"], "n": 65}, "n", "130, over the 128"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "can't be streamed"),
     ],
 )
-async def test_fields_that_contradict_each_other_are_refused(
-    client: httpx.AsyncClient, change: dict[str, Any], told: str
+async def test_fields_that_contradict_each_other_are_refused_by_name(
+    client: httpx.AsyncClient, change: dict[str, Any], param: str, told: str
 ) -> None:
     error = error_of(await client.post(COMPLETIONS, json={**PROMPT, **change}), 400)
+    assert error["param"] == param
     assert told in error["message"]
+
+
+TOOL = {"type": "function", "function": {"name": "rise"}}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (CHAT, {**HELLO, "max_tokens": 0}, "max_tokens"),
+        (CHAT, {**HELLO, "top_logprobs": 2}, "top_logprobs"),
+        (CHAT, {**HELLO, "tools": [TOOL, TOOL]}, "tools"),
+        (CHAT, {**HELLO, "tool_choice": "required"}, "tool_choice"),
+        (
+            CHAT,
+            {**HELLO, "tool_choice": {"type": "function", "function": {"name": "set"}}},
+            "tool_choice",
+        ),
+        (
+            CHAT,
+            {**HELLO, "enable_thinking": True, "chat_template_kwargs": {"enable_thinking": False}},
+            "enable_thinking",
+        ),
+        (
+            "/tokenize",
+            {**HELLO, "enable_thinking": True, "chat_template_kwargs": {"enable_thinking": False}},
+            "enable_thinking",
+        ),
+        ("/tokenize", {**HELLO, "tools": [TOOL, TOOL]}, "tools"),
+        ("/tokenize", {"prompt": "a", "tools": [TOOL]}, "tools"),
+    ],
+)
+async def test_a_contradiction_names_its_field_in_each_api(
+    client: httpx.AsyncClient, path: str, body: dict[str, Any], param: str
+) -> None:
+    assert error_of(await client.post(path, json=body), 400)["param"] == param
 
 
 @pytest.mark.parametrize(

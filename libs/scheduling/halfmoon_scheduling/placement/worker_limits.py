@@ -103,7 +103,7 @@ def able_workers(
 
 def fits_prefill(request: Request, info: WorkerInfo, block_size: int) -> bool:
     """Return whether a prefill worker could take a request if it were idle."""
-    if not needed_features(request.sampling, "prefill") <= stated_features(info):
+    if not needed_features(request.sampling, request.stopping, "prefill") <= stated_features(info):
         return False
     n_tokens = len(request.token_ids)
     n_new = request.stopping.max_new_tokens
@@ -118,7 +118,7 @@ def _with_features(request: Request, capacity: RoleCapacity) -> RoleCapacity:
         FeatureMissing: no worker has all of them.
     """
     role = capacity.workers[0].role
-    needed = needed_features(request.sampling, role)
+    needed = needed_features(request.sampling, request.stopping, role)
     if needed <= capacity.features:
         return capacity
     able = [info for info in capacity.workers if needed <= stated_features(info)]
