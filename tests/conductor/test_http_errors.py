@@ -269,6 +269,54 @@ async def test_a_body_that_cannot_be_read_is_refused(
     assert told in error_of(answer, 400)["message"]
 
 
+WIDE = '"stop": "' + 20_000 * "x" + '", '
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "key"),
+    [
+        (COMPLETIONS, '{"prompt": "a", "max_tokens": 1, "max_tokens": 2}', "max_tokens"),
+        (COMPLETIONS, '{"prompt": "a", "max_tokens": 1, "max\\u005ftokens": 2}', "max_tokens"),
+        (COMPLETIONS, '{"prompt": "a", "prompt" \n:"a"}', "prompt"),
+        (COMPLETIONS, '{"prompt": "a", "logit_bias": {"7": 1, "8": 1, "7": 2}}', "7"),
+        (COMPLETIONS, '{"prompt": "a", "a\\\\": 1, "a\\\\": 2}', "a\\"),
+        (COMPLETIONS, '{"prompt": "a", "' + 9000 * "k" + '": 1, "' + 9000 * "k" + '": 2}', "kkk"),
+        (CHAT, '{"messages": [{"role": "user", "content": "a", "content": "\\":"}]}', "content"),
+        (CHAT, '{"messages": [{"role": "user", "content": "a"}], ' + WIDE + '"n": 1, "n": 1}', "n"),
+        ("/v1/responses", '{"input": "a", "input": "b"}', "input"),
+        (
+            "/v1/responses",
+            '{"previous_response_id": "resp_1", "input": "a", "input": "b"}',
+            "input",
+        ),
+        ("/v1/messages", '{"messages": [], "max_tokens": 1, "messages": []}', "messages"),
+        ("/v1/messages/count_tokens", '{"messages": [], "messages": []}', "messages"),
+        ("/tokenize", '{"prompt": "a", "prompt": "b"}', "prompt"),
+        ("/detokenize", '{"tokens": [], "tokens": [1]}', "tokens"),
+    ],
+)
+async def test_a_key_that_is_twice_in_an_object_is_refused_by_name(
+    client: httpx.AsyncClient, path: str, content: str, key: str
+) -> None:
+    content = '{"model": "lab/moon", ' + content[1:]
+    answer = await client.post(path, content=content, headers={"content-type": "application/json"})
+    assert answer.status_code == 400, answer.text
+    message = answer.json()["error"]["message"]
+    assert "twice in one object" in message
+    assert key in message
+    assert len(message) < 300
+
+
+@pytest.mark.parametrize(
+    "text", ['": "', '{"a": 1, "a": 2}', "\\", ':":', '"\n: ', "\u00e9\U0001f317" + 30 * '":']
+)
+async def test_texts_that_look_like_keys_are_texts(client: httpx.AsyncClient, text: str) -> None:
+    for prompt in (text, text * 900):
+        body = {**PROMPT, "prompt": prompt, "user": text, "max_tokens": 1}
+        answer = await client.post(COMPLETIONS, json=body)
+        assert "twice" not in answer.text
+
+
 async def test_an_unknown_field_is_told_even_if_its_name_cannot_be(
     client: httpx.AsyncClient,
 ) -> None:
