@@ -22,6 +22,8 @@ from halfmoon_conductor.http_server.validation_errors import describe_validation
 MAX_DEPTH = 200
 #: The end of a string and a colon behind it.
 _KEY = re.compile(rb'"\s*:')
+#: Without one of these, a colon follows its key at once.
+_SPACED = (b'" ', b'"\n', b'"\r', b'"\t')
 _SHOWN_CHARACTERS = 60
 _NOT_JSON = "The body was not read as JSON: send Content-Type: application/json with it."
 
@@ -62,7 +64,9 @@ def count_keys(content: bytes) -> int:
 
     Texts that look like keys count too, so this number decides who is looked at closely.
     """
-    return len(_KEY.findall(content))
+    if any(spaced in content for spaced in _SPACED):
+        return len(_KEY.findall(content))
+    return content.count(b'":')  # a tenth of the time
 
 
 def find_duplicate_key(content: bytes) -> None:
