@@ -194,10 +194,12 @@ class PlainServer:
                 await self.go.wait()
                 await self.thaw.wait()
             token = next_token(context)
+            while n_done < body["min_tokens"] and token in body["stop_token_ids"]:
+                token = 3 + (token - 2) % (N_VOCAB - 3)
             if self.differs and not n_done and "kv_transfer_params" in body:
                 token = 3 if token != 3 else 4
             context.append(token)
-            if token in body["stop_token_ids"] and n_done + 1 >= body["min_tokens"]:
+            if token in body["stop_token_ids"]:
                 finish = "stop"
             elif n_done + 1 == n_new:
                 finish = "length"

@@ -92,6 +92,44 @@ async def test_either_header_lets_a_tenant_in_and_its_name_salts_its_cache(
         assert (await client.get(path)).status_code == 200
 
 
+BEARERS = ("Bearer", "Bearer ", "Bearer hm-old", "Basic bGFi", "Bearer hm-moon")
+
+
+@pytest.mark.parametrize("path", ["/v1/messages/count_tokens", "/debug/none"])
+async def test_one_valid_key_is_enough_whatever_the_other_header_has(
+    open_front: Open, path: str
+) -> None:
+    moon = Tenant("moon", (hash_api_key("hm-moon"),), operator=True)
+    client = open_front(lab(), moon)
+    body = {"model": "lab/moon", "messages": [{"role": "user", "content": "a"}]}
+
+    async def status(headers: dict[str, str]) -> int:
+        return (await client.post(path, json=body, headers=headers)).status_code
+
+    served = await status(MOON)
+    assert served in (200, 404)
+    for bearer in BEARERS:
+        assert await status({"authorization": bearer, **MOON}) == served
+    for other in ("", " ", "hm-old", "hm-moon"):
+        assert await status({"authorization": "Bearer hm-moon", "x-api-key": other}) == served
+    assert await status({"authorization": "Bearer hm-old", "x-api-key": "hm-older"}) == 401
+
+
+async def test_keys_of_two_tenants_are_refused_by_their_names(open_front: Open) -> None:
+    client = open_front(lab(), Tenant("moon", (hash_api_key("hm-moon"),)))
+    answer = await client.get("/v1/models", headers={**LAB, **MOON})
+    assert "key of lab, and x-api-key one of moon" in error_of(answer, 401)["message"]
+
+
+async def test_an_operators_token_opens_their_routes_beside_another_key(open_front: Open) -> None:
+    client = open_front(lab(), tokens=("t0ken",))
+    for headers in (
+        {"authorization": "Bearer t0ken", "x-api-key": "hm-lab"},
+        {"authorization": "Bearer hm-lab", "x-api-key": "t0ken"},
+    ):
+        assert (await client.get("/debug/none", headers=headers)).status_code == 404
+
+
 async def test_a_tenant_that_asks_too_often_is_told_when_to_come_back(
     open_front: Open, gateway: ScriptedGateway
 ) -> None:

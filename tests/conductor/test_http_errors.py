@@ -182,22 +182,67 @@ async def test_an_image_in_a_message_is_refused_where_it_is(client: httpx.AsyncC
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "param", "told"),
     [
-        ({"max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens differ"),
-        ({"stream_options": {"include_usage": True}}, "stream: true"),
-        ({"max_tokens": 3, "min_tokens": 4}, "min_tokens is greater"),
-        ({"min_tokens": 17}, "min_tokens is 17"),
-        ({"max_tokens": 0}, "only for echo"),
-        ({"prompt": ["a", "b"], "n": 65}, "130, over the 128"),
-        ({"prompt_logprobs": 1, "stream": True}, "can't be streamed"),
+        (
+            {"max_tokens": 3, "max_completion_tokens": 4},
+            "max_completion_tokens",
+            "max_completion_tokens differ",
+        ),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "stream: true"),
+        ({"max_tokens": 3, "min_tokens": 4}, "min_tokens", "is 4, over max_tokens, which is 3"),
+        (
+            {"max_completion_tokens": 3, "min_tokens": 4},
+            "min_tokens",
+            "is 4, over max_completion_tokens, which is 3",
+        ),
+        ({"min_tokens": 17}, "min_tokens", "min_tokens is 17"),
+        ({"max_tokens": 0}, "max_tokens", "only for echo"),
+        ({"prompt": ["a", "b"], "n": 65}, "n", "130, over the 128"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "can't be streamed"),
     ],
 )
-async def test_fields_that_contradict_each_other_are_refused(
-    client: httpx.AsyncClient, change: dict[str, Any], told: str
+async def test_fields_that_contradict_each_other_are_refused_by_name(
+    client: httpx.AsyncClient, change: dict[str, Any], param: str, told: str
 ) -> None:
     error = error_of(await client.post(COMPLETIONS, json={**PROMPT, **change}), 400)
+    assert error["param"] == param
     assert told in error["message"]
+
+
+TOOL = {"type": "function", "function": {"name": "rise"}}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (CHAT, {**HELLO, "max_tokens": 0}, "max_tokens"),
+        (CHAT, {**HELLO, "top_logprobs": 2}, "top_logprobs"),
+        (CHAT, {**HELLO, "tools": [TOOL, TOOL]}, "tools"),
+        (CHAT, {**HELLO, "tool_choice": "required"}, "tool_choice"),
+        (
+            CHAT,
+            {**HELLO, "tool_choice": {"type": "function", "function": {"name": "set"}}},
+            "tool_choice",
+        ),
+        (
+            CHAT,
+            {**HELLO, "enable_thinking": True, "chat_template_kwargs": {"enable_thinking": False}},
+            "enable_thinking",
+        ),
+        (
+            "/tokenize",
+            {**HELLO, "enable_thinking": True, "chat_template_kwargs": {"enable_thinking": False}},
+            "enable_thinking",
+        ),
+        ("/tokenize", {**HELLO, "tools": [TOOL, TOOL]}, "tools"),
+        ("/tokenize", {"prompt": "a", "tools": [TOOL]}, "tools"),
+    ],
+)
+async def test_a_contradiction_names_its_field_in_each_api(
+    client: httpx.AsyncClient, path: str, body: dict[str, Any], param: str
+) -> None:
+    assert error_of(await client.post(path, json=body), 400)["param"] == param
 
 
 @pytest.mark.parametrize(
@@ -222,6 +267,54 @@ async def test_a_body_that_cannot_be_read_is_refused(
 ) -> None:
     answer = await client.post(COMPLETIONS, content=content, headers={"content-type": content_type})
     assert told in error_of(answer, 400)["message"]
+
+
+WIDE = '"stop": "' + 20_000 * "x" + '", '
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "key"),
+    [
+        (COMPLETIONS, '{"prompt": "a", "max_tokens": 1, "max_tokens": 2}', "max_tokens"),
+        (COMPLETIONS, '{"prompt": "a", "max_tokens": 1, "max\\u005ftokens": 2}', "max_tokens"),
+        (COMPLETIONS, '{"prompt": "a", "prompt" \n:"a"}', "prompt"),
+        (COMPLETIONS, '{"prompt": "a", "logit_bias": {"7": 1, "8": 1, "7": 2}}', "7"),
+        (COMPLETIONS, '{"prompt": "a", "a\\\\": 1, "a\\\\": 2}', "a\\"),
+        (COMPLETIONS, '{"prompt": "a", "' + 9000 * "k" + '": 1, "' + 9000 * "k" + '": 2}', "kkk"),
+        (CHAT, '{"messages": [{"role": "user", "content": "a", "content": "\\":"}]}', "content"),
+        (CHAT, '{"messages": [{"role": "user", "content": "a"}], ' + WIDE + '"n": 1, "n": 1}', "n"),
+        ("/v1/responses", '{"input": "a", "input": "b"}', "input"),
+        (
+            "/v1/responses",
+            '{"previous_response_id": "resp_1", "input": "a", "input": "b"}',
+            "input",
+        ),
+        ("/v1/messages", '{"messages": [], "max_tokens": 1, "messages": []}', "messages"),
+        ("/v1/messages/count_tokens", '{"messages": [], "messages": []}', "messages"),
+        ("/tokenize", '{"prompt": "a", "prompt": "b"}', "prompt"),
+        ("/detokenize", '{"tokens": [], "tokens": [1]}', "tokens"),
+    ],
+)
+async def test_a_key_that_is_twice_in_an_object_is_refused_by_name(
+    client: httpx.AsyncClient, path: str, content: str, key: str
+) -> None:
+    content = '{"model": "lab/moon", ' + content[1:]
+    answer = await client.post(path, content=content, headers={"content-type": "application/json"})
+    assert answer.status_code == 400, answer.text
+    message = answer.json()["error"]["message"]
+    assert "twice in one object" in message
+    assert key in message
+    assert len(message) < 300
+
+
+@pytest.mark.parametrize(
+    "text", ['": "', '{"a": 1, "a": 2}', "\\", ':":', '"\n: ', "\u00e9\U0001f317" + 30 * '":']
+)
+async def test_texts_that_look_like_keys_are_texts(client: httpx.AsyncClient, text: str) -> None:
+    for prompt in (text, text * 900):
+        body = {**PROMPT, "prompt": prompt, "user": text, "max_tokens": 1}
+        answer = await client.post(COMPLETIONS, json=body)
+        assert "twice" not in answer.text
 
 
 async def test_an_unknown_field_is_told_even_if_its_name_cannot_be(

@@ -187,7 +187,6 @@ async def test_a_call_that_must_be_made_goes_before_the_form_of_an_answer(
     [
         ({"guided_regex": "a"}, "tools", "a strict function in tools both say"),
         ({"ignore_eos": True}, "ignore_eos", "leave out"),
-        ({"min_tokens": 3, "max_tokens": 9}, "min_tokens", "leave out"),
         ({"ignore_eos": True, "tool_choice": "required"}, "ignore_eos", "leave out"),
     ],
 )

@@ -114,7 +114,6 @@ def nested(n: int) -> dict[str, Any]:
             "send one of them",
         ),
         ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos", "leave out"),
-        ({"guided_regex": "a", "max_tokens": 9, "min_tokens": 4}, "min_tokens", "leave out"),
     ],
 )
 async def test_what_can_not_be_had_is_refused_by_name_and_nothing_is_spent(

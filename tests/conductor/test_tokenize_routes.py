@@ -32,13 +32,38 @@ async def test_a_conversation_becomes_the_tokens_that_a_chat_is_computed_from(
     assert answer["token_strs"] is None
 
 
+async def test_calls_null_contents_and_tools_are_tokenized_as_a_chat_is(
+    client: httpx.AsyncClient, gateway: ScriptedGateway
+) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "rise", "arguments": '{"h": 3}'}}
+    body = {
+        "messages": [
+            {"role": "user", "content": "When?"},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "soon"}]},
+        ],
+        "tools": [{"type": "function", "function": {"name": "rise"}}],
+    }
+    for changed in ({}, {"tools": None}, {"chat_template_kwargs": {"enable_thinking": False}}):
+        answer = await client.post("/tokenize", json={**body, **changed})
+        assert answer.status_code == 200, answer.text
+        chat = {"model": "lab/moon", **body, **changed}
+        assert (await client.post("/v1/chat/completions", json=chat)).status_code == 200
+        assert tuple(answer.json()["tokens"]) == gateway.requests.pop().prompt_token_ids
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status", "param"),
     [
-        ("/tokenize", {}, 400, None),
-        ("/tokenize", {"prompt": "a", "messages": [{"role": "user", "content": "a"}]}, 400, None),
+        ("/tokenize", {}, 400, "prompt"),
+        (
+            "/tokenize",
+            {"prompt": "a", "messages": [{"role": "user", "content": "a"}]},
+            400,
+            "prompt",
+        ),
         ("/tokenize", {"prompt": "a", "model": "other"}, 404, "model"),
-        ("/tokenize", {"prompt": "a", "tools": [{}]}, 400, "tools"),
+        ("/tokenize", {"prompt": "a", "tools": [{}]}, 400, "tools[0].type"),
         ("/detokenize", {"tokens": [1, 100_000]}, 400, "tokens"),
         ("/detokenize", {"tokens": [-1]}, 400, "tokens[0]"),
         ("/detokenize", {"tokens": "a"}, 400, "tokens"),

@@ -10,7 +10,7 @@ import pytest
 
 from halfmoon_engine.interface import Draw, Engine, Run
 from halfmoon_engine.load import open_engine
-from halfmoon_protocol.sampling import Sampling
+from halfmoon_protocol.sampling import Sampling, Stopping
 from halfmoon_testing.models.tiny_models import make_tiny_model
 
 #: Choices of `open_engine`'s option `native` that each test of an engine's arithmetic runs with.
@@ -57,15 +57,20 @@ class Driver:
         cached: int = 0,
         pages: Sequence[int] | None = None,
         sampling: Sampling | None = None,
+        stopping: Stopping | None = None,
     ) -> list[int]:
-        """Prefill from position `cached` on in chunks, then decode, to `n` new tokens."""
+        """Prefill from position `cached` on in chunks, then decode, to `n` new tokens.
+
+        Stop tokens are masked as `stopping` says, and end nothing.
+        """
         sampling = sampling or Sampling(temperature=0.0)
         own = self.pages_for(len(prompt) + n) if pages is None else list(pages)
         tokens, start = list(prompt), cached
         while len(tokens) < len(prompt) + n:
             part = tokens[start : start + chunk]
             last = start + len(part) == len(tokens)
-            draw = Draw(sampling, tuple(tokens), len(prompt)) if last else None
+            masked = stopping.masked_after(len(tokens) - len(prompt)) if stopping else ()
+            draw = Draw(sampling, tuple(tokens), len(prompt), masked=masked) if last else None
             (token,) = self.engine.forward([Run(part, start, own, draw)])
             start += len(part)
             if last:
@@ -94,19 +99,19 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 @pytest.fixture(scope="session")
-def reference(tiny: Callable[[str], Path]) -> Callable[[str, Sequence[int], int], list[int]]:
-    """Greedy output of transformers' own `generate`, remembered."""
+def reference(tiny: Callable[[str], Path]) -> Callable[..., list[int]]:
+    """Greedy output of transformers' own `generate`, with its options, remembered."""
     models: dict[str, Any] = {}
-    known: dict[tuple[str, tuple[int, ...], int], list[int]] = {}
+    known: dict[tuple[str, tuple[int, ...], int, str], list[int]] = {}
 
-    def generate(arch: str, prompt: Sequence[int], n: int) -> list[int]:
+    def generate(arch: str, prompt: Sequence[int], n: int, **options: Any) -> list[int]:
         import torch
 
         torch.set_num_threads(1)
         import transformers as untyped_transformers
 
         transformers: Any = untyped_transformers
-        key = (arch, tuple(prompt), n)
+        key = (arch, tuple(prompt), n, repr(options))
         if key not in known:
             if arch not in models:
                 models[arch] = transformers.AutoModelForCausalLM.from_pretrained(
@@ -116,10 +121,13 @@ def reference(tiny: Callable[[str], Path]) -> Callable[[str, Sequence[int], int]
             out = models[arch].generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
-                do_sample=False,
-                max_new_tokens=n,
-                eos_token_id=None,
-                pad_token_id=0,
+                **{
+                    "do_sample": False,
+                    "max_new_tokens": n,
+                    "eos_token_id": None,
+                    "pad_token_id": 0,
+                    **options,
+                },
             )
             known[key] = out[0, len(prompt) :].tolist()
         return known[key]

@@ -1,13 +1,13 @@
 """Greedy float32 output equals transformers' `generate`, whatever the way to it."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from halfmoon_engine.interface import Draw, Engine, Run
-from halfmoon_protocol.sampling import Sampling
+from halfmoon_protocol.sampling import Sampling, Stopping
 from halfmoon_testing.models.tiny_models import ARCHITECTURES
 
 LENGTHS = (1, 15, 16, 17, 100, 2000)
@@ -20,7 +20,7 @@ ARCHITECTURES_AND_BLOCKS = [
 N_NEW = 8
 GREEDY = Draw(Sampling(temperature=0.0))
 
-Reference = Callable[[str, Sequence[int], int], list[int]]
+Reference = Callable[..., list[int]]
 Prompt = Callable[[int], list[int]]
 
 
@@ -137,3 +137,21 @@ def test_output_depends_on_the_far_past_in_full_attention_only(
         driver = make_driver(engine_of(arch), 400)
         same = driver.generate(prompt_of(300), 16) == driver.generate(changed, 16)
         assert same is not should_differ, arch
+
+
+@pytest.mark.parametrize("n_min", [1, 4, N_NEW])
+def test_an_answer_of_at_least_so_many_tokens_is_that_of_min_new_tokens(
+    n_min: int,
+    engine_of: Callable[..., Engine],
+    make_driver: Callable[..., Any],
+    reference: Reference,
+    prompt_of: Prompt,
+) -> None:
+    """The model's likeliest tokens are its end tokens here, so each place would end the answer."""
+    prompt = prompt_of(30)
+    ends = sorted(set(reference("llama", prompt, N_NEW)))
+    wanted = reference("llama", prompt, N_NEW, eos_token_id=ends, min_new_tokens=n_min)
+    stopping = Stopping(max_new_tokens=N_NEW, stop_token_ids=tuple(ends), min_new_tokens=n_min)
+    driver = make_driver(engine_of("llama"), 100)
+    assert driver.generate(prompt, len(wanted), stopping=stopping) == wanted
+    assert not set(wanted[:n_min]) & set(ends)

@@ -100,6 +100,22 @@ def test_an_answer_ends_when_it_is_complete_and_not_before(
     assert text_of(answer(driver, sampling, most=40)) == "The moon rises"
 
 
+@pytest.mark.parametrize(
+    ("grammar", "ends"), [('start: "moon" "!"*', False), ('start: "moon"', True)]
+)
+def test_an_end_that_comes_too_early_is_masked_unless_the_grammar_leaves_nothing_else(
+    driver: Any, grammar: str, ends: bool
+) -> None:
+    words = answer(driver, Sampling(temperature=0.0, grammar='start: "moon"'), most=40)
+    biases = tuple((token, 100.0) for token in EOS_TOKEN_IDS)
+    sampling = Sampling(temperature=0.0, grammar=grammar, logit_bias=biases)
+    tokens, pages = [*PROMPT, *words], driver.pages_for(len(PROMPT) + len(words))
+    draw = Draw(sampling, tokens, len(PROMPT), masked=EOS_TOKEN_IDS)
+    (token,) = chosen(driver.engine, [Run(tokens, 0, pages, draw)])
+    assert (token in EOS_TOKEN_IDS) is ends
+    driver.free(pages)
+
+
 def test_a_matcher_made_anew_goes_on_as_the_kept_one(driver: Any) -> None:
     sampling = Sampling(temperature=1.0, seed=5, grammar=GRAMMAR)
     kept = answer(driver, sampling, scratch=SequenceState())

@@ -66,6 +66,36 @@ def test_golden_draws_are_what_engines_choose(choose: Choose) -> None:
         assert choose(rows, [draw] * n, range(first, first + n)) == case["tokens"], sampling
 
 
+@pytest.mark.parametrize(
+    "sampling", [Sampling(temperature=0.0), Sampling(), Sampling(temperature=3.0, top_k=3)]
+)
+def test_masked_tokens_are_not_chosen_and_others_as_if_they_were_impossible(
+    choose: Choose, sampling: Sampling
+) -> None:
+    logits = logits_of(5).expand(200, -1)
+    masked = [int(token) for token in logits[0].topk(4).indices]
+    impossible = logits.clone()
+    impossible[:, masked] = -torch.inf
+    draw = Draw(sampling, masked=(*masked, VOCAB, 2**31))
+    chosen = choose(logits, [draw] * 200, range(200))
+    assert chosen == choose(impossible, [Draw(sampling)] * 200, range(200))
+    assert not set(chosen) & set(masked)
+
+
+def test_a_masked_token_comes_where_the_grammar_or_the_vocabulary_leaves_no_other(
+    choose: Choose,
+) -> None:
+    grammar = np.zeros(VOCAB, dtype=np.bool_)
+    grammar[[7, 9]] = True
+    rows = logits_of(6).expand(3, -1)
+    draws = [Draw(Sampling(seed=1), masked=each) for each in ((7,), (7, 9), range(VOCAB))]
+    tokens = choose(rows, draws, range(3), {0: grammar, 1: grammar})
+    assert tokens[0] == 9
+    assert tokens[1] in (7, 9)
+    assert tokens[2] == choose(rows[:1], [Draw(Sampling(seed=1))], [2])[0]
+    assert list(np.flatnonzero(grammar)) == [7, 9], "the mask is of other rows, too"
+
+
 samplings = st.builds(
     Sampling,
     temperature=st.sampled_from([0.0, 0.3, 1.0, 2.0]),

@@ -6,9 +6,10 @@ import pytest
 from halfmoon_protocol import features
 from halfmoon_protocol.examples import WORKER
 from halfmoon_protocol.features import common_features, needed_features, stated_features
-from halfmoon_protocol.sampling import Sampling
+from halfmoon_protocol.sampling import Sampling, Stopping
 
 GREEDY = Sampling(temperature=0.0)
+PLAIN = Stopping(max_new_tokens=9, stop_token_ids=(2,))
 
 
 def greedy(**fields: object) -> Sampling:
@@ -30,20 +31,35 @@ def greedy(**fields: object) -> Sampling:
 def test_a_request_needs_what_its_sampling_asks_for_of_both_roles(
     sampling: Sampling, needed: set[str]
 ) -> None:
-    assert needed_features(sampling, "prefill") == needed_features(sampling, "decode") == needed
+    for role in ("prefill", "decode"):
+        assert needed_features(sampling, PLAIN, role) == needed
+
+
+@pytest.mark.parametrize(
+    ("stops", "n_min", "needed"),
+    [((2,), 0, set()), ((), 3, set()), ((2,), 3, {features.MIN_TOKENS})],
+)
+def test_stop_tokens_that_must_wait_need_a_worker_that_masks_them(
+    stops: tuple[int, ...], n_min: int, needed: set[str]
+) -> None:
+    stopping = Stopping(max_new_tokens=9, stop_token_ids=stops, min_new_tokens=n_min)
+    for role in ("prefill", "decode"):
+        assert needed_features(GREEDY, stopping, role) == needed
 
 
 def test_scores_of_the_prompt_are_asked_of_prefill_alone() -> None:
     asked = greedy(prompt_logprobs=0)
-    assert needed_features(asked, "prefill") == {features.PROMPT_LOGPROBS}
-    assert needed_features(asked, "decode") == set()
+    assert needed_features(asked, PLAIN, "prefill") == {features.PROMPT_LOGPROBS}
+    assert needed_features(asked, PLAIN, "decode") == set()
 
 
-def test_a_record_without_a_list_has_every_feature_and_an_empty_list_has_none() -> None:
+def test_a_record_without_a_list_has_the_first_features_and_an_empty_list_has_none() -> None:
     unsaid, plain = (msgspec.structs.replace(WORKER, features=f) for f in (None, ()))
-    assert stated_features(unsaid) == set(features.ALL)
+    first = set(features.ALL) - {features.MIN_TOKENS}
+    assert stated_features(unsaid) == first
     assert stated_features(plain) == set()
-    assert common_features([]) == common_features([unsaid]) == set(features.ALL)
+    assert common_features([]) == set(features.ALL)
+    assert common_features([unsaid]) == first
     assert common_features([unsaid, plain]) == set()
 
 

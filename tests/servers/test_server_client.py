@@ -258,6 +258,14 @@ async def test_the_body_names_all_that_the_request_asks(
         ({"sampling": Sampling(grammar="start: /a+/")}, "vllm", "grammar"),
         ({"sampling": Sampling(grammar="start: %json {} \nx: %json {}")}, "vllm", "grammar"),
         ({"sampling": Sampling(repetition_penalty=3)}, "sglang", "repetition_penalty"),
+        (
+            {
+                "sampling": Sampling(grammar="start: %json {}"),
+                "stopping": Stopping(max_new_tokens=9, stop_token_ids=(2,), min_new_tokens=2),
+            },
+            "vllm",
+            "min_tokens",
+        ),
         ({"salt": "lab"}, "sglang", "cache_salt"),
         ({"kv_transfer_params": {}}, "sglang", "kv_transfer_params"),
         ({"kv_transfer_params": {"remote_num_tokens": 2}}, "vllm", "kv_transfer_params"),

@@ -27,6 +27,7 @@ from halfmoon_kvstore.worker import KvstoreWorker
 from halfmoon_metadata import MemoryStore
 from halfmoon_prefix_cache.block_put import BlockPutter
 from halfmoon_prefix_cache.replica_selector import ReplicaSelector
+from halfmoon_protocol import features
 from halfmoon_protocol.ids import ConductorId, WorkerId
 from halfmoon_protocol.messages import PrefillCost, Role, WorkerInfo
 from halfmoon_protocol.sampling import Sampling, Stopping
@@ -310,6 +311,7 @@ class LocalCluster:
                 "model": "m",
                 "max_context": engine.max_context,
                 "n_blocks": self.n_pages,
+                "features": features.ALL,
             }
         return WorkerInfo(
             worker_id=WorkerId(name),

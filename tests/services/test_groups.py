@@ -55,6 +55,19 @@ async def test_a_long_prompt_is_computed_by_all_stages(
         assert [n_shares_done(cluster, f"prefill-{i}") for i in range(size)] == [1] * size
 
 
+async def test_the_last_stage_masks_stop_tokens_that_come_too_early(
+    local_cluster: LocalCluster,
+) -> None:
+    stopping = Stopping(
+        max_new_tokens=8, stop_token_ids=tuple(ORACLE.expected(PROMPT, 1)), min_new_tokens=3
+    )
+    async with local_cluster(fake(), n_prefill=2, group_size=2, config=EAGER) as cluster:
+        tokens = await cluster.generate(PROMPT, 8, stopping=stopping)
+        assert tokens[:3] == ORACLE.expected(PROMPT, 3, stopping=stopping)
+        await cluster.settled()
+        assert n_shares_done(cluster, "prefill-1") == 1
+
+
 async def test_a_short_prompt_is_computed_by_one_member(local_cluster: LocalCluster) -> None:
     async with local_cluster(fake(), n_prefill=2, group_size=2, config=EAGER) as cluster:
         assert await cluster.generate(PROMPT[:50], 8) == ORACLE.expected(PROMPT[:50], 8)

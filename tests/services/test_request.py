@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
 from halfmoon_conductor.errors import (
@@ -137,6 +138,53 @@ async def test_a_stop_token_ends_the_request(local_cluster: LocalCluster) -> Non
         assert [event.token for event in events] == cut
         assert events[-1].finish == "stop"
         await cluster.settled()
+
+
+@pytest.mark.parametrize("n_min", [1, 4])
+async def test_stop_tokens_are_not_drawn_before_min_new_tokens(
+    local_cluster: LocalCluster, n_min: int
+) -> None:
+    """Neither by prefill, which chooses the first token, nor by decode."""
+    prompt = prompt_of(20)
+    stopping = stopping_at(prompt, n_min)
+    wanted = ORACLE.expected(prompt, n_min + 1, stopping=stopping)
+    async with local_cluster() as cluster:
+        events = [event async for event in cluster.events(prompt, 20, stopping=stopping)]
+        assert [event.token for event in events] == wanted
+        assert [event.finish for event in events] == [""] * n_min + ["stop"]
+        await cluster.settled()
+
+
+async def test_a_try_counts_the_tokens_before_it_towards_min_new_tokens(
+    local_cluster: LocalCluster,
+) -> None:
+    prompt, n_min = prompt_of(20), 40
+    stopping = stopping_at(prompt, n_min)
+    slow = FakeModelSpec(step_s=0.003)
+    tokens: list[int] = []
+    async with local_cluster(lambda: FakeEngine(slow), n_decode=2) as cluster:
+        async for event in cluster.events(prompt, 60, stopping=stopping):
+            tokens.append(event.token)
+            if len(tokens) == 5:
+                await cluster.kill(running_decode(cluster))
+        assert tokens == ORACLE.expected(prompt, n_min + 1, stopping=stopping)
+
+
+def running_decode(cluster: Any) -> str:
+    """The decode worker that has a request."""
+    return next(
+        name
+        for name, member in cluster.members.items()
+        if name.startswith("decode") and member.worker.batch.n_running
+    )
+
+
+def stopping_at(prompt: list[int], n_min: int) -> Stopping:
+    """Stop tokens that would come first, and one that comes as soon as stop tokens may."""
+    early = ORACLE.expected(prompt, 2)
+    masking = Stopping(max_new_tokens=60, stop_token_ids=(*early, 2**31), min_new_tokens=n_min)
+    last = ORACLE.expected(prompt, n_min + 1, stopping=masking)[-1]
+    return msgspec.structs.replace(masking, stop_token_ids=(*masking.stop_token_ids, last))
 
 
 async def test_one_token_needs_no_decode_step(local_cluster: LocalCluster) -> None:
@@ -273,12 +321,7 @@ async def test_a_worker_killed_in_mid_request_costs_no_token(
             async for event in cluster.events(prompt, 60, sampling=sampling):
                 tokens.append(event.token)
                 if len(tokens) == 20:
-                    name = next(
-                        n
-                        for n, m in cluster.members.items()
-                        if n.startswith("decode") and m.worker.batch.n_running
-                    )
-                    await cluster.kill(name)
+                    await cluster.kill(running_decode(cluster))
         else:
             task = asyncio.create_task(cluster.generate(prompt, 60, sampling=sampling))
             await cluster.until(

@@ -64,7 +64,7 @@ def make_model() -> Any:
     )
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     model.generation_config = transformers.GenerationConfig(
-        do_sample=False, eos_token_id=list(EOS_TOKEN_IDS), pad_token_id=EOS_TOKEN_IDS[0]
+        eos_token_id=list(EOS_TOKEN_IDS), pad_token_id=EOS_TOKEN_IDS[0]
     )
     with torch.no_grad():
         _sketch(model)

@@ -6,7 +6,7 @@ In unsigned 64-bit integers that wrap, with numpy only:
     KV          word j of (layer l, position i) = mix(h[i] + G·(l·J + j)), but h[i] itself
                 for l = j = 0: a later run learns the prefix by reading it from the pool
     digest      Σ over layers, positions, words of  P[i]·W[l, j]·word
-    next token  mix(digest ^ dice) mod vocab
+    next token  mix(digest ^ dice) mod vocab, or the next higher one that is not masked
 
     score       every token is as likely as any: -ln vocab, and the likeliest is the one asked of
 
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from halfmoon_engine.interface import Draw
 from halfmoon_protocol.logprobs import TokenScore
-from halfmoon_protocol.sampling import Sampling
+from halfmoon_protocol.sampling import Sampling, Stopping
 
 HashWords = NDArray[np.uint64]
 
@@ -103,7 +103,12 @@ class FakeArithmetic:
             history = np.asarray(draw.history, dtype=np.uint64)
             weights = self.position_weights[: len(history)]
             dice ^= _mix_int(int((_mix(history) * weights).sum(dtype=np.uint64)) + draw.n_prompt)
-        return _mix_int((digest ^ dice) & _MASK) % self._n_vocab
+        return self._unmasked(_mix_int((digest ^ dice) & _MASK) % self._n_vocab, draw.masked)
+
+    def _unmasked(self, token: int, masked: Sequence[int]) -> int:
+        """Return the first token from this one on that is not masked; the token, if all are."""
+        others = ((token + i) % self._n_vocab for i in range(len(masked) + 1))
+        return next((other for other in others if other not in masked), token)
 
     def score(self, token: int, n_top: int) -> TokenScore:
         """Return a token's logprob, and those of `n_top` tokens."""
@@ -115,7 +120,12 @@ class FakeArithmetic:
     # -- the oracle --------------------------------------------------------------------------
 
     def expected(
-        self, prompt: Sequence[int], n: int, sampling: Sampling, n_prompt: int
+        self,
+        prompt: Sequence[int],
+        n: int,
+        sampling: Sampling,
+        n_prompt: int,
+        stopping: Stopping | None = None,
     ) -> list[int]:
         """Compute the `n` tokens that must follow `prompt`, without any pool.
 
@@ -124,13 +134,15 @@ class FakeArithmetic:
             n: tokens to choose.
             sampling: parameters of the choice.
             n_prompt: tokens of the client in `prompt`.
+            stopping: masks stop tokens of the first new ones; None: nothing is masked.
         """
         tokens = list(prompt)
         prefix = self.chain(self.origin, prompt)
         digest = self._digest(prefix, 0)
-        for _ in range(n):
+        for n_new in range(n):
             history = tokens if sampling.penalises else ()
-            draw = Draw(sampling, history, n_prompt if history else 0)
+            masked = () if stopping is None else stopping.masked_after(n_new)
+            draw = Draw(sampling, history, n_prompt if history else 0, masked=masked)
             tokens.append(self.choose(digest, len(tokens), draw))
             prefix = self.chain(int(prefix[-1]), tokens[-1:])
             if len(tokens) <= self._max_context:

@@ -36,7 +36,7 @@ from halfmoon_models.pool_size import PoolRoom
 from halfmoon_protocol.blocks import check_block_size
 from halfmoon_protocol.kv_layout import DType, KvLayout
 from halfmoon_protocol.messages import DecodeCost, PrefillCost
-from halfmoon_protocol.sampling import Sampling
+from halfmoon_protocol.sampling import Sampling, Stopping
 
 _GREEDY = Sampling(temperature=0.0)
 #: Words that are computed by one call of numpy: as many layers at a time as fit.
@@ -326,6 +326,7 @@ class FakeEngine:
         *,
         sampling: Sampling = _GREEDY,
         n_prompt: int | None = None,
+        stopping: Stopping | None = None,
     ) -> list[int]:
         """Compute the `n` tokens that must follow `prompt`, without any pool: the oracle.
 
@@ -334,9 +335,10 @@ class FakeEngine:
             n: tokens to choose.
             sampling: parameters of the choice.
             n_prompt: tokens of the client in `prompt`, if tokens of an earlier try follow them.
+            stopping: masks stop tokens of the first new ones; None: nothing is masked.
         """
         client_prompt = len(prompt) if n_prompt is None else n_prompt
-        return self._arithmetic.expected(prompt, n, sampling, client_prompt)
+        return self._arithmetic.expected(prompt, n, sampling, client_prompt, stopping)
 
     def _hand_on(
         self,

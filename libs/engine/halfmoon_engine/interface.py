@@ -66,6 +66,9 @@ class Draw(msgspec.Struct, frozen=True):
     on_logprobs: OnLogprobs | None = None
     #: The same object for every draw of a request; None: no state is kept.
     state: SequenceState | None = None
+    #: Tokens that are not chosen unless the grammar or the vocabulary leaves no other; ids beyond
+    #: the vocabulary mean nothing.
+    masked: Sequence[int] = ()
 
 
 class PromptScoring(msgspec.Struct, frozen=True):

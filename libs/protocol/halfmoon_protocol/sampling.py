@@ -93,5 +93,15 @@ class Stopping(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_new_tokens: PositiveTokens
     #: Each of these ends the request; it is reported and counted, its text is not shown.
     stop_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_STOP_TOKENS)] = ()
-    #: Tokens before which stop tokens don't end the request; counted as `max_new_tokens`.
+    #: New tokens of which none is a stop token, unless nothing else may come; counted as
+    #: `max_new_tokens`.
     min_new_tokens: Tokens = 0
+
+    @property
+    def masks(self) -> bool:
+        """True when stop tokens are kept from the choice of some tokens."""
+        return self.min_new_tokens > 0 and bool(self.stop_token_ids)
+
+    def masked_after(self, n_new: int) -> tuple[int, ...]:
+        """Return the tokens that are kept from the choice of the one after `n_new` new tokens."""
+        return self.stop_token_ids if n_new < self.min_new_tokens else ()

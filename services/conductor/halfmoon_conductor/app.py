@@ -21,6 +21,7 @@ from halfmoon_conductor.http_server.body_receiver import BodyLimits
 from halfmoon_conductor.http_server.bounded_http import HttpLimits, bounded_http
 from halfmoon_conductor.inputs.body_preparation import PreparationSpec
 from halfmoon_conductor.inputs.body_preparers import MEMORY_BYTES, ProcessPreparer
+from halfmoon_conductor.inputs.sampling_defaults import read_sampling_defaults
 from halfmoon_conductor.journal_file import JournalFile
 from halfmoon_conductor.observability.history.latency_history import LatencyHistory
 from halfmoon_conductor.observability.history.observer import CoreObserver
@@ -106,6 +107,9 @@ async def run(settings: ConductorSettings, service: Service) -> None:
             tenants = Tenants.read(Path(settings.tenants)) if settings.tenants else None
         try:
             tokenizer = await asyncio.to_thread(open_tokenizer, settings.model)
+            sampling_defaults = await asyncio.to_thread(
+                read_sampling_defaults, tokenizer.source, settings.generation_config
+            )
         except TokenizerUnavailable as error:
             raise CannotStart(str(error)) from error
         preparer = _make_preparer(settings, tokenizer)
@@ -183,6 +187,7 @@ async def run(settings: ConductorSettings, service: Service) -> None:
             tool_call_parser=settings.tool_call_parser,
             reasoning_parser=settings.reasoning_parser,
             model_aliases=settings.other_model_names,
+            sampling_defaults=sampling_defaults,
             preparer=preparer,
             grammars=grammars,
             streams=streams,

@@ -71,6 +71,11 @@ class ConductorSettings(TracedSettings):
         description="What is told apart from answers as reasoning: think, what is between <think>"
         " and </think>; none; auto, as the model's chat template shows",
     )
+    generation_config: Literal["auto", "none"] = Field(
+        "auto",
+        description="Sampling defaults of requests that leave fields out: auto, what the model's"
+        " generation_config.json states; none, OpenAI's",
+    )
     max_body_bytes: Annotated[int, Field(ge=1024)] = Field(
         8 * 1024 * 1024, description="Bytes of a request's body at the most"
     )

@@ -40,11 +40,10 @@ def batch(
     [
         (1, 5, stopping(), ""),
         (1, STOP, stopping(), "stop"),
-        (2, STOP, stopping(min_new=3), ""),
-        (3, STOP, stopping(min_new=3), "stop"),
+        # It comes early only where nothing else may come.
+        (2, STOP, stopping(min_new=3), "stop"),
         (8, 5, stopping(), "length"),
         (8, STOP, stopping(), "stop"),
-        (8, STOP, stopping(min_new=9), "length"),
         (1, 5, stopping(max_new=1), "length"),
     ],
 )
@@ -79,6 +78,18 @@ def test_a_row_gets_a_page_when_it_crosses_a_block_border() -> None:
     b.on_token(A, 43)
     (again,) = b.next_step().rows
     assert again == BatchRow(A, 43, 9, row.pages)
+
+
+def test_stop_tokens_are_masked_until_enough_new_tokens_are_there() -> None:
+    b = batch()
+    b.reserve(A, 4, stopping(min_new=3), now=0)
+    b.start(A, 5, now=0)  # the first new token
+    masked = []
+    for token in (6, 7, 8):
+        (row,) = b.next_step().rows
+        masked.append(row.masked)
+        b.on_token(A, token)
+    assert masked == [(STOP,), (STOP,), ()]
 
 
 def test_a_finished_request_leaves_and_frees_its_pages() -> None:
@@ -348,11 +359,13 @@ class BatchAgainstModel(RuleBasedStateMachine):
             assert row.pages[: len(model.pages)] == tuple(model.pages)
             assert len(row.pages) == max(len(model.pages), row.position // 2 + 1)
             model.pages = list(row.pages)
+            early = len(model.tokens) < model.stopping.min_new_tokens
+            assert row.masked == ((STOP,) if early else ())
             token = STOP if i in stops else len(model.tokens)
             model.tokens.append(token)
             finish = self.batch.on_token(row.request_id, token)
             n_new = len(model.tokens)
-            if token == STOP and n_new >= model.stopping.min_new_tokens:
+            if token == STOP:
                 assert finish == "stop"
             else:
                 assert finish == ("length" if n_new == model.stopping.max_new_tokens else "")

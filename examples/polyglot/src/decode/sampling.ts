@@ -24,17 +24,20 @@ export interface History {
   nPrompt: number;
 }
 
-/** Returns the token at a position of its sequence. The logits are not changed. */
+/** Returns the token at a position of its sequence, none of `masked`. The logits are not changed. */
 export function chooseToken(
   logits: Float32Array,
   sampling: Filled<Sampling>,
   position: number,
   history: History,
+  masked: number[] = [],
 ): number {
   const scores = logits.slice();
   for (const [token, bias] of sampling.logit_bias)
     scores[token] = logits[token] + Math.fround(bias);
   penalise(scores, sampling, history);
+  const mayNotCome = new Set(masked.filter((token) => token < scores.length));
+  if (mayNotCome.size < scores.length) for (const token of mayNotCome) scores[token] = -Infinity;
   const highest = maximum(scores);
   if (sampling.temperature === 0 || sampling.top_k === 1) return scores.indexOf(highest);
   const die = uniformDraw(sampling.seed, position);

@@ -10,7 +10,7 @@ import { chooseToken, type History, scoreOf } from "./sampling.js";
 
 const MAX_RUNNING = 64;
 /** What requests may ask of this worker; conductors send no others. */
-const FEATURES = ["sampling", "logprobs", "penalties", "logit_bias"];
+const FEATURES = ["sampling", "logprobs", "penalties", "logit_bias", "min_tokens"];
 
 /** Why a request is refused or has failed. */
 type Code =
@@ -257,7 +257,9 @@ export class DecodeService implements Service {
       }
       const logits = this.model.forward(run.token, run.position, this.kv, run.pages);
       run.position++;
-      run.token = chooseToken(logits, run.sampling, run.position, run.history);
+      const { stop_token_ids, min_new_tokens } = run.stopping;
+      const masked = run.nNew < min_new_tokens ? stop_token_ids : [];
+      run.token = chooseToken(logits, run.sampling, run.position, run.history, masked);
       run.nNew++;
       run.history.tokens.push(run.token);
       const finish = finishOf(run);
@@ -290,8 +292,7 @@ export class DecodeService implements Service {
 }
 
 function finishOf({ stopping, token, nNew }: Running): "" | "stop" | "length" {
-  const isStop = stopping.stop_token_ids.includes(token);
-  if (isStop && nNew >= stopping.min_new_tokens) return "stop";
+  if (stopping.stop_token_ids.includes(token)) return "stop";
   return nNew >= stopping.max_new_tokens ? "length" : "";
 }
 

@@ -454,7 +454,7 @@ export interface Stopping {
    */
   max_new_tokens: number;
   /**
-   * Tokens before which stop tokens don't end the request; counted as `max_new_tokens`.
+   * New tokens of which none is a stop token, unless nothing else may come; counted as `max_new_tokens`.
    */
   min_new_tokens?: number;
   /**
@@ -616,7 +616,7 @@ export interface Stopping1 {
    */
   max_new_tokens: number;
   /**
-   * Tokens before which stop tokens don't end the request; counted as `max_new_tokens`.
+   * New tokens of which none is a stop token, unless nothing else may come; counted as `max_new_tokens`.
    */
   min_new_tokens?: number;
   /**
@@ -1035,7 +1035,7 @@ export interface Stopping2 {
    */
   max_new_tokens: number;
   /**
-   * Tokens before which stop tokens don't end the request; counted as `max_new_tokens`.
+   * New tokens of which none is a stop token, unless nothing else may come; counted as `max_new_tokens`.
    */
   min_new_tokens?: number;
   /**
@@ -1233,6 +1233,10 @@ export interface StartShare {
    */
   landing_expires_s: number;
   layout: KvLayout2;
+  /**
+   * For the last stage: tokens that the first one must not be, unless nothing else may come.
+   */
+  masked_token_ids?: number[];
   /**
    * As in `StartPrefill`.
    */

@@ -414,7 +414,8 @@ async def _stop(context: CheckContext) -> None:
 @check(
     "decode.tokens.min-new-tokens",
     roles=_DECODE,
-    says="`stopping.min_new_tokens`",
+    features=("min_tokens",),
+    says="of the first `min_new_tokens` tokens none is a stop token",
 )
 async def _min_new(context: CheckContext) -> None:
     client = await DecodeClient.open(context)
@@ -423,9 +424,10 @@ async def _min_new(context: CheckContext) -> None:
     stops = sorted(set(whole.tokens))
     stopping = {"stop_token_ids": stops, "min_new_tokens": 5}
     answer = await client.run(kv, n_tokens, 12, stopping=stopping)
+    early = answer.tokens[:4]
     require(
-        len(answer.tokens) >= 4,
-        f"stopped after {1 + len(answer.tokens)} tokens with min_new_tokens 5",
+        len(early) == 4 and not set(early) & set(stops),
+        f"{early} after the first token, with min_new_tokens 5; the stop tokens are {stops}",
     )
 
 

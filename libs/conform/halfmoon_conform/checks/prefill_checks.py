@@ -161,9 +161,26 @@ async def _finish(context: CheckContext) -> None:
     first = done["first_token"]
     done, _ = await client.run(tokens, stopping={"max_new_tokens": 8, "stop_token_ids": [first]})
     require(done["finish"] == "stop", f"finish {done['finish']!r} after a stop token")
-    stopping = {"max_new_tokens": 8, "stop_token_ids": [first], "min_new_tokens": 2}
+
+
+@check(
+    "prefill.done.min-new-tokens",
+    roles=_PREFILL,
+    features=("min_tokens",),
+    says="of the first `min_new_tokens` tokens none is a stop token",
+)
+async def _min_new(context: CheckContext) -> None:
+    client = await PrefillClient.open(context)
+    tokens = client.tokens(client.block_size)
+    done, _ = await client.run(tokens)
+    stop = done["first_token"]
+    stopping = {"max_new_tokens": 8, "stop_token_ids": [stop, 2**31], "min_new_tokens": 1}
     done, _ = await client.run(tokens, stopping=stopping)
-    require(done["finish"] == "", f"finish {done['finish']!r} at the first of at least two tokens")
+    require(
+        (done["first_token"] != stop, done["finish"]) == (True, ""),
+        f"first token {done['first_token']}, finish {done['finish']!r}, with min_new_tokens 1 and "
+        f"the stop token {stop}",
+    )
 
 
 @check(

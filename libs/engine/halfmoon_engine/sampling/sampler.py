@@ -1,6 +1,6 @@
 """Choose tokens from logits, row by row of a batch, each row by its own parameters.
 
-The order is vLLM's: biases, penalties, grammar, temperature, min-p, top-k, top-p, draw. A row's
+The order is vLLM's: biases, penalties, masks, temperature, min-p, top-k, top-p, draw. A row's
 draw takes one number from a counter-based generator keyed by (seed, position). So equal logits give
 the same token in any batch, on any worker, with or without the extension, and when it is repeated.
 """
@@ -36,6 +36,7 @@ def choose_tokens(
         allowed: by row, the tokens that its grammar allows; rows without one may draw any.
         native: the extension's module, which chooses the same tokens faster; None: numpy does.
     """
+    allowed = _with_masked(draws, allowed, logits.shape[-1])
     greedy = [is_greedy(draw.sampling) for draw in draws]
     changed = [
         i in allowed or draw.sampling.penalises or bool(draw.sampling.logit_bias)
@@ -66,13 +67,33 @@ def choose_tokens(
     return tokens
 
 
+def _with_masked(
+    draws: Sequence[Draw], allowed: Mapping[int, AllowedTokens], n_vocab: int
+) -> Mapping[int, AllowedTokens]:
+    """Return the allowed tokens of rows, without those that a draw masks; by row, as `allowed`.
+
+    Where the grammar leaves none but masked tokens, they stay.
+    """
+    masking = [row for row, draw in enumerate(draws) if draw.masked]
+    if not masking:
+        return allowed
+    left = dict(allowed)
+    for row in masking:
+        known = allowed.get(row)
+        may_come = np.ones(n_vocab, dtype=np.bool_) if known is None else known.copy()
+        may_come[[token for token in draws[row].masked if token < n_vocab]] = False
+        if may_come.any():
+            left[row] = may_come
+    return left
+
+
 def adjust_scores(scores: Scores, draw: Draw, may_come: AllowedTokens | None = None) -> Scores:
-    """Apply the biases, penalties and grammar of one row to its scores in place; return them.
+    """Apply the biases, penalties and mask of one row to its scores in place; return them.
 
     Args:
         scores: [vocab]
         draw: with the tokens so far, if it penalises them.
-        may_come: tokens that the row's grammar allows; None: all.
+        may_come: tokens that the row's grammar and its mask allow; None: all.
     """
     if draw.sampling.logit_bias:
         tokens, biases = zip(*draw.sampling.logit_bias, strict=True)

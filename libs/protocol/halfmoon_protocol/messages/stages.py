@@ -12,6 +12,7 @@ from msgspec import Meta
 from halfmoon_protocol.bounds import (
     MAX_ITEMS,
     MAX_STAGES,
+    MAX_STOP_TOKENS,
     Blocks,
     Bytes,
     ErrorCode,
@@ -105,6 +106,8 @@ class StartShare(Message, frozen=True, tag="start_share"):
     trace: TraceContext | None = None
     #: As in `StartPrefill`.
     n_held_blocks: Blocks = 0
+    #: For the last stage: tokens that the first one must not be, unless nothing else may come.
+    masked_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_STOP_TOKENS)] = ()
 
 
 class StopShare(Message, frozen=True, tag="stop_share"):

@@ -62,6 +62,8 @@ class BatchRow:
     position: int
     #: Block i of the request is in page ``pages[i]``; they cover `position`.
     pages: tuple[int, ...]
+    #: Stop tokens, while it is too early for them: none of them is the next token.
+    masked: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +126,10 @@ def finish_reason(stopping: Stopping, n_new: int, token: int) -> Finish:
         token: the newest token.
 
     Returns:
-        "stop" for a stop token that counts, "length" when no more may come, else "".
+        "stop" for a stop token, which comes early only where nothing else may come; "length" when
+        no more may come; else "".
     """
-    if n_new >= stopping.min_new_tokens and token in stopping.stop_token_ids:
+    if token in stopping.stop_token_ids:
         return "stop"
     return "length" if n_new >= stopping.max_new_tokens else ""
 
@@ -326,7 +329,13 @@ class DecodeBatch:
             if self._grow(request_id, preempted):
                 running = self._running[request_id]
                 rows.append(
-                    BatchRow(request_id, running.token, running.position, tuple(running.pages))
+                    BatchRow(
+                        request_id,
+                        running.token,
+                        running.position,
+                        tuple(running.pages),
+                        running.stopping.masked_after(running.n_new),
+                    )
                 )
         return BatchStep(tuple(rows), tuple(preempted))
 

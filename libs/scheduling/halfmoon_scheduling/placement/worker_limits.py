@@ -124,7 +124,7 @@ def stopping_at(request: Request, decode: WorkerInfo, block_size: int) -> Stoppi
 
 def fits_prefill(request: Request, info: WorkerInfo, block_size: int) -> bool:
     """Return whether a prefill worker could take a request if it were idle."""
-    if not needed_features(request.sampling, "prefill") <= stated_features(info):
+    if not needed_features(request.sampling, request.stopping, "prefill") <= stated_features(info):
         return False
     n_tokens = len(request.token_ids)
     n_new = request.stopping.max_new_tokens
@@ -139,7 +139,7 @@ def _with_features(request: Request, capacity: RoleCapacity) -> RoleCapacity:
         FeatureMissing: no worker has all of them.
     """
     role = capacity.workers[0].role
-    needed = needed_features(request.sampling, role)
+    needed = needed_features(request.sampling, request.stopping, role)
     if needed <= capacity.features:
         return capacity
     able = [info for info in capacity.workers if needed <= stated_features(info)]

@@ -359,6 +359,6 @@ def _finish_of_first(token: int, stopping: Stopping) -> Finish:
 
     The prefill server of a pair is asked for one token, and says "length" for each.
     """
-    if token in stopping.stop_token_ids and stopping.min_new_tokens <= 1:
+    if token in stopping.stop_token_ids:
         return "stop"
     return "length" if stopping.max_new_tokens == 1 else ""

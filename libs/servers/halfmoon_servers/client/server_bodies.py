@@ -39,6 +39,13 @@ def check_servable(server: ServerDescription, call: GenerateCall) -> None:
             "grammar",
             "servers take a JSON schema only, no regular expression, choice or Lark grammar",
         )
+    if sampling.grammar and call.stopping.masks:
+        raise NotServable(
+            server.url,
+            "min_tokens",
+            "servers mask an answer's end even where its grammar allows nothing else; leave out "
+            "min_tokens or the grammar",
+        )
     if call.kv_transfer_params is not None:
         _check_pair(server, call, call.kv_transfer_params)
     if server.kind == "sglang":

@@ -24,6 +24,7 @@ from halfmoon_kvstore.settings import KvstoreSettings
 from halfmoon_kvstore.worker import KvstoreWorker
 from halfmoon_prefix_cache.block_put import BlockPutter
 from halfmoon_prefix_cache.replica_selector import ReplicaSelector
+from halfmoon_protocol import features
 from halfmoon_protocol.ids import ConductorId, WorkerId, original_request_id
 from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_protocol.messages import DecodeCost, PrefillCost, Role, StartPrefill, WorkerInfo
@@ -309,6 +310,7 @@ class SimService:
                 "model": "m",
                 "max_context": engine.max_context,
                 "n_blocks": self.world.shape.n_pages,
+                "features": features.ALL,
             }
         return WorkerInfo(
             worker_id=WorkerId(self.name),

@@ -66,6 +66,7 @@ class GenerationStates:
                 generation.n_prompt,
                 generation.scores.extend,
                 generation.scratch,
+                row.masked,
             )
             runs.append(
                 Run((row.token,), row.position, row.pages, draw, continues=generation.stepped)

@@ -189,7 +189,13 @@ class PrefillForward:
         draw = None
         if chunk.last and job.share.is_last:
             history = start.token_ids if start.sampling.needs_history else ()
-            draw = Draw(start.sampling, history, start.n_prompt, job.first_scores.extend)
+            draw = Draw(
+                start.sampling,
+                history,
+                start.n_prompt,
+                job.first_scores.extend,
+                masked=job.masked_token_ids,
+            )
         tokens = start.token_ids[chunk.start : chunk.stop]
         return Run(tokens, chunk.start, job.pages, draw, scoring=_scoring(job, chunk))
 

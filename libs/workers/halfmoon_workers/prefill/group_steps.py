@@ -115,6 +115,7 @@ class GroupSteps:
             deadline_s=None if start.deadline_s is None else max(0.0, start.deadline_s - since_s),
             trace=start.trace,
             n_held_blocks=start.n_held_blocks,
+            masked_token_ids=job.masked_token_ids if after is None else (),
         )
 
     def _stage(self, index: int) -> Stage:

@@ -130,6 +130,13 @@ class PrefillJob:
         """Tokens of the whole prompt."""
         return len(self.start.token_ids)
 
+    @property
+    def masked_token_ids(self) -> tuple[int, ...]:
+        """Tokens that the first new one must not be."""
+        if self.order is not None:
+            return self.order.masked_token_ids
+        return self.start.stopping.masked_after(0)
+
     def load_pieces(self, pool: Region, layout: KvLayout, layers: range) -> list[Piece]:
         """List the reads of these layers of the cached blocks, from the kvstore into this pool."""
         if self.order is not None:

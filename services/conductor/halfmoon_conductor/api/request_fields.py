@@ -77,6 +77,17 @@ class IgnoredValues:
         )
 
 
+def contradiction(field: str, message: str, **context: Any) -> PydanticCustomError:
+    """Return the error of a field that does not go with others; the message names all of them.
+
+    Args:
+        field: the one to change, for programs.
+        message: for people, with `context` in braces.
+        **context: values that the message shows.
+    """
+    return PydanticCustomError("contradiction", message, {"field": field, **context})
+
+
 def form_discriminator(message: str, kind: Callable[[Any], str | None]) -> Discriminator:
     """Return a discriminator of a field's forms, so that errors describe the form that was sent."""
     return Discriminator(kind, custom_error_type="wrong_type", custom_error_message=message)

@@ -1,11 +1,13 @@
 """Define the requests and responses of ``/tokenize`` and ``/detokenize``, in vLLM's shapes."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, model_validator
-from pydantic_core import PydanticCustomError
 
-from halfmoon_conductor.api.openai.chat_messages import ChatMessage
+from halfmoon_conductor.api.label_fields import Word
+from halfmoon_conductor.api.openai.chat_messages import AnyMessage
+from halfmoon_conductor.api.openai.openai_requests import ChatRequest, check_thinking_switch
 from halfmoon_conductor.api.request_fields import (
     MAX_MESSAGES,
     ApiModel,
@@ -13,7 +15,9 @@ from halfmoon_conductor.api.request_fields import (
     Text,
     TokenId,
     Variables,
+    contradiction,
 )
+from halfmoon_conductor.api.tool_fields import Tools, check_tool_choice
 
 #: A context of a million tokens fits.
 _MAX_TOKENS = 2**20
@@ -24,7 +28,7 @@ class TokenizeRequest(ApiModel):
 
     model: Text | None = Field(None, description="Left out: the one that is served.")
     prompt: Text | None = Field(None, description="This, or messages.")
-    messages: list[ChatMessage] | None = Field(
+    messages: list[AnyMessage] | None = Field(
         None, min_length=1, max_length=MAX_MESSAGES, fail_fast=True
     )
     add_special_tokens: bool | None = Field(
@@ -32,24 +36,42 @@ class TokenizeRequest(ApiModel):
     )
     add_generation_prompt: bool | None = Field(None, description="Default true; of messages.")
     chat_template_kwargs: Variables | None = None
+    enable_thinking: bool | None = Field(None, description="As in chats.")
+    reasoning_effort: Word | None = Field(None, description="As in chats.")
+    tools: Tools | None = Field(None, description="Functions that the model is told of.")
     return_token_strs: bool | None = Field(None, description="Say how the tokens look, too.")
 
     continue_final_message: Annotated[Any, IgnoredValues(False)] = None
     chat_template: Annotated[Any, IgnoredValues()] = None
     media_io_kwargs: Annotated[Any, IgnoredValues({})] = None
     mm_processor_kwargs: Annotated[Any, IgnoredValues({})] = None
-    tools: Annotated[Any, IgnoredValues([])] = None
 
     @model_validator(mode="after")
     def _one_of_both(self) -> "TokenizeRequest":
         if (self.prompt is None) == (self.messages is None):
-            raise PydanticCustomError("contradiction", "send either prompt or messages")
+            raise contradiction("prompt", "send either prompt or messages")
+        if self.messages is None and self.tools:
+            raise contradiction("tools", "tools is only for messages")
         if self.messages is not None and self.add_special_tokens:
-            raise PydanticCustomError(
-                "contradiction",
+            raise contradiction(
+                "add_special_tokens",
                 "add_special_tokens is not for messages: the chat template writes those tokens",
             )
+        check_tool_choice(self.tools or (), None)
+        check_thinking_switch(self.chat_template_kwargs, self.enable_thinking)
         return self
+
+    def as_chat(self, messages: Sequence[AnyMessage]) -> ChatRequest:
+        """Return the conversation as a chat completion has it."""
+        return ChatRequest(
+            model=self.model or "",
+            messages=[*messages],
+            tools=self.tools,
+            add_generation_prompt=self.add_generation_prompt,
+            chat_template_kwargs=self.chat_template_kwargs,
+            enable_thinking=self.enable_thinking,
+            reasoning_effort=self.reasoning_effort,
+        )
 
 
 class TokenizeResponse(BaseModel):

@@ -11,7 +11,13 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, ConfigDict, Field, JsonValue, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from halfmoon_conductor.api.request_fields import MAX_CHOICES, ApiModel, Text, form_discriminator
+from halfmoon_conductor.api.request_fields import (
+    MAX_CHOICES,
+    ApiModel,
+    Text,
+    contradiction,
+    form_discriminator,
+)
 from halfmoon_conductor.tools.tool_call_bodies import parse_complete_members
 
 Name = Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
@@ -209,28 +215,26 @@ def check_tool_choice(tools: Sequence[Tool], choice: Any, left_out: Sequence[str
     """
     names = [tool.function.name for tool in tools]
     if len(set(names)) < len(names):
-        raise PydanticCustomError("contradiction", "two of the tools have the same name")
+        raise contradiction("tools", "two of the tools have the same name")
     if choice == "required" and left_out and not names:
         raise PydanticCustomError(
             "not_supported",
             "tool_choice asks for a call, and {name} in tools is not served here; send functions "
             "of your own",
-            {"name": left_out[0]},
+            {"field": "tool_choice", "name": left_out[0]},
         )
     if choice == "required" and not names:
-        raise PydanticCustomError("contradiction", "tool_choice is required without tools")
+        raise contradiction("tool_choice", "tool_choice is required without tools")
     for name in chosen_names(choice) or ():
         if name not in names and name in left_out:
             raise PydanticCustomError(
                 "not_supported",
                 "tool_choice names {name}, which is not served here; name a function of your own",
-                {"name": name},
+                {"field": "tool_choice", "name": name},
             )
         if name not in names:
-            raise PydanticCustomError(
-                "contradiction",
-                "tool_choice names {name}, which is none of the tools",
-                {"name": name},
+            raise contradiction(
+                "tool_choice", "tool_choice names {name}, which is none of the tools", name=name
             )
 
 

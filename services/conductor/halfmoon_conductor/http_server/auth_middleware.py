@@ -245,7 +245,7 @@ class AuthMiddleware:
             NotPermitted: its key is valid, but of no operator.
         """
         if self._operator_tokens:
-            if is_operator_token(_shown_key(scope), self._operator_tokens):
+            if any(is_operator_token(key, self._operator_tokens) for key in _shown_keys(scope)):
                 return
             if self._tenants is None:
                 raise InvalidKey(
@@ -262,14 +262,21 @@ class AuthMiddleware:
     def _identify(self, scope: Scope) -> Principal:
         if self._tenants is None:
             return self._anyone
-        key = _shown_key(scope)
-        if not key:
+        keys = _shown_keys(scope)
+        if not keys:
             raise InvalidKey(
                 "An API key is needed here: send the header 'Authorization: Bearer <key>'."
             )
-        tenant = self._tenants.of(key)
-        if tenant is None:
+        # Clients send what their environment has, too: a stale key beside a valid one is no fault.
+        tenants = [tenant for key in keys if (tenant := self._tenants.of(key)) is not None]
+        if not tenants:
             raise InvalidKey("This API key is none that is valid here.")
+        tenant = tenants[0]
+        if tenants[-1].name != tenant.name:
+            raise InvalidKey(
+                f"Authorization has a key of {tenant.name}, and x-api-key one of "
+                f"{tenants[-1].name}: send one of them."
+            )
         return self._principals.setdefault(tenant.name, Principal(tenant))
 
 
@@ -280,11 +287,11 @@ def principal_of(scope: Scope) -> Principal:
     return principal
 
 
-def _shown_key(scope: Scope) -> str:
-    """Return the key in a request's headers; empty if there is none."""
+def _shown_keys(scope: Scope) -> list[str]:
+    """Return the keys in a request's headers: a bearer, and the one of Anthropic's clients."""
     scheme, _, bearer = header_of(scope, b"authorization").partition(" ")
-    # Anthropic's clients send their key in another header.
-    return bearer.strip() if scheme.lower() == "bearer" else header_of(scope, b"x-api-key")
+    shown = bearer if scheme.lower() == "bearer" else "", header_of(scope, b"x-api-key")
+    return [key for each in shown if (key := each.strip())]
 
 
 def is_guarded(path: str) -> bool:

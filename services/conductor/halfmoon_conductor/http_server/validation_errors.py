@@ -22,13 +22,16 @@ def describe_validation_error(errors: Sequence[Mapping[str, Any]], body: Any) ->
             _sentence(f"The header {name}: {error['msg']}{_shown(error.get('input'))}"), param=name
         )
     param = _param(error, body)
+    if kind == "contradiction":
+        where, own = ("", "") if param is None else (f"{param}.", f"{param}: ")
+        return InvalidRequest(_sentence(f"{own}{error['msg']}"), param=f"{where}{context['field']}")
     if param is None:
         if isinstance(body, bytes):
             return InvalidRequest(
                 "The body was not read as JSON: send Content-Type: application/json with it."
             )
-        if kind in ("contradiction", "not_supported"):
-            return InvalidRequest(_sentence(error["msg"]))
+        if kind == "not_supported":
+            return InvalidRequest(_sentence(error["msg"]), param=context.get("field"))
         return InvalidRequest("The body must be a JSON object.")
     if kind == "unknown_field":
         return InvalidRequest(

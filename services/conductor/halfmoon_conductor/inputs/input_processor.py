@@ -23,6 +23,7 @@ from halfmoon_conductor.grammar.grammars import RequestedGrammar
 from halfmoon_conductor.http_server.request_context import RequestContext
 from halfmoon_conductor.inputs.preparation_messages import PreparedBody
 from halfmoon_conductor.inputs.prompt_encoder import PromptEncoder
+from halfmoon_conductor.inputs.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from halfmoon_conductor.inputs.sampling_options import logit_biases_of, sampling_of, stopping_of
 from halfmoon_conductor.inputs.tool_constraints import grammar_of_chat, tool_call_rules_of
 from halfmoon_conductor.reasoning.reasoning_parser import reasoning_start_of, reasons
@@ -54,6 +55,7 @@ class InputProcessor:
         grammars: checks grammars; None: a checker is started with the first grammar.
         reasoning_parser: how the model writes thoughts; "auto": as its chat template shows.
         aliases: other names of the model, as `PromptEncoder` has them.
+        defaults: of sampling fields that requests leave out.
 
     Raises:
         TokenizerUnavailable: the tokenizer's chat template is not valid.
@@ -68,12 +70,14 @@ class InputProcessor:
         *,
         reasoning_parser: Literal["auto", "think", "none"] = "auto",
         aliases: Sequence[str] = (),
+        defaults: SamplingDefaults = NO_DEFAULTS,
     ) -> None:
         self.encoder = PromptEncoder(
             lambda: gateway.model, tokenizer, tool_call_parser, aliases, gateway.missing_hint
         )
         self._tokenizer = tokenizer
         self._grammars = grammars
+        self._defaults = defaults
         self._reasons = reasoning_parser == "think" or (
             reasoning_parser == "auto" and reasons(tokenizer.chat_template or "")
         )
@@ -138,8 +142,9 @@ class InputProcessor:
             (token_ids,) = prepared.prompts()
         constrained = body.has_grammar or (rules is not None and rules.place != "free")
         grammar = await self._grammar(lambda: grammar_of_chat(body, rules)) if constrained else ""
+        n_new = self._defaults.max_new_tokens
         request = self._engine_request(
-            "chatcmpl", body, [token_ids], context, None, "messages", grammar
+            "chatcmpl", body, [token_ids], context, n_new, "messages", grammar
         )
         return msgspec.structs.replace(
             request,
@@ -192,6 +197,8 @@ class InputProcessor:
         salt = context.principal.salt(body.cache_salt)
         if biases := logit_biases_of(body):
             self.encoder.check_token_ids([token for token, _ in biases], "logit_bias")
+        if body.stop_token_ids:
+            self.encoder.check_token_ids(body.stop_token_ids, "stop_token_ids")
         seed = drawn_seed if body.seed is None else body.seed
         ttft_slo_s, tbt_slo_s = context.slos(body.ttft_slo_s, body.tbt_slo_s)
         _check_prompt_tokens(body, prompts, param)
@@ -209,7 +216,11 @@ class InputProcessor:
             for choice in range(n):
                 # The seed is drawn here, once: a retried request goes on with the same draws.
                 sampling = sampling_of(
-                    body, seed=(seed + choice) & _SEED_MASK, grammar=grammar, biases=biases
+                    body,
+                    self._defaults,
+                    seed=(seed + choice) & _SEED_MASK,
+                    grammar=grammar,
+                    biases=biases,
                 )
                 generations.append(
                     GenerationRequest(
@@ -217,7 +228,7 @@ class InputProcessor:
                         prompt_token_ids=prompt,
                         sampling=sampling,
                         stopping=stopping,
-                        open_end=default_new_tokens is None and body.n_generated_tokens is None,
+                        open_end=body.n_generated_tokens is None,
                         salt=salt,
                         tenant=context.principal.name,
                         ttft_slo_s=ttft_slo_s,

@@ -1,10 +1,13 @@
 """Turn a request's sampling fields into what the workers sample and stop by.
 
-Fields that the client left out have OpenAI's defaults.
+Fields that the client left out have the model's own defaults, else OpenAI's.
 """
+
+from typing import Any
 
 from halfmoon_conductor.api.openai.shared_fields import SharedFields
 from halfmoon_conductor.errors import InvalidRequest
+from halfmoon_conductor.inputs.sampling_defaults import SamplingDefaults
 from halfmoon_protocol.sampling import Sampling, Stopping
 
 #: Below this, dividing logits by the temperature overflows: such requests are greedy.
@@ -17,23 +20,35 @@ def logit_biases_of(body: SharedFields) -> tuple[tuple[int, float], ...]:
 
 
 def sampling_of(
-    body: SharedFields, *, seed: int, grammar: str, biases: tuple[tuple[int, float], ...]
+    body: SharedFields,
+    defaults: SamplingDefaults,
+    *,
+    seed: int,
+    grammar: str,
+    biases: tuple[tuple[int, float], ...],
 ) -> Sampling:
     """Return how tokens are drawn.
 
     Args:
         body: the client's request.
+        defaults: of the fields that it leaves out.
         seed: of this choice.
         grammar: what the answer must match; empty: anything.
         biases: as `logit_biases_of` returns them.
     """
-    temperature = 1.0 if body.temperature is None else body.temperature
+
+    def value(name: str, neutral: float) -> Any:
+        given = getattr(body, name)
+        default = getattr(defaults, name) if given is None else given
+        return neutral if default is None else default
+
+    temperature = value("temperature", 1.0)
     return Sampling(
         temperature=0.0 if temperature < LEAST_TEMPERATURE else temperature,
-        top_p=1.0 if body.top_p is None else body.top_p,
-        top_k=max(body.top_k or 0, 0),
-        min_p=body.min_p or 0.0,
-        repetition_penalty=body.repetition_penalty or 1.0,
+        top_p=value("top_p", 1.0),
+        top_k=max(value("top_k", 0), 0),
+        min_p=value("min_p", 0.0),
+        repetition_penalty=value("repetition_penalty", 1.0),
         presence_penalty=body.presence_penalty or 0.0,
         frequency_penalty=body.frequency_penalty or 0.0,
         seed=seed,

@@ -15,17 +15,12 @@ def tokenize_body(
     """Return the tokens of a text, or of a conversation as the chat template writes it.
 
     Raises:
-        ApiError: as `PromptEncoder.encode_messages` and `PromptEncoder.encode`.
+        ApiError: as `PromptEncoder.encode_conversation` and `PromptEncoder.encode`.
         InlineLimitExceeded: `inline`, and it is too much work for the event loop.
     """
     card = encoder.model_card(body.model)
     if body.messages is not None:
-        tokens = encoder.encode_messages(
-            body.messages,
-            add_generation_prompt=body.add_generation_prompt is not False,
-            variables=body.chat_template_kwargs,
-            inline=inline,
-        )
+        tokens = encoder.encode_conversation(body.as_chat(body.messages), inline=inline)
     else:
         tokens = encoder.encode(body.prompt or "", body.add_special_tokens is not False)
     texts = [encoder.token_text(each) for each in tokens] if body.return_token_strs else None

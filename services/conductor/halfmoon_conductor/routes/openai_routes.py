@@ -19,6 +19,7 @@ from halfmoon_conductor.engine_io.gateway_interface import Gateway, ModelCard
 from halfmoon_conductor.http_server.request_context import RequestContextDependency
 from halfmoon_conductor.inputs.preparation_messages import read_body_of
 from halfmoon_conductor.inputs.prompt_encoder import PromptEncoder
+from halfmoon_conductor.inputs.sampling_defaults import SamplingDefaults
 from halfmoon_conductor.routes.generation_handler import GenerationHandler
 from halfmoon_conductor.routes.openapi_responses import GENERATION_RESPONSES, error_responses_of
 from halfmoon_conductor.text.tokenizer_interface import Tokenizer
@@ -66,34 +67,37 @@ def completions_router(
     return router
 
 
-def models_router(gateway: Gateway, encoder: PromptEncoder) -> APIRouter:
+def models_router(
+    gateway: Gateway, encoder: PromptEncoder, defaults: SamplingDefaults
+) -> APIRouter:
     """Make the routes that describe the model served.
 
     Args:
         gateway: knows the model.
         encoder: finds the model by its name.
+        defaults: of sampling fields that requests leave out.
     """
     router = APIRouter()
+
+    def describe(card: ModelCard) -> Model:
+        return Model(
+            id=card.name,
+            object="model",
+            created=card.created,
+            owned_by="halfmoon",
+            max_model_len=card.max_tokens,
+            default_sampling_params=defaults.stated,
+        )
 
     @router.get("/v1/models", responses=error_responses_of(401, 429))
     async def list_models() -> ModelList:
         """List the model served, once a worker has joined."""
         card = gateway.model
-        return ModelList(object="list", data=[] if card is None else [_model(card)])
+        return ModelList(object="list", data=[] if card is None else [describe(card)])
 
     @router.get("/v1/models/{model:path}", responses=error_responses_of(401, 404, 429, 503))
     async def retrieve_model(model: str) -> Model:
         """Return one model by its name, which may have slashes."""
-        return _model(encoder.model_card(model))
+        return describe(encoder.model_card(model))
 
     return router
-
-
-def _model(card: ModelCard) -> Model:
-    return Model(
-        id=card.name,
-        object="model",
-        created=card.created,
-        owned_by="halfmoon",
-        max_model_len=card.max_tokens,
-    )

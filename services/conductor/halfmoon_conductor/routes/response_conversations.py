@@ -3,6 +3,7 @@
 OpenAI's `previous_response_id` and `item_reference`.
 """
 
+import asyncio
 from collections.abc import Sequence
 from functools import partial
 
@@ -17,6 +18,7 @@ from halfmoon_conductor.errors import (
     PreviousResponseNotFound,
     UnknownResponse,
 )
+from halfmoon_conductor.inputs.body_parsing import count_keys, find_duplicate_key
 from halfmoon_conductor.inputs.preparation_messages import ExpandedBody
 from halfmoon_conductor.routes.item_references import MARK, replace_references
 from halfmoon_conductor.stored_responses.response_store import (
@@ -55,7 +57,7 @@ class ResponseConversations:
         refers to nothing, or is not JSON of the right form, is returned as it is.
 
         Raises:
-            InvalidRequest: it refers to too much.
+            InvalidRequest: it refers to too much, or has a key twice.
             NotSupported: nothing is stored here.
             PreviousResponseNotFound: the response is not stored.
             ServiceUnavailable: the store fails.
@@ -76,6 +78,9 @@ class ResponseConversations:
             return ExpandedBody(content, False)  # the body's own check says what is wrong
         if items is None or (name is None and items is given):
             return ExpandedBody(content, False)
+        n_known = len(fields) + sum(count_keys(bytes(raw)) for raw in fields.values())
+        if count_keys(content) != n_known:
+            await asyncio.to_thread(find_duplicate_key, content)
         if name is not None:
             items = await self._conversation_before(tenant, name) + b"," + items
         fields["input"] = msgspec.Raw(b"[" + items + b"]")

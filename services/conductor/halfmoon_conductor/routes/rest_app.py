@@ -29,6 +29,7 @@ from halfmoon_conductor.http_server.request_middleware import RequestMiddleware
 from halfmoon_conductor.inputs.body_preparation import BodyPreparation
 from halfmoon_conductor.inputs.body_preparers import BodyPreparer, ThreadPreparer
 from halfmoon_conductor.inputs.input_processor import InputProcessor
+from halfmoon_conductor.inputs.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from halfmoon_conductor.observability.history.latency_history import LatencyHistory
 from halfmoon_conductor.observability.metrics.http_metrics import HttpMetrics
 from halfmoon_conductor.observability.metrics.vllm_metric_names import VllmNamedMetrics
@@ -77,6 +78,7 @@ def create_app(
     tool_call_parser: ToolCallFormat | Literal["auto"] = "auto",
     reasoning_parser: Literal["auto", "think", "none"] = "auto",
     model_aliases: Sequence[str] = (),
+    sampling_defaults: SamplingDefaults = NO_DEFAULTS,
     preparer: BodyPreparer | None = None,
     grammars: GrammarChecker | None = None,
     streams: ResumableStreams | None = None,
@@ -96,6 +98,7 @@ def create_app(
         tool_call_parser: how the model writes calls; "auto": as its chat template shows.
         reasoning_parser: how the model writes thoughts; "auto": as its chat template shows.
         model_aliases: other names of the model; "claude-*" is any name that begins so.
+        sampling_defaults: of sampling fields that requests leave out.
         preparer: parses and tokenizes long bodies; None: threads of this process do.
         grammars: checks grammars; None: a checker is started with the first grammar.
         streams: keeps streams that clients may come back to; None: none is kept.
@@ -114,6 +117,7 @@ def create_app(
         grammars,
         reasoning_parser=reasoning_parser,
         aliases=model_aliases,
+        defaults=sampling_defaults,
     )
     encoder = inputs.encoder
     preparer = preparer or ThreadPreparer(BodyPreparation(tokenizer, tool_call_parser))
@@ -172,7 +176,7 @@ def create_app(
     app.include_router(
         tokenize_router(encoder, error_responses_of(400, 401, 404, 413, 429, 503), route_class)
     )
-    app.include_router(models_router(gateway, encoder))
+    app.include_router(models_router(gateway, encoder, sampling_defaults))
     app.include_router(probes_router(gateway, concurrency, shown, app.version))
     for route in page_routes():
         app.router.routes.append(route)

@@ -28,6 +28,7 @@ from halfmoon_conductor.api.request_fields import (
     StopString,
     Text,
     Variables,
+    contradiction,
 )
 from halfmoon_conductor.api.structured_fields import JsonSchema, Schema, SchemaFormat
 from halfmoon_conductor.api.tool_fields import check_tool_choice
@@ -130,8 +131,8 @@ class CountTokensRequest(ApiModel):
     @model_validator(mode="after")
     def _ends_with_the_user(self) -> "CountTokensRequest":
         if self.messages[-1].role != "user":
-            raise PydanticCustomError(
-                "contradiction",
+            raise contradiction(
+                "messages",
                 "the last message must be the user's; going on with one of the assistant's is not "
                 "supported",
             )
@@ -140,11 +141,12 @@ class CountTokensRequest(ApiModel):
     @model_validator(mode="after")
     def _can_be_called(self) -> "CountTokensRequest":
         if (n := sum(len(turn.as_chat()) for turn in self.messages)) > MAX_TURNS:
-            raise PydanticCustomError(
-                "contradiction",
+            raise contradiction(
+                "messages",
                 "the results of calls and the turns are {n} in all, over the {most} that one "
                 "request may have",
-                {"n": n, "most": MAX_TURNS},
+                n=n,
+                most=MAX_TURNS,
             )
         fields = self._tool_fields()
         left_out = [tool.name for tool in self.tools or () if isinstance(tool, ServerTool)]

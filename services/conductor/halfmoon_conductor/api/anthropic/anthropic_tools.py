@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, JsonValue, Tag, model_validator
-from pydantic_core import PydanticCustomError
 
 from halfmoon_conductor.api.openai.chat_messages import CallingMessage, ChatMessage, TextPart
 from halfmoon_conductor.api.request_fields import (
@@ -16,6 +15,7 @@ from halfmoon_conductor.api.request_fields import (
     IgnoredValues,
     Parts,
     Text,
+    contradiction,
     form_discriminator,
     reject_unknown_fields,
     text_or_list_form,
@@ -143,10 +143,11 @@ class AnthropicTurn(ApiModel):
             [*calls, *thoughts] if self.role == "user" else results
         )
         if misplaced:
-            raise PydanticCustomError(
-                "contradiction",
+            raise contradiction(
+                "messages",
                 "a {block} block can't be in a turn of the {role}",
-                {"block": misplaced[0].type, "role": self.role},
+                block=misplaced[0].type,
+                role=self.role,
             )
         words = join_text_blocks(
             self.content

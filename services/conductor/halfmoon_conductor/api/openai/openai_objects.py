@@ -235,6 +235,8 @@ class Model(BaseModel):
     owned_by: str
     #: vLLM's addition.
     max_model_len: int
+    #: Our addition: defaults of sampling fields that the model's makers state; others are OpenAI's.
+    default_sampling_params: dict[str, float]
 
 
 class ModelList(BaseModel):

@@ -3,6 +3,7 @@
 `request_fields` explains the kinds of fields and how unsupported ones are refused.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -10,7 +11,6 @@ from pydantic import (
     JsonValue,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
 
 from halfmoon_conductor.api.label_fields import Word
 from halfmoon_conductor.api.openai.chat_messages import AnyMessage, Content
@@ -22,6 +22,7 @@ from halfmoon_conductor.api.request_fields import (
     IgnoredValues,
     Prompt,
     Variables,
+    contradiction,
 )
 from halfmoon_conductor.api.tool_fields import (
     AllowedChoice,
@@ -60,14 +61,15 @@ class CompletionRequest(SharedFields):
     @model_validator(mode="after")
     def _some_tokens(self) -> Self:
         if self.n_new_tokens == 0 and not self.echo:
-            raise PydanticCustomError(
-                "contradiction", "max_tokens is 0, which is only for echo: true; ask for 1 or more"
+            raise contradiction(
+                "max_tokens", "max_tokens is 0, which is only for echo: true; ask for 1 or more"
             )
         if len(self.prompts) * (self.n or 1) > MAX_CHOICES:
-            raise PydanticCustomError(
-                "contradiction",
+            raise contradiction(
+                "n",
                 "prompts times n is {n}, over the {most} answers that one request may have",
-                {"n": len(self.prompts) * (self.n or 1), "most": MAX_CHOICES},
+                n=len(self.prompts) * (self.n or 1),
+                most=MAX_CHOICES,
             )
         return self
 
@@ -101,6 +103,22 @@ class Prediction(ApiModel):
 
     type: Literal["content"]
     content: Content
+
+
+def check_thinking_switch(
+    variables: Mapping[str, JsonValue] | None, enable_thinking: bool | None
+) -> None:
+    """Check that a conversation does not turn thoughts on in one place and off in the other.
+
+    Raises:
+        PydanticCustomError: it does.
+    """
+    given = (variables or {}).get("enable_thinking")
+    if None not in (given, enable_thinking) and given != enable_thinking:
+        raise contradiction(
+            "enable_thinking",
+            "enable_thinking and that of chat_template_kwargs differ; send one of them",
+        )
 
 
 class ChatRequest(SharedFields):
@@ -155,18 +173,13 @@ class ChatRequest(SharedFields):
     @model_validator(mode="after")
     def _some_tokens(self) -> Self:
         if self.n_new_tokens == 0:
-            raise PydanticCustomError("contradiction", "max_tokens is 0; ask for 1 or more")
+            raise contradiction("max_tokens", "max_tokens is 0; ask for 1 or more")
         check_tool_choice(self.tools or (), self.tool_choice)
         if self.top_logprobs and not self.logprobs:
-            raise PydanticCustomError(
-                "contradiction", "top_logprobs is only for requests with logprobs: true"
+            raise contradiction(
+                "top_logprobs", "top_logprobs is only for requests with logprobs: true"
             )
-        given = (self.chat_template_kwargs or {}).get("enable_thinking")
-        if None not in (given, self.enable_thinking) and given != self.enable_thinking:
-            raise PydanticCustomError(
-                "contradiction",
-                "enable_thinking and that of chat_template_kwargs differ; send one of them",
-            )
+        check_thinking_switch(self.chat_template_kwargs, self.enable_thinking)
         return self
 
     @property

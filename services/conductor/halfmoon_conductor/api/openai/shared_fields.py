@@ -3,7 +3,6 @@
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
-from pydantic_core import PydanticCustomError
 
 from halfmoon_conductor.api.label_fields import Label, Metadata, Options, Word
 from halfmoon_conductor.api.request_fields import (
@@ -13,6 +12,7 @@ from halfmoon_conductor.api.request_fields import (
     IgnoredValues,
     Salt,
     Text,
+    contradiction,
 )
 from halfmoon_conductor.api.sampling_fields import SamplingFields
 from halfmoon_conductor.api.structured_fields import (
@@ -53,7 +53,7 @@ class SharedFields(SamplingFields):
         None, ge=1, le=MAX_TOKEN_ID, description="The newer name of max_tokens."
     )
     min_tokens: int | None = Field(
-        None, ge=0, le=MAX_TOKEN_ID, description="Nothing stops the answer before so many tokens."
+        None, ge=0, le=MAX_TOKEN_ID, description="No end or stop token is drawn before so many."
     )
     n: int | None = Field(
         None, ge=1, le=MAX_CHOICES, description="Answers to each prompt, drawn independently."
@@ -136,19 +136,26 @@ class SharedFields(SamplingFields):
     def _consistent(self) -> Self:
         limits = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(limits) > 1:
-            raise PydanticCustomError(
-                "contradiction", "max_tokens and max_completion_tokens differ; send one of them"
+            raise contradiction(
+                "max_completion_tokens",
+                "max_tokens and max_completion_tokens differ; send one of them",
             )
         if self.stream_options is not None and not self.stream:
-            raise PydanticCustomError(
-                "contradiction", "stream_options is only for requests with stream: true"
+            raise contradiction(
+                "stream_options", "stream_options is only for requests with stream: true"
             )
         if self.prompt_logprobs is not None and self.stream:
-            raise PydanticCustomError(
-                "contradiction", "prompt_logprobs can't be streamed; leave out stream: true"
+            raise contradiction(
+                "prompt_logprobs", "prompt_logprobs can't be streamed; leave out stream: true"
             )
         if self.n_new_tokens is not None and (self.min_tokens or 0) > self.n_new_tokens:
-            raise PydanticCustomError("contradiction", "min_tokens is greater than max_tokens")
+            raise contradiction(
+                "min_tokens",
+                "min_tokens is {least}, over {limit}, which is {most}; lower it, or raise {limit}",
+                least=self.min_tokens,
+                limit="max_tokens" if self.max_tokens is not None else "max_completion_tokens",
+                most=self.n_new_tokens,
+            )
         return self
 
     @property
@@ -195,11 +202,10 @@ class SharedFields(SamplingFields):
         Raises:
             InvalidRequest: other fields forbid it.
         """
-        if self.ignore_eos or self.min_tokens:
+        if self.ignore_eos:
             raise InvalidRequest(
-                f"{param} ends the answer when it is complete; leave out ignore_eos and "
-                "min_tokens.",
-                param="ignore_eos" if self.ignore_eos else "min_tokens",
+                f"{param} ends the answer when it is complete; leave out ignore_eos.",
+                param="ignore_eos",
             )
 
     @property

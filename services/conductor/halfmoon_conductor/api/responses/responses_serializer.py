@@ -124,6 +124,7 @@ class ResponsesSerializer:
     ) -> ResponseObject:
         """Return the response object: finished with an output, just begun without one."""
         body = self._body
+        sampling = self.output.request.generations[0].sampling
         return ResponseObject(
             id=self._id,
             object="response",
@@ -147,11 +148,11 @@ class ResponsesSerializer:
             safety_identifier=body.safety_identifier,
             service_tier="default",
             store=self._stores,
-            temperature=1.0 if body.temperature is None else body.temperature,
+            temperature=sampling.temperature if body.temperature is None else body.temperature,
             text=_text_config(body.text),
             tool_choice=_choice_of(body),
             tools=[tool.model_dump(include=_REPEATED_FIELDS) for tool in body.functions],
-            top_p=1.0 if body.top_p is None else body.top_p,
+            top_p=sampling.top_p if body.top_p is None else body.top_p,
             truncation="disabled",
             usage=None if output is None else self._usage(),
             user=body.user,
