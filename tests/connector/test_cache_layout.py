@@ -26,6 +26,26 @@ class MLAAttentionSpec(Namespace):
     """As vLLM's class of this name."""
 
 
+class MambaSpec(Namespace):
+    """As vLLM's class of this name: tuples, and no heads."""
+
+
+class SlidingWindowSpec(Namespace):
+    """As vLLM's class of this name."""
+
+
+class ChunkedLocalAttentionSpec(Namespace):
+    """As vLLM's class of this name."""
+
+
+class UniformTypeKVCacheSpecs(Namespace):
+    """As vLLM's class of this name: a spec for each layer, and no heads of its own."""
+
+
+class NewSpec(Namespace):
+    """A class that vLLM may add."""
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model("llama", tmp_path_factory.mktemp("models") / "llama")
@@ -82,9 +102,65 @@ def _is_latent(_: Any, cache: Any) -> None:
     cache.kv_cache_groups[0].kv_cache_spec = MLAAttentionSpec(**vars(spec))
 
 
+def _has_a_state(_: Any, cache: Any) -> None:
+    cache.kv_cache_groups[0].kv_cache_spec = MambaSpec(
+        block_size=64, shapes=((3, 160), (8, 16, 16)), dtypes=(torch.float32, torch.float32)
+    )
+
+
+def _has_no_groups(_: Any, cache: Any) -> None:
+    cache.kv_cache_groups = []
+
+
+def _is(kind: type[Namespace]) -> Callable[[Any, Any], None]:
+    def change(_: Any, cache: Any) -> None:
+        spec = cache.kv_cache_groups[0].kv_cache_spec
+        cache.kv_cache_groups[0].kv_cache_spec = kind(**vars(spec))
+
+    return change
+
+
+def _has_layers_of(*changes: dict[str, Any], kind: type[Namespace] = FullAttentionSpec) -> Any:
+    """A group with a spec for each layer: the plain one, and others of `kind`."""
+
+    def change(_: Any, cache: Any) -> None:
+        plain = cache.kv_cache_groups[0].kv_cache_spec
+        others = [kind(**{**vars(plain), **fields}) for fields in changes]
+        layers = {f"layers.{i}": spec for i, spec in enumerate([plain, *others])}
+        cache.kv_cache_groups[0].kv_cache_spec = UniformTypeKVCacheSpecs(
+            block_size=64, kv_cache_specs=layers
+        )
+
+    return change
+
+
+def _has_a_state_beside(_: Any, cache: Any) -> None:
+    state = MambaSpec(block_size=64, shapes=((3, 160),), dtypes=(torch.float32,))
+    group = Namespace(layer_names=["layers.2"], kv_cache_spec=state)
+    cache.kv_cache_groups = [*cache.kv_cache_groups, group]
+
+
+def _shares_layers(server: Any, _: Any) -> None:
+    server.model_config.hf_text_config = Namespace(num_kv_shared_layers=20)
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [
+        (_has_a_state, r"a recurrent state .*\(MambaSpec\).*without the connector"),
+        (_has_a_state_beside, r"a recurrent state .*\(MambaSpec\).*without the connector"),
+        (_has_no_groups, "keep no keys and values"),
+        (_is(SlidingWindowSpec), r"sliding window \(SlidingWindowSpec\).*--disable-hybrid"),
+        (_is(ChunkedLocalAttentionSpec), r"in chunks \(ChunkedLocal.*--disable-hybrid"),
+        (_is(NewSpec), r"another kind \(NewSpec\)"),
+        (
+            _has_layers_of({"head_size": 512, "head_size_v": 512}),
+            "2 shapes of KV .2 heads of 16, blocks of 64; 2 heads of 512, blocks of 64",
+        ),
+        (_has_layers_of({}, kind=MLAAttentionSpec), r"latent attention \(MLAAttentionSpec\)"),
+        (_shares_layers, "another layer's keys and values .num_kv_shared_layers 20"),
+        (_spec("num_kv_heads", (2, 4)), r"num_kv_heads is \(2, 4\)"),
+        (_spec("dtype", [torch.float32]), "KV cache of .*float32.*--kv-cache-dtype"),
         (_set("parallel_config", "tensor_parallel_size", 2), "tensor_parallel_size 2"),
         (_set("parallel_config", "pipeline_parallel_size", 4), "pipeline_parallel_size 4"),
         (_set("model_config", "hf_overrides", {"rope_theta": 1}), "hf_overrides"),
@@ -93,7 +169,7 @@ def _is_latent(_: Any, cache: Any) -> None:
         (_has_two_groups, "2 groups of differing layers"),
         (_is_latent, "MLAAttentionSpec"),
         (_spec("dtype", torch.uint8), "uint8.*--kv-cache-dtype"),
-        (_spec("head_size_v", 8), "heads of 16 and 8"),
+        (_spec("head_size_v", 8), "heads of 16 and values with heads of 8"),
         (_spec("block_size", 48), "48 tokens, the pool's 32.*multiple"),
     ],
 )

@@ -6,6 +6,7 @@ from typing import Any
 from halfmoon_protocol.blocks import check_block_size
 from halfmoon_protocol.errors import ProtocolError
 from halfmoon_protocol.kv_layout import KvLayout
+from halfmoon_vllm.cache_kinds import find_plain_spec
 from halfmoon_vllm.connector_settings import ConnectorRefused
 
 
@@ -40,12 +41,7 @@ def find_cache_layout(vllm_config: Any, kv_cache_config: Any, block_size: int) -
     if reason := _unsupported(vllm_config):
         raise ConnectorRefused(f"HalfmoonConnector can't serve {reason}")
     groups = kv_cache_config.kv_cache_groups
-    if len(groups) != 1:
-        raise ConnectorRefused(
-            f"HalfmoonConnector can't serve {len(groups)} groups of differing layers: start vLLM "
-            "with --disable-hybrid-kv-cache-manager if the model allows"
-        )
-    spec = groups[0].kv_cache_spec
+    spec = find_plain_spec(groups)
     dtype = _dtype_name(spec)
     size = block_size or spec.block_size
     try:
@@ -88,23 +84,21 @@ def _unsupported(vllm_config: Any) -> str:
         return "hf_overrides: they change the KV and not the model's fingerprint"
     if model.use_mla:
         return "multi-head latent attention"
+    text = getattr(model, "hf_text_config", None)
+    if shared := getattr(text, "num_kv_shared_layers", 0):
+        return f"layers that use another layer's keys and values (num_kv_shared_layers {shared})"
     return ""
 
 
 def _dtype_name(spec: Any) -> Any:
     from halfmoon_engine.attention.kv_pool import DTYPE_NAMES
 
-    kind = type(spec).__name__
-    if kind != "FullAttentionSpec" or spec.head_size != spec.head_size_v:
-        raise ConnectorRefused(
-            f"HalfmoonConnector can't serve caches of {kind} with heads of {spec.head_size} and "
-            f"{getattr(spec, 'head_size_v', '?')}: it shares full attention with plain heads"
-        )
-    name = DTYPE_NAMES.get(spec.dtype)
+    dtype = getattr(spec, "dtype", None)
+    name = next((name for known, name in DTYPE_NAMES.items() if known == dtype), None)
     if name is None:
         known = ", ".join(DTYPE_NAMES.values())
         raise ConnectorRefused(
-            f"HalfmoonConnector can't serve a KV cache of {spec.dtype}: set --kv-cache-dtype to "
+            f"HalfmoonConnector can't serve a KV cache of {dtype}: set --kv-cache-dtype to "
             f"one of {known}, or auto"
         )
     return name

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.nn.modules.module import register_module_module_registration_hook
 
+from halfmoon_engine.checkpoints.text_part import leave_out_other_inputs
 from halfmoon_models.errors import BrokenCheckpoint, UnsupportedModel
 from halfmoon_models.folder_inspection import InspectedModel, check_fits_memory
 
@@ -32,7 +33,7 @@ def check_config_matches_files(
         n_stages: parts of the weights, of which this machine loads one.
 
     Returns:
-        The model, without memory.
+        The model, without memory and without parts that text does not use.
 
     Raises:
         BrokenCheckpoint: it describes more numbers than the files have.
@@ -42,6 +43,7 @@ def check_config_matches_files(
     limit = _MODULES + _MODULES_PER_TENSOR * len(tensors)
     with _at_most(limit, len(tensors)), torch.device("meta"):
         model = model_class.from_config(config, trust_remote_code=False)
+        leave_out_other_inputs(model)
     described = sum(parameter.numel() for parameter in model.parameters())
     there = inspected.weights.n_elements
     if described > there:

@@ -21,6 +21,11 @@ from halfmoon_engine.checkpoints.architecture import check_architecture, max_con
 from halfmoon_engine.checkpoints.compute_dtype import compute_dtype
 from halfmoon_engine.checkpoints.fingerprint import fingerprint
 from halfmoon_engine.checkpoints.meta_model import check_config_matches_files, check_loaded_weights
+from halfmoon_engine.checkpoints.text_part import (
+    leave_out_other_inputs,
+    text_class,
+    text_config_of,
+)
 from halfmoon_engine.interface import Device
 from halfmoon_engine.native.extension import NativeMode, native_extension
 from halfmoon_engine.paged_engine import PagedEngine
@@ -30,7 +35,7 @@ from halfmoon_engine.stages.model_cut import (
     absent_parts,
     cut_model,
     model_layers,
-    stage_class,
+    partial_class,
     stage_of,
 )
 from halfmoon_engine.stages.stage_model import StageModel
@@ -72,22 +77,17 @@ def load_torch_engine(
         on_cpu=target.type == "cpu",
         native=has_native_form(inspected.config["model_type"], native),
     )
-    if unserved := unserved_inputs(inspected.config):
-        log.info("%s", unserved)
     with _library_errors(f"{folder}/config.json is not one that can be used"):
-        config = _read_config(inspected)
+        config = text_config_of(_read_config(inspected))
+        auto_class = text_class(config)
         check_architecture(config)
         stage = stage_of(config, stage_index, n_stages)
     with _library_errors(f"{folder}: its config.json describes no model that can be made"):
-        empty = check_config_matches_files(
-            transformers.AutoModelForCausalLM, config, inspected, n_stages
-        )
+        empty = check_config_matches_files(auto_class, config, inspected, n_stages)
         cut_model(empty, stage)
-    model_class = transformers.AutoModelForCausalLM
-    if not stage.is_whole:
-        model_class = stage_class(type(empty), stage)
+    model_class = partial_class(type(empty), leave_out_other_inputs, lambda m: cut_model(m, stage))
     with _library_errors(f"{folder} can't be loaded"):
-        model = _load(inspected, dtype, model_class)
+        model = _load(inspected, dtype, model_class, config)
         staged = StageModel(model.eval().requires_grad_(False).to(target), stage)
     with _library_errors(f"a model of type {str(config.model_type)!r} can't be run"):
         check_cut(staged)
@@ -119,10 +119,12 @@ def load_torch_engine(
         probed,
         layout,
         longest,
-        lambda: StageModel(_load_for_attention(inspected, dtype, model_class), stage),
+        lambda: StageModel(_load_for_attention(inspected, dtype, model_class, config), stage),
         native,
     )
     log.info("computing with %s", runner.description)
+    if unserved := unserved_inputs(inspected.config):
+        log.info("%s", unserved)
     return PagedEngine(
         runner,
         layout,
@@ -195,9 +197,12 @@ def _read_config(inspected: InspectedModel) -> Any:
     )
 
 
-def _load(inspected: InspectedModel, dtype: DType | Literal["auto"], model_class: Any) -> Any:
+def _load(
+    inspected: InspectedModel, dtype: DType | Literal["auto"], model_class: Any, config: Any
+) -> Any:
     model, info = model_class.from_pretrained(
         inspected.folder,
+        config=config,
         dtype="auto" if dtype == "auto" else TORCH_DTYPES[dtype],
         attn_implementation="eager",
         local_files_only=True,
@@ -216,10 +221,10 @@ def _load(inspected: InspectedModel, dtype: DType | Literal["auto"], model_class
 
 
 def _load_for_attention(
-    inspected: InspectedModel, dtype: DType | Literal["auto"], model_class: Any
+    inspected: InspectedModel, dtype: DType | Literal["auto"], model_class: Any, config: Any
 ) -> Any:
     """Load a probed model once more, for the CPU."""
-    model = _load(inspected, dtype, model_class).eval().requires_grad_(False)
+    model = _load(inspected, dtype, model_class, config).eval().requires_grad_(False)
     model.set_attn_implementation(ATTENTION_NAME)
     return model
 
@@ -238,7 +243,10 @@ def _own_name(path_or_hub_id: str, folder: Path) -> str:
 def _eos_token_ids(model: Any) -> tuple[int, ...]:
     ids = model.generation_config.eos_token_id
     if ids is None:
-        ids = _text_config(model.config).eos_token_id
+        # The nested configuration of some multimodal models has no end.
+        ids = getattr(_text_config(model.config), "eos_token_id", None)
+    if ids is None:
+        ids = getattr(model.config, "eos_token_id", None)
     if ids is None:
         return ()
     return (int(ids),) if isinstance(ids, int) else tuple(int(token) for token in ids)

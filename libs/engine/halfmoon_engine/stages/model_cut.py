@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import torch
 
+from halfmoon_engine.checkpoints.text_part import UnusedPart
 from halfmoon_engine.errors import BadEngineStage
 from halfmoon_engine.interface import EngineStage
 from halfmoon_engine.stages.stage_checks import ACTIVATION_ITEM_BYTES, cut_layers
@@ -98,12 +99,18 @@ def model_layers(config: Any) -> int:
     return int(config.get_text_config(decoder=True).num_hidden_layers)
 
 
-def stage_class(model_class: type[Any], stage: EngineStage) -> type[Any]:
-    """Return a class of transformers that makes models of this stage's layers only."""
+def partial_class(model_class: type[Any], *cuts: Callable[[Any], None]) -> type[Any]:
+    """Return a class of transformers that makes models without some of their parts.
+
+    Args:
+        model_class: of whole models.
+        cuts: functions that replace parts of a model without weights, called one after the other.
+    """
 
     def init(self: Any, config: Any, *arguments: Any, **options: Any) -> None:
         model_class.__init__(self, config, *arguments, **options)
-        cut_model(self, stage)
+        for cut in cuts:
+            cut(self)
 
     names = {"__init__": init, "__module__": model_class.__module__}
     return type(model_class.__name__, (model_class,), names)
@@ -160,8 +167,8 @@ def cut_sharing(model: Any, stage: EngineStage) -> Any:
 
 
 def absent_parts(model: Any) -> tuple[str, ...]:
-    """Return the names of the parts that other stages have."""
-    kinds = OtherStageLayer | OtherStageEmbedding | OtherStageHead
+    """Return the names of the parts that other stages have, or that text does not use."""
+    kinds = OtherStageLayer | OtherStageEmbedding | OtherStageHead | UnusedPart
     return tuple(name for name, part in model.named_modules() if isinstance(part, kinds))
 
 
