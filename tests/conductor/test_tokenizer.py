@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from halfmoon_conductor.text.fake_tokenizer import FakeTokenizer
 from halfmoon_conductor.text.hub_tokenizer import HubTokenizer
-from halfmoon_conductor.text.tokenizer_files import TOKENIZER_FILES
+from halfmoon_conductor.text.tokenizer_files import MODEL_FILES
 from halfmoon_conductor.text.tokenizer_interface import TokenizerUnavailable
 from halfmoon_conductor.text.tokenizer_loader import open_tokenizer
 
@@ -118,8 +118,8 @@ def test_a_hub_id_fetches_the_tokenizers_files_only(
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
     assert open_tokenizer("lab/moon").eos_token_ids == (0,)
-    assert asked == [("lab/moon", list(TOKENIZER_FILES))]
-    assert not any("safetensors" in name or name.endswith(".bin") for name in TOKENIZER_FILES)
+    assert asked == [("lab/moon", list(MODEL_FILES))]
+    assert not any("safetensors" in name or name.endswith(".bin") for name in MODEL_FILES)
 
 
 def test_a_hub_id_that_cannot_be_fetched_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from halfmoon_engine.checkpoints.architecture import check_architecture, max_con
 from halfmoon_engine.checkpoints.compute_dtype import compute_dtype
 from halfmoon_engine.checkpoints.fingerprint import fingerprint
 from halfmoon_engine.checkpoints.meta_model import check_config_matches_files, check_loaded_weights
+from halfmoon_engine.checkpoints.model_tokenizer import read_model_tokenizer
 from halfmoon_engine.interface import Device
 from halfmoon_engine.native.extension import NativeMode, native_extension
 from halfmoon_engine.paged_engine import PagedEngine
@@ -94,13 +95,14 @@ def load_torch_engine(
         probed = probe_attention(staged)
         if stage.is_whole:
             stage = msgspec.structs.replace(stage, n_layers=probed.shape.n_layers)
-        eos_token_ids = _eos_token_ids(model)
     with _library_errors(f"{folder}: its tokenizer can't be used"):
+        tokenizer = read_model_tokenizer(folder, inspected.config)
+        eos_token_ids = tuple(tokenizer.end_tokens if tokenizer else ()) or _eos_token_ids(model)
         grammars = (
             GrammarMasks.for_model(
-                folder, model.get_output_embeddings().weight.shape[0], eos_token_ids
+                tokenizer.definition, model.get_output_embeddings().weight.shape[0], eos_token_ids
             )
-            if stage.is_last
+            if tokenizer is not None and stage.is_last
             else None
         )
     n_vocab = _n_vocab(model) if stage.is_whole else int(_text_config(config).vocab_size)
