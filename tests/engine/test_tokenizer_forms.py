@@ -24,7 +24,7 @@ _TEXTS = [
     "  leading, trailing  ",
     "UPPER <|NEW|> Lower <s> x </s> <|endoftext|>",
 ]
-_WORDS = "the half moon is full of 12 seas and it is the moon's half, x = [1]; don't".split(" ")
+_WORDS = ("the", "half", "moon", "is", "full", "of", "12", "seas", "and", "it's", "x = [1];")
 
 
 @pytest.fixture(scope="session")
@@ -151,10 +151,13 @@ _SMALL_FILES: dict[str, dict[str, Any]] = {
     },
     "ends asked for in vain": {
         "tokenizer_config.json": {
-            "bos_token": "<|im_start|>", "eos_token": "<|im_end|>",
-            "add_bos_token": True, "add_eos_token": True, "add_prefix_space": True,
+            "bos_token": "<|im_start|>",
+            "eos_token": "<|im_end|>",
+            "add_bos_token": True,
+            "add_eos_token": True,
+            "add_prefix_space": True,
         }
-    },  # fmt: skip
+    },
     "special tokens split": {"tokenizer_config.json": {"split_special_tokens": True}},
 }
 
@@ -331,9 +334,7 @@ def test_mistrals_own_file_is_read(folder: Path) -> None:
         ({"config": {"pattern": "(", "default_vocab_size": 12}}, "tekken|unusable"),
     ],
 )
-def test_a_damaged_tekken_file_is_named(
-    folder: Path, change: dict[str, Any], words: str
-) -> None:
+def test_a_damaged_tekken_file_is_named(folder: Path, change: dict[str, Any], words: str) -> None:
     write(folder, "tekken.json", {**tekken(folder), **change})
     (folder / "tokenizer.json").unlink()
     write(folder, "config.json", {"model_type": "mistral3"})

@@ -79,8 +79,8 @@ def load_vllm_engine(
     import_quietly()
     check_device(device)
     from halfmoon_engine.attention.kv_pool import DTYPE_NAMES
-    from halfmoon_engine.paged_engine import PagedEngine
     from halfmoon_engine.checkpoints.model_tokenizer import read_model_tokenizer
+    from halfmoon_engine.paged_engine import PagedEngine
     from halfmoon_engine.sampling.grammar_masks import GrammarMasks
     from halfmoon_engine_vllm.start_executor import start_executor
     from halfmoon_engine_vllm.vllm_runner import VllmRanksRunner, VllmRunner

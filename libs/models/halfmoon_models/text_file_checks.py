@@ -52,7 +52,7 @@ def check_text_files(
         tokenizer = read_json_object(folder / _TOKENIZER, MAX_TOKENIZER_BYTES)
         check_tokenizer(folder / _TOKENIZER, tokenizer)
         _check_file_fits(folder, tokenizer, n_vocab)
-    elif needs_tokenizer and _TEKKEN not in names and not _VOCABULARY <= names:
+    elif needs_tokenizer and _TEKKEN not in names and not names >= _VOCABULARY:
         raise without_tokenizer(folder, names)
 
 

@@ -18,6 +18,7 @@ from halfmoon_engine.attention.attention_probe import probe_attention
 from halfmoon_engine.attention.kv_pool import DTYPE_NAMES, TORCH_DTYPES
 from halfmoon_engine.attention.paged_attention import ATTENTION_NAME
 from halfmoon_engine.checkpoints.architecture import check_architecture, max_context
+from halfmoon_engine.checkpoints.completed_index import folder_with_complete_index
 from halfmoon_engine.checkpoints.compute_dtype import compute_dtype
 from halfmoon_engine.checkpoints.fingerprint import fingerprint
 from halfmoon_engine.checkpoints.meta_model import check_config_matches_files, check_loaded_weights
@@ -198,16 +199,17 @@ def _read_config(inspected: InspectedModel) -> Any:
 
 
 def _load(inspected: InspectedModel, dtype: DType | Literal["auto"], model_class: Any) -> Any:
-    model, info = model_class.from_pretrained(
-        inspected.folder,
-        dtype="auto" if dtype == "auto" else TORCH_DTYPES[dtype],
-        attn_implementation="eager",
-        local_files_only=True,
-        trust_remote_code=False,
-        use_safetensors=True,
-        ignore_mismatched_sizes=True,  # they are refused below, in one line
-        output_loading_info=True,
-    )
+    with folder_with_complete_index(inspected.folder) as folder:
+        model, info = model_class.from_pretrained(
+            folder,
+            dtype="auto" if dtype == "auto" else TORCH_DTYPES[dtype],
+            attn_implementation="eager",
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,  # they are refused below, in one line
+            output_loading_info=True,
+        )
     check_loaded_weights(model, info, inspected, absent_parts(model))
     if model.dtype not in DTYPE_NAMES:
         raise UnsupportedModel(

@@ -14,7 +14,7 @@ import time
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
-from typing import Any, Self
+from typing import Self
 
 import msgspec
 import numpy as np

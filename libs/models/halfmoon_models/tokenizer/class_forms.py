@@ -1,4 +1,4 @@
-"""Describe what transformers makes anew for each class of tokenizers, as ``tokenizer.json`` has it."""
+"""Describe what transformers makes anew for a class of tokenizers, as in ``tokenizer.json``."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -7,7 +7,8 @@ from typing import Any, Literal
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _QWEN2_WORDS = (
-    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
+    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}"
+    rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
 )
 #: As that of Qwen 2, with marks as parts of words.
 _QWEN3_5_WORDS = (
@@ -119,11 +120,19 @@ _GPT_TOKENS = {"unk_token": _END_OF_TEXT, "bos_token": _END_OF_TEXT, "eos_token"
 
 CLASS_FORMS: Mapping[str, ClassForm] = {
     "Qwen2Tokenizer": ClassForm(
-        _split_by(_QWEN2_WORDS), _EMPTY_AFFIXES, _QWEN_TOKENS, reads_vocabulary=True, afterwards="mark"
+        _split_by(_QWEN2_WORDS),
+        _EMPTY_AFFIXES,
+        _QWEN_TOKENS,
+        reads_vocabulary=True,
+        afterwards="mark",
     ),
     "Qwen3_5Tokenizer": ClassForm(_split_by(_QWEN3_5_WORDS), _EMPTY_AFFIXES, _QWEN_TOKENS),
-    "GPT2Tokenizer": ClassForm(_byte_level(None), _EMPTY_AFFIXES, _GPT_TOKENS, reads_vocabulary=True),
-    "CodeGenTokenizer": ClassForm(_byte_level(None), _EMPTY_AFFIXES, _GPT_TOKENS, reads_vocabulary=True),
+    "GPT2Tokenizer": ClassForm(
+        _byte_level(None), _EMPTY_AFFIXES, _GPT_TOKENS, reads_vocabulary=True
+    ),
+    "CodeGenTokenizer": ClassForm(
+        _byte_level(None), _EMPTY_AFFIXES, _GPT_TOKENS, reads_vocabulary=True
+    ),
     "GPTNeoXTokenizer": ClassForm(
         _byte_level(_NFC),
         _EMPTY_AFFIXES,
@@ -157,9 +166,7 @@ CLASS_FORMS: Mapping[str, ClassForm] = {
             "mask_token": "<mask>",
         },
     ),
-    "LlamaTokenizer": ClassForm(
-        _llama, {"fuse_unk": True, "byte_fallback": True}, _LLAMA_TOKENS
-    ),
+    "LlamaTokenizer": ClassForm(_llama, {"fuse_unk": True, "byte_fallback": True}, _LLAMA_TOKENS),
     "CodeLlamaTokenizer": ClassForm(
         _code_llama,
         {"fuse_unk": True, "byte_fallback": True, "unk_token": "<unk>"},

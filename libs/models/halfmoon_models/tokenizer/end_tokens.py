@@ -39,7 +39,7 @@ def find_end_tokens(
     ends: dict[int, str] = {}
     for token, place in (*_config_ends(configs), *_tokenizer_ends(configs, built, render)):
         # A token without an embedding is never drawn.
-        if type(token) is int and 0 <= token and (n_embedded is None or token < n_embedded):
+        if type(token) is int and token >= 0 and (n_embedded is None or token < n_embedded):
             ends.setdefault(token, place)
     return ends
 

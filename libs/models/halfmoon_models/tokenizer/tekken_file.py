@@ -83,9 +83,7 @@ def _ordinary_tokens(content: Mapping[str, Any], n_special: int) -> list[bytes]:
     return tokens
 
 
-def _vocabulary(
-    tokens: list[bytes], first_id: int
-) -> tuple[dict[str, int], list[tuple[str, str]]]:
+def _vocabulary(tokens: list[bytes], first_id: int) -> tuple[dict[str, int], list[tuple[str, str]]]:
     ranks = {token: rank for rank, token in enumerate(tokens)}
     merges: list[tuple[str, str]] = []
     for token in ranks:

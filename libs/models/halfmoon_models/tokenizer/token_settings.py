@@ -47,9 +47,7 @@ def read_token_settings(
     Raises:
         ValueError, TypeError: a file has something else in a token's place.
     """
-    settings = {
-        key: _converted(value) for key, value in configs["tokenizer_config.json"].items()
-    }
+    settings = {key: _converted(value) for key, value in configs["tokenizer_config.json"].items()}
     _rename_additional(settings)
     own = _take_own_roles(settings)
     if "added_tokens_decoder" in settings:

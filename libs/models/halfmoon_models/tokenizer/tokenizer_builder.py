@@ -269,11 +269,7 @@ def _write_template(
     form: ClassForm | None,
     tokenizer_config: Mapping[str, Any],
 ) -> None:
-    """Write BOS and EOS around texts as a config says.
-
-    Args:
-        tokenizer_config: empty where ``tokenizer.json`` decides.
-    """
+    """Write BOS and EOS around texts as a config says; it is empty if tokenizer.json decides."""
     asked = "add_bos_token" in tokenizer_config or "add_eos_token" in tokenizer_config
     if not (asked or fast.post_processor is None or (form is not None and form.resets_template)):
         return
@@ -289,5 +285,3 @@ def _write_template(
         pair=None,
         special_tokens=[(text, fast.token_to_id(text)) for text in set(ends.values())],
     )
-
-

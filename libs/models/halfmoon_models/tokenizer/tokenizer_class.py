@@ -47,16 +47,15 @@ _REGISTERED = {
 REGISTERED_CLASSES = {
     model_type: name for name, types in _REGISTERED.items() for model_type in types.split()
 }
-#: Types whose published ``tokenizer_class`` is known to be wrong; the registered one holds.
-MISNAMED_TYPES = frozenset(
-    (
-        "arctic camembertv2-base chatlm cohere_asr ernie4_5 ernie4_5_moe fuyu h2ovl_chat "
-        "hyperclovax hyperclovax_vision_v2 hyperclovax_vlm internlm2 internlm3 iquestcoder jamba "
-        "llava llava_next minicpm3 minicpmv minimax_m2 modernbert modernbert-decoder molmo molmo2 "
-        "nemotron nvfp4 opencua openvla paddleocr_vl phi3 phi3_v phimoe qwen2 qwen3_5 qwen3_5_moe "
-        "qwen3_5_moe_text qwen4_exp siglip2 smolvlm step3_vl vipllava"
-    ).split()
+_MISNAMED = (
+    "arctic camembertv2-base chatlm cohere_asr ernie4_5 ernie4_5_moe fuyu h2ovl_chat hyperclovax "
+    "hyperclovax_vision_v2 hyperclovax_vlm internlm2 internlm3 iquestcoder jamba llava llava_next "
+    "minicpm3 minicpmv minimax_m2 modernbert modernbert-decoder molmo molmo2 nemotron nvfp4 "
+    "opencua openvla paddleocr_vl phi3 phi3_v phimoe qwen2 qwen3_5 qwen3_5_moe qwen3_5_moe_text "
+    "qwen4_exp siglip2 smolvlm step3_vl vipllava"
 )
+#: Types whose published ``tokenizer_class`` is known to be wrong; the registered one holds.
+MISNAMED_TYPES = frozenset(_MISNAMED.split())
 
 
 def tokenizer_class(
@@ -85,6 +84,6 @@ def tokenizer_class(
         return GENERIC_CLASS
     if registered is None or registered == named or (has_code and model_type not in MISNAMED_TYPES):
         return named
-    if registered == GENERIC_CLASS or model_type not in MISNAMED_TYPES:
-        return GENERIC_CLASS if registered == GENERIC_CLASS else named
-    return registered
+    if registered == GENERIC_CLASS or model_type in MISNAMED_TYPES:
+        return registered
+    return named

@@ -76,8 +76,6 @@ def _first(text: str, added_texts: Collection[str]) -> str | None:
 def _all(text: str, added_texts: Collection[str]) -> list[str]:
     """Return the added tokens of a text, in order."""
     places = [
-        (place, each)
-        for each in added_texts
-        if each.strip() and (place := text.rfind(each)) >= 0
+        (place, each) for each in added_texts if each.strip() and (place := text.rfind(each)) >= 0
     ]
     return [each for _, each in sorted(places, key=lambda pair: (pair[0], len(pair[1])))]

@@ -292,7 +292,11 @@ class PromptEncoder:
 
     def _check_embedded(self, token_ids: list[int], param: str) -> list[int]:
         unembedded = self._tokenizer.unembedded_tokens
-        found = next((token for token in token_ids if token in unembedded), None) if unembedded else None
+        found = (
+            next((token for token in token_ids if token in unembedded), None)
+            if unembedded
+            else None
+        )
         if found is not None:
             raise InvalidRequest(
                 f"{param} has the token {_shown(unembedded[found])} ({found}), which this model "
@@ -301,7 +305,6 @@ class PromptEncoder:
                 param=param,
             )
         return token_ids
-
 
 
 def _shown(name: str) -> str:
