@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import huggingface_hub
+import llguidance
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -123,6 +124,16 @@ def test_a_token_that_the_model_does_not_embed_is_named_and_its_text_is_refused(
     assert encoder.encode("half moon", True)
     with pytest.raises(InvalidRequest, match=rf"'half moon 半' \({last}\).*less than {last}"):
         encoder.encode("a half moon 半", True)
+
+
+def test_grammars_are_checked_beside_a_token_that_the_model_does_not_embed(folder: Path) -> None:
+    (last,) = HubTokenizer(folder).encode("half moon 半", add_special_tokens=False)
+    write(folder, "config.json", {"vocab_size": last})
+    opened = HubTokenizer(folder)
+    ends = list(opened.eos_token_ids)
+    # The library refuses tokens without a logit.
+    made = llguidance.LLTokenizer(opened.definition, n_vocab=opened.vocab_size, eos_token=ends)
+    assert made.vocab_size == last
 
 
 def test_a_tokenizer_whose_ordinary_tokens_are_not_embedded_is_refused(folder: Path) -> None:

@@ -52,8 +52,13 @@ def check_text_files(
         tokenizer = read_json_object(folder / _TOKENIZER, MAX_TOKENIZER_BYTES)
         check_tokenizer(folder / _TOKENIZER, tokenizer)
         _check_file_fits(folder, tokenizer, n_vocab)
-    elif needs_tokenizer and _TEKKEN not in names and not names >= _VOCABULARY:
+    elif needs_tokenizer and not has_tokenizer(names):
         raise without_tokenizer(folder, names)
+
+
+def has_tokenizer(names: frozenset[str]) -> bool:
+    """Return whether a folder with these files has some that a tokenizer is built of."""
+    return _TOKENIZER in names or _TEKKEN in names or names >= _VOCABULARY
 
 
 def without_tokenizer(folder: Path, names: frozenset[str]) -> ModelNotFound:
@@ -124,7 +129,7 @@ def _check_file_fits(folder: Path, tokenizer: Mapping[str, Any], n_embedded: int
     if isinstance(vocab, list):
         texts = (each[0] if isinstance(each, list) and each else each for each in vocab)
         vocab = {str(text): place for place, text in enumerate(texts)}
-    added = {each.get("content") for each in listed or () if isinstance(each, dict)}
+    added = {str(each.get("content")) for each in listed or () if isinstance(each, dict)}
     check_embedded(folder, vocab if isinstance(vocab, dict) else {}, added, n_embedded)
 
 

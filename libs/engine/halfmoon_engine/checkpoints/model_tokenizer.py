@@ -13,15 +13,16 @@ from typing import Any
 
 import transformers as _transformers
 
+from halfmoon_models.bounded_files import list_files
 from halfmoon_models.errors import UnsupportedModel, one_line
-from halfmoon_models.text_file_checks import vocabulary_size
-from halfmoon_models.tokenizer.embedded_tokens import unembedded_tokens, unembedded_warning
-from halfmoon_models.tokenizer.end_tokens import find_end_tokens
-from halfmoon_models.tokenizer.tokenizer_builder import (
-    BuiltTokenizer,
-    build_tokenizer,
-    has_tokenizer,
+from halfmoon_models.text_file_checks import has_tokenizer, vocabulary_size
+from halfmoon_models.tokenizer.embedded_tokens import (
+    embedded_definition,
+    unembedded_tokens,
+    unembedded_warning,
 )
+from halfmoon_models.tokenizer.end_tokens import find_end_tokens
+from halfmoon_models.tokenizer.tokenizer_builder import BuiltTokenizer, build_tokenizer
 from halfmoon_models.tokenizer.turn_end import Render
 
 log = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ _SHOWN = 80
 class ModelTokenizer:
     """What an engine needs of a folder's tokenizer."""
 
-    #: Its ``tokenizer.json``, with all added tokens.
+    #: Its ``tokenizer.json``, with all tokens that the model embeds.
     definition: str
     #: Ends of an answer, each with the place that names it first.
     end_tokens: Mapping[int, str]
@@ -60,7 +61,7 @@ def read_model_tokenizer(folder: Path, config: Mapping[str, Any]) -> ModelTokeni
         UnsupportedModel: transformers gives other tokens for a text, which the error names.
         ModelError: a file is damaged.
     """
-    if not has_tokenizer(folder):
+    if not has_tokenizer(list_files(folder)):
         log.warning("%s has no tokenizer, so requests with a grammar can't be served", folder)
         return None
     built = build_tokenizer(folder)
@@ -73,7 +74,7 @@ def read_model_tokenizer(folder: Path, config: Mapping[str, Any]) -> ModelTokeni
     ends = find_end_tokens(folder, built, None if theirs is None else _renderer(theirs))
     shown = ", ".join(f"{token} ({place})" for token, place in ends.items())
     log.info("an answer ends at %s", shown or "no token: only a limit or a stop string ends it")
-    return ModelTokenizer(built.definition, ends)
+    return ModelTokenizer(embedded_definition(built, unembedded), ends)
 
 
 def check_same_tokens(folder: Path, built: BuiltTokenizer, theirs: Any) -> None:

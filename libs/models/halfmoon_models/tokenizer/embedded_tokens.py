@@ -1,5 +1,6 @@
 """Compare the ids of a tokenizer with the number of tokens that its model embeds."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -23,6 +24,24 @@ def unembedded_tokens(
     if n_embedded is None:
         return {}
     return {token: added[token].content for token in sorted(added) if token >= n_embedded}
+
+
+def embedded_definition(built: BuiltTokenizer, unembedded: Mapping[int, str]) -> str:
+    """Return the ``tokenizer.json`` of a tokenizer without tokens that the model does not embed.
+
+    Grammars need it: their library wants a logit for each token.
+    """
+    if not unembedded:
+        return built.definition
+    content = json.loads(built.definition)
+    content["added_tokens"] = [
+        token for token in content["added_tokens"] if token["id"] not in unembedded
+    ]
+    vocab = content["model"].get("vocab")
+    if isinstance(vocab, dict):
+        for text in unembedded.values():
+            vocab.pop(text, None)
+    return json.dumps(content)
 
 
 def unembedded_warning(folder: Path, unembedded: Mapping[int, str], n_embedded: int) -> str:

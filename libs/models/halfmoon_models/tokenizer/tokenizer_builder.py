@@ -62,12 +62,6 @@ class BuiltTokenizer:
         return str(self.fast.to_str())
 
 
-def has_tokenizer(folder: Path) -> bool:
-    """Return whether a folder has files that a tokenizer is built of."""
-    names = list_files(folder)
-    return bool(names & {"tokenizer.json", TEKKEN_FILE}) or names.issuperset(_VOCABULARY_FILES)
-
-
 def build_tokenizer(folder: Path) -> BuiltTokenizer:
     """Build the tokenizer of a folder; it neither truncates nor pads.
 

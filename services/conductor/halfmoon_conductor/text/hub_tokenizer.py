@@ -16,7 +16,7 @@ from halfmoon_conductor.text.word_cache import WordCache
 from halfmoon_models.errors import one_line
 from halfmoon_models.text_file_checks import MAX_TOKEN_IDS
 from halfmoon_models.tokenizer.byte_alphabet import BYTE_OF
-from halfmoon_models.tokenizer.embedded_tokens import unembedded_tokens
+from halfmoon_models.tokenizer.embedded_tokens import embedded_definition, unembedded_tokens
 from halfmoon_models.tokenizer.end_tokens import find_end_tokens
 from halfmoon_models.tokenizer.tokenizer_builder import BuiltTokenizer, build_tokenizer
 from halfmoon_models.tokenizer.turn_end import Render
@@ -42,8 +42,8 @@ class HubTokenizer:
             self._eos_token_ids = tuple(find_end_tokens(folder, built, render))
         self._fast = built.fast
         self._special_tokens = built.special_tokens
-        self._definition = built.definition
-        self._word_cache = WordCache.open(self._definition.encode(), self._fast)
+        self._definition = embedded_definition(built, self._unembedded_tokens)
+        self._word_cache = WordCache.open(built.definition.encode(), self._fast)
         self._special_ids = frozenset(
             token for token, added in self._fast.get_added_tokens_decoder().items() if added.special
         )
@@ -79,7 +79,7 @@ class HubTokenizer:
 
     @property
     def definition(self) -> str:
-        """The tokenizer's JSON without truncation and padding."""
+        """The JSON of all tokens that the model embeds, without truncation and padding."""
         return self._definition
 
     @property
