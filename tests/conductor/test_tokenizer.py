@@ -7,13 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import huggingface_hub
+import llguidance
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from halfmoon_conductor.engine_io.gateway_interface import ModelCard
+from halfmoon_conductor.errors import InvalidRequest
+from halfmoon_conductor.inputs.prompt_encoder import PromptEncoder
 from halfmoon_conductor.text.fake_tokenizer import FakeTokenizer
 from halfmoon_conductor.text.hub_tokenizer import HubTokenizer
-from halfmoon_conductor.text.tokenizer_files import TOKENIZER_FILES
+from halfmoon_conductor.text.tokenizer_files import MODEL_FILES
 from halfmoon_conductor.text.tokenizer_interface import TokenizerUnavailable
 from halfmoon_conductor.text.tokenizer_loader import open_tokenizer
 
@@ -50,28 +54,102 @@ def test_a_tokenizer_that_says_to_cut_its_texts_does_not(folder: Path) -> None:
     assert len(HubTokenizer(folder).encode("0123456789", add_special_tokens=False)) == 10
 
 
+_PLAIN = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+_TURNS = "{% for m in messages %}<|turn|>{{ m.role }}:{{ m.content }}<été>{% endfor %}"
+
+
 @pytest.mark.parametrize(
     ("files", "expected"),
     [
-        ({"generation_config.json": {"eos_token_id": [5, 7]}, "config.json": {}}, (5, 7)),
-        ({"generation_config.json": {}, "config.json": {"eos_token_id": 9}}, (9,)),
+        ({"generation_config.json": {"eos_token_id": [5, 7]}, "config.json": {}}, {5, 7, 0}),
+        ({"generation_config.json": {}, "config.json": {"eos_token_id": 9}}, {9, 0}),
         (
             {
-                "generation_config.json": {"eos_token_id": None},
-                "config.json": {"text_config": {"eos_token_id": 4}},
+                "generation_config.json": {"eos_token_id": 5},
+                "config.json": {"eos_token_id": 6, "text_config": {"eos_token_id": [4, 7]}},
             },
-            (4,),
+            {5, 6, 4, 7, 0},
         ),
-        ({"generation_config.json": {}, "config.json": {}}, (0,)),
-        ({"generation_config.json": {}, "tokenizer_config.json": {}}, ()),
+        ({}, {0}),
+        ({"tokenizer_config.json": {"chat_template": _PLAIN}}, set()),
+        ({"tokenizer_config.json": {"chat_template": _PLAIN, "eos_token": "<|turn|>"}}, {1}),
+        ({"tokenizer_config.json": {}, "special_tokens_map.json": {"eos_token": "<|turn|>"}}, {1}),
+        (
+            {
+                "tokenizer_config.json": {"eos_token": "<|end|>", "added_tokens_decoder": {}},
+                "special_tokens_map.json": {"eos_token": {"content": "<|turn|>"}},
+            },
+            {0, 1},
+        ),
+        ({"tokenizer_config.json": {"chat_template": "{% if %}", "eos_token": "<|turn|>"}}, {1}),
+        (
+            {
+                "generation_config.json": {"eos_token_id": 5},
+                "config.json": {"eos_token_id": [1, 500, -1, 3], "vocab_size": 420},
+            },
+            {5, 1, 3, 0},
+        ),
+        ({"tokenizer_config.json": {"eos_token": "no such token"}}, {"no such token"}),
     ],
 )
-def test_end_tokens_come_from_the_first_config_that_has_them(
-    folder: Path, files: dict[str, Any], expected: tuple[int, ...]
+def test_an_answer_ends_at_the_tokens_of_all_files(
+    folder: Path, files: dict[str, Any], expected: set[int | str]
 ) -> None:
-    for name, content in files.items():
+    for name, content in {"generation_config.json": {}, **files}.items():
         write(folder, name, content)
-    assert HubTokenizer(folder).eos_token_ids == expected
+    opened = HubTokenizer(folder)
+    wanted = {
+        opened.encode(each, add_special_tokens=False)[0] if isinstance(each, str) else each
+        for each in expected
+    }
+    assert set(opened.eos_token_ids) == wanted
+
+
+def test_an_answer_ends_at_what_the_template_writes_after_answers(folder: Path) -> None:
+    write(folder, "generation_config.json", {"eos_token_id": 5})
+    write(folder, "tokenizer_config.json", {"chat_template": _TURNS, "eos_token": "<|end|>"})
+    opened = HubTokenizer(folder)
+    (written,) = opened.encode("<été>", add_special_tokens=False)
+    assert opened.eos_token_ids == (5, 0, written)
+
+
+def test_a_token_that_the_model_does_not_embed_is_named_and_its_text_is_refused(
+    folder: Path, card: ModelCard
+) -> None:
+    (last,) = HubTokenizer(folder).encode("half moon 半", add_special_tokens=False)
+    write(folder, "config.json", {"vocab_size": last})
+    opened = HubTokenizer(folder)
+    assert opened.unembedded_tokens == {last: "half moon 半"}
+    encoder = PromptEncoder(lambda: card, opened)
+    assert encoder.encode("half moon", True)
+    with pytest.raises(InvalidRequest, match=rf"'half moon 半' \({last}\).*less than {last}"):
+        encoder.encode("a half moon 半", True)
+
+
+def test_grammars_are_checked_beside_a_token_that_the_model_does_not_embed(folder: Path) -> None:
+    (last,) = HubTokenizer(folder).encode("half moon 半", add_special_tokens=False)
+    write(folder, "config.json", {"vocab_size": last})
+    opened = HubTokenizer(folder)
+    ends = list(opened.eos_token_ids)
+    # The library refuses tokens without a logit.
+    made = llguidance.LLTokenizer(opened.definition, n_vocab=opened.vocab_size, eos_token=ends)
+    assert made.vocab_size == last
+
+
+def test_a_tokenizer_whose_ordinary_tokens_are_not_embedded_is_refused(folder: Path) -> None:
+    write(folder, "config.json", {"vocab_size": 300})
+    with pytest.raises(TokenizerUnavailable, match=r"copy: .*ids up to \d+ .* embeds 300 tokens"):
+        open_tokenizer(str(folder))
+
+
+def test_tokens_of_the_config_alone_reach_grammars_and_answers(folder: Path) -> None:
+    decoder = {"900": {"content": "<|new|>", "special": True}}
+    write(folder, "tokenizer_config.json", {"added_tokens_decoder": decoder})
+    opened = HubTokenizer(folder)
+    (new, _, _) = opened.encode("<|new|> x", add_special_tokens=False)
+    assert opened.token_bytes(new) == b"<|new|>"
+    assert opened.decode([new]) == ""
+    assert '"<|new|>"' in opened.definition
 
 
 def test_the_vocabulary_is_as_large_as_what_the_model_embeds(folder: Path) -> None:
@@ -118,8 +196,8 @@ def test_a_hub_id_fetches_the_tokenizers_files_only(
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
     assert open_tokenizer("lab/moon").eos_token_ids == (0,)
-    assert asked == [("lab/moon", list(TOKENIZER_FILES))]
-    assert not any("safetensors" in name or name.endswith(".bin") for name in TOKENIZER_FILES)
+    assert asked == [("lab/moon", list(MODEL_FILES))]
+    assert not any("safetensors" in name or name.endswith(".bin") for name in MODEL_FILES)
 
 
 def test_a_hub_id_that_cannot_be_fetched_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

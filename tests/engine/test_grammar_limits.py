@@ -21,6 +21,7 @@ from halfmoon_engine.interface import (
 from halfmoon_engine.load import open_engine
 from halfmoon_engine.sampling import grammar_masks as grammar_module
 from halfmoon_engine.sampling.grammar_masks import GrammarMasks
+from halfmoon_models.tokenizer.tokenizer_builder import build_tokenizer
 from halfmoon_protocol.sampling import MAX_GRAMMAR_CPU_S, Sampling
 from halfmoon_sandbox import Child
 from halfmoon_testing.models.byte_tokenizer import EOS_TOKEN_IDS
@@ -115,7 +116,7 @@ def test_a_late_token_is_the_one_that_would_have_come_in_time(
 
 @pytest.fixture
 def grammars(tiny: Callable[[str], Path]) -> Iterator[GrammarMasks]:
-    made = GrammarMasks.for_model(tiny("llama"), 400, EOS_TOKEN_IDS)
+    made = GrammarMasks.for_model(build_tokenizer(tiny("llama")).definition, 400, EOS_TOKEN_IDS)
     assert made is not None
     yield made
     made.close()

@@ -112,9 +112,9 @@ def test_a_vocabulary_of_another_size_than_the_files_is_refused(tmp_path: Path) 
     refusal(make_llama(tmp_path / "more", vocab_size=64))
 
 
-def test_a_tokenizer_that_its_library_refuses_serves_without_grammars(tmp_path: Path) -> None:
+def test_a_tokenizer_that_its_library_refuses_is_refused_in_one_line(tmp_path: Path) -> None:
     folder = write_files(make_llama(tmp_path), tokenizer__json={"model": {"type": "Nothing"}})
-    assert open_engine(str(folder), block_size=16, device="cpu").max_context == 64
+    assert "the tokenizer of" in refusal(folder, BrokenCheckpoint)
 
 
 def test_precision_that_needs_more_than_the_machines_memory_is_refused(

@@ -79,6 +79,7 @@ def load_vllm_engine(
     import_quietly()
     check_device(device)
     from halfmoon_engine.attention.kv_pool import DTYPE_NAMES
+    from halfmoon_engine.checkpoints.model_tokenizer import read_model_tokenizer
     from halfmoon_engine.paged_engine import PagedEngine
     from halfmoon_engine.sampling.grammar_masks import GrammarMasks
     from halfmoon_engine_vllm.start_executor import start_executor
@@ -103,7 +104,10 @@ def load_vllm_engine(
         dtype=DTYPE_NAMES[shape.dtype],
         block_size=block_size,
     )
-    eos_token_ids = _eos_token_ids(config.model_config)
+    tokenizer = read_model_tokenizer(inspected.folder, inspected.config)
+    eos_token_ids = tuple(tokenizer.end_tokens if tokenizer else ()) or _eos_token_ids(
+        config.model_config
+    )
     n_vocab = int(config.model_config.get_vocab_size())
     runner: ModelRunner = (
         VllmRunner(executor, layout, f"vllm {release}, {backend}")
@@ -120,7 +124,11 @@ def load_vllm_engine(
         n_vocab=n_vocab,
         max_context=int(config.model_config.max_model_len),
         eos_token_ids=eos_token_ids,
-        grammars=GrammarMasks.for_model(inspected.folder, n_vocab, eos_token_ids),
+        grammars=(
+            GrammarMasks.for_model(tokenizer.definition, n_vocab, eos_token_ids)
+            if tokenizer is not None
+            else None
+        ),
     )
 
 

@@ -1,6 +1,6 @@
 """Check a model's generation_config.json and the files of its tokenizer."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,13 @@ from halfmoon_models.errors import BrokenCheckpoint, ModelNotFound, one_line
 
 _GENERATION = "generation_config.json"
 _TOKENIZER = "tokenizer.json"
+_TEKKEN = "tekken.json"
+_VOCABULARY = frozenset({"vocab.json", "merges.txt"})
+#: Tokenizers of other forms, the most telling first.
+_OTHER_TOKENIZERS = (
+    "tokenizer.model", "tiktoken.model", "tokenizer.model.v3", "qwen.tiktoken", "spiece.model",
+    "sentencepiece.bpe.model", "vocab.json", "vocab.txt",
+)  # fmt: skip
 MAX_SMALL_BYTES = 16 * MIB
 #: Most bytes of a tokenizer; the largest vocabularies take about 40 MiB.
 MAX_TOKENIZER_BYTES = 64 * MIB
@@ -26,12 +33,12 @@ def check_text_files(
         ModelNotFound: no tokenizer.json, where one is needed.
         BrokenCheckpoint: naming the file and what is wrong with it.
     """
-    n_vocab = _vocab_size(config)
+    n_vocab = vocabulary_size(config)
     generation = (
         read_json_object(folder / _GENERATION, MAX_SMALL_BYTES) if _GENERATION in names else {}
     )
     places: list[tuple[str, Any]] = [(_GENERATION, generation)]
-    if generation.get("eos_token_id") is None:
+    if generation.get("eos_token_id") is None:  # else what the configuration has is not needed
         places = [("config.json", config), ("config.json: text_config", config.get("text_config"))]
     for place, content in places:
         if isinstance(content, dict):
@@ -43,16 +50,33 @@ def check_text_files(
         read_text(folder / "chat_template.jinja", MAX_SMALL_BYTES)
     if _TOKENIZER in names:
         tokenizer = read_json_object(folder / _TOKENIZER, MAX_TOKENIZER_BYTES)
-        _check_tokenizer(folder / _TOKENIZER, tokenizer)
-    elif needs_tokenizer:
-        raise ModelNotFound(
-            f"{folder} has no {_TOKENIZER}; convert its tokenizer to a fast one, for instance by "
-            "saving it again with transformers' AutoTokenizer"
-        )
+        check_tokenizer(folder / _TOKENIZER, tokenizer)
+        _check_file_fits(folder, tokenizer, n_vocab)
+    elif needs_tokenizer and not has_tokenizer(names):
+        raise without_tokenizer(folder, names)
 
 
-def _check_tokenizer(path: Path, tokenizer: Mapping[str, Any]) -> None:
-    """Refuse a tokenizer without a model, or with ids beyond the bound of tables."""
+def has_tokenizer(names: frozenset[str]) -> bool:
+    """Return whether a folder with these files has some that a tokenizer is built of."""
+    return _TOKENIZER in names or _TEKKEN in names or names >= _VOCABULARY
+
+
+def without_tokenizer(folder: Path, names: frozenset[str]) -> ModelNotFound:
+    """Return the error of a folder without a tokenizer that can be read, with the way out."""
+    found = next((name for name in _OTHER_TOKENIZERS if name in names), "")
+    problem = f"; its {found} is of a kind that is not read here" if found else ""
+    return ModelNotFound(
+        f"{folder} has no {_TOKENIZER}{problem}: where transformers reads the folder, write one "
+        "with AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
+    )
+
+
+def check_tokenizer(path: Path, tokenizer: Mapping[str, Any]) -> None:
+    """Refuse a tokenizer without a model, or with ids beyond the bound of tables.
+
+    Raises:
+        BrokenCheckpoint: naming the file and the token.
+    """
     model = tokenizer.get("model")
     if not isinstance(model, dict):
         raise BrokenCheckpoint(
@@ -74,6 +98,41 @@ def _check_tokenizer(path: Path, tokenizer: Mapping[str, Any]) -> None:
             )
 
 
+def check_embedded(
+    folder: Path, vocab: Mapping[str, int], added: Collection[str], n_embedded: int | None
+) -> None:
+    """Refuse a tokenizer whose ordinary tokens the model has no embedding for.
+
+    Any text may have such a token. Added tokens are rare, and are refused where they occur.
+
+    Args:
+        folder: of the model.
+        vocab: ids of the tokens by their texts.
+        added: texts of the added tokens.
+        n_embedded: number of tokens that the model embeds; None: not known.
+
+    Raises:
+        BrokenCheckpoint: naming both numbers.
+    """
+    largest = max((token for text, token in vocab.items() if text not in added), default=-1)
+    if n_embedded is not None and largest >= n_embedded:
+        raise BrokenCheckpoint(
+            f"{folder}: its tokenizer has ids up to {largest} for ordinary text, while the model "
+            f"embeds {n_embedded} tokens (vocab_size in config.json): they do not belong together; "
+            "fetch both from one source, or resize the model with transformers' "
+            "resize_token_embeddings"
+        )
+
+
+def _check_file_fits(folder: Path, tokenizer: Mapping[str, Any], n_embedded: int | None) -> None:
+    vocab, listed = tokenizer["model"].get("vocab"), tokenizer.get("added_tokens")
+    if isinstance(vocab, list):
+        texts = (each[0] if isinstance(each, list) and each else each for each in vocab)
+        vocab = {str(text): place for place, text in enumerate(texts)}
+    added = {str(each.get("content")) for each in listed or () if isinstance(each, dict)}
+    check_embedded(folder, vocab if isinstance(vocab, dict) else {}, added, n_embedded)
+
+
 def _check_merges(path: Path, model: Mapping[str, Any]) -> None:
     """Refuse merges that lack the common prefix: the library panics at them."""
     prefix, merges = model.get("continuing_subword_prefix"), model.get("merges")
@@ -89,7 +148,8 @@ def _check_merges(path: Path, model: Mapping[str, Any]) -> None:
             )
 
 
-def _vocab_size(config: Mapping[str, Any]) -> int | None:
+def vocabulary_size(config: Mapping[str, Any]) -> int | None:
+    """Return how many tokens a model embeds; None where its configuration does not say."""
     text = config.get("text_config")
     for part in (text, config):
         if isinstance(part, dict) and type(part.get("vocab_size")) is int:

@@ -76,12 +76,23 @@ def read_weights(folder: Path) -> WeightIndex:
     return WeightIndex(tuple(files), tensors)
 
 
+def read_index_file(folder: Path) -> Mapping[str, Any] | None:
+    """Return the content of a folder's index; None without one.
+
+    Raises:
+        BrokenCheckpoint: it holds no JSON object.
+    """
+    path = folder / INDEX_FILE
+    return read_json_object(path, _MAX_INDEX_BYTES) if path.is_file() else None
+
+
 def _read_index(folder: Path) -> Mapping[str, str] | None:
     """Return the file of each tensor; None without an index."""
     path = folder / INDEX_FILE
-    if not path.is_file():
+    content = read_index_file(folder)
+    if content is None:
         return None
-    weight_map: Any = read_json_object(path, _MAX_INDEX_BYTES).get("weight_map")
+    weight_map: Any = content.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise BrokenCheckpoint(f"{path} has no weight_map with tensors; fetch it once more")
     for name in weight_map.values():

@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack, contextmanager, suppress
 from pathlib import Path
 
 import msgspec
+import structlog
 import uvicorn
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
@@ -48,6 +49,7 @@ from halfmoon_metadata.metadata_token import metadata_tokens
 from halfmoon_metadata.port_holder import port_refusal
 from halfmoon_metadata.stalling_clock import StallingClock
 from halfmoon_metadata.store_registry import open_values
+from halfmoon_models.tokenizer.embedded_tokens import unembedded_warning
 from halfmoon_protocol.ids import ConductorId
 from halfmoon_runtime.channels.zmq_network import ZmqNetwork
 from halfmoon_runtime.clock import SystemClock
@@ -60,6 +62,7 @@ from halfmoon_runtime.observability.tracer_setup import open_tracer
 from halfmoon_sandbox import Sandbox
 from halfmoon_scheduling.conductor.conductor_machine import Conductor
 
+_log = structlog.get_logger(__name__)
 #: Connections of the embedded metadata server: each worker keeps a few.
 _MAX_METADATA_CONNECTIONS = 1024
 #: Seconds between two renewals of the Date header.
@@ -112,6 +115,13 @@ async def run(settings: ConductorSettings, service: Service) -> None:
             )
         except TokenizerUnavailable as error:
             raise CannotStart(str(error)) from error
+        if tokenizer.unembedded_tokens:
+            _log.warning(
+                "tokens without an embedding",
+                reason=unembedded_warning(
+                    Path(tokenizer.source), tokenizer.unembedded_tokens, tokenizer.vocab_size
+                ),
+            )
         preparer = _make_preparer(settings, tokenizer)
         stack.callback(preparer.close)
         preparer.start()

@@ -1,10 +1,10 @@
 """Find the tokenizer of the model that servers serve."""
 
+from halfmoon_models.bounded_files import list_files
 from halfmoon_models.errors import ModelError
 from halfmoon_models.model_location import local_folder
+from halfmoon_models.text_file_checks import has_tokenizer
 from halfmoon_servers.client.server_description import ServerDescription
-
-_TOKENIZER = "tokenizer.json"
 
 
 class NoTokenizer(Exception):
@@ -25,9 +25,9 @@ def find_tokenizer(description: ServerDescription) -> str:
     except ModelError:
         problem = f"which is neither a folder on this machine nor a hub id: {_WAY_OUT}"
     else:
-        if folder is None or (folder / _TOKENIZER).is_file():
+        if folder is None or has_tokenizer(list_files(folder)):
             return name
-        problem = f"a folder without {_TOKENIZER}: {_WAY_OUT}"
+        problem = f"a folder without a tokenizer that is read here: {_WAY_OUT}"
     raise NoTokenizer(f"{description.url} serves {name!r}, {problem}")
 
 

@@ -13,7 +13,7 @@ from halfmoon_models.errors import ModelNotFound, one_line
 from halfmoon_models.folder_inspection import InspectedModel, inspect_config, inspect_folder
 from halfmoon_models.model_location import local_folder
 
-_SMALL_FILES = ["*.json", "*.jinja", "tokenizer*", "*.model"]
+_SMALL_FILES = ["*.json", "*.jinja", "tokenizer*", "*.model", "merges.txt"]
 _WEIGHTS = ["*.safetensors"]
 
 

@@ -18,9 +18,11 @@ from halfmoon_engine.attention.attention_probe import probe_attention
 from halfmoon_engine.attention.kv_pool import DTYPE_NAMES, TORCH_DTYPES
 from halfmoon_engine.attention.paged_attention import ATTENTION_NAME
 from halfmoon_engine.checkpoints.architecture import check_architecture, max_context
+from halfmoon_engine.checkpoints.completed_index import folder_with_complete_index
 from halfmoon_engine.checkpoints.compute_dtype import compute_dtype
 from halfmoon_engine.checkpoints.fingerprint import fingerprint
 from halfmoon_engine.checkpoints.meta_model import check_config_matches_files, check_loaded_weights
+from halfmoon_engine.checkpoints.model_tokenizer import read_model_tokenizer
 from halfmoon_engine.checkpoints.text_part import (
     leave_out_other_inputs,
     text_class,
@@ -94,13 +96,14 @@ def load_torch_engine(
         probed = probe_attention(staged)
         if stage.is_whole:
             stage = msgspec.structs.replace(stage, n_layers=probed.shape.n_layers)
-        eos_token_ids = _eos_token_ids(model)
     with _library_errors(f"{folder}: its tokenizer can't be used"):
+        tokenizer = read_model_tokenizer(folder, inspected.config)
+        eos_token_ids = tuple(tokenizer.end_tokens if tokenizer else ()) or _eos_token_ids(model)
         grammars = (
             GrammarMasks.for_model(
-                folder, model.get_output_embeddings().weight.shape[0], eos_token_ids
+                tokenizer.definition, model.get_output_embeddings().weight.shape[0], eos_token_ids
             )
-            if stage.is_last
+            if tokenizer is not None and stage.is_last
             else None
         )
     n_vocab = _n_vocab(model) if stage.is_whole else int(_text_config(config).vocab_size)
@@ -200,17 +203,18 @@ def _read_config(inspected: InspectedModel) -> Any:
 def _load(
     inspected: InspectedModel, dtype: DType | Literal["auto"], model_class: Any, config: Any
 ) -> Any:
-    model, info = model_class.from_pretrained(
-        inspected.folder,
-        config=config,
-        dtype="auto" if dtype == "auto" else TORCH_DTYPES[dtype],
-        attn_implementation="eager",
-        local_files_only=True,
-        trust_remote_code=False,
-        use_safetensors=True,
-        ignore_mismatched_sizes=True,  # they are refused below, in one line
-        output_loading_info=True,
-    )
+    with folder_with_complete_index(inspected.folder) as folder:
+        model, info = model_class.from_pretrained(
+            folder,
+            config=config,
+            dtype="auto" if dtype == "auto" else TORCH_DTYPES[dtype],
+            attn_implementation="eager",
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,  # they are refused below, in one line
+            output_loading_info=True,
+        )
     check_loaded_weights(model, info, inspected, absent_parts(model))
     if model.dtype not in DTYPE_NAMES:
         raise UnsupportedModel(

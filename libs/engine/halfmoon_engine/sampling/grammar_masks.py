@@ -14,8 +14,7 @@ import time
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import msgspec
 import numpy as np
@@ -89,16 +88,18 @@ class GrammarMasks:
         weakref.finalize(self, self._sandbox.close)
 
     @classmethod
-    def for_model(cls, folder: Path, n_vocab: int, eos_token_ids: Sequence[int]) -> Self | None:
-        """Make the masks of a model's folder; log a warning and return None where it can't."""
-        try:
-            if not eos_token_ids:
-                raise ValueError("the model has no end token, so no answer could end")
-            text = (folder / "tokenizer.json").read_text(encoding="utf-8")
-            return cls(GrammarChildConfig(_uncut(text), n_vocab, tuple(eos_token_ids)))
-        except (OSError, ValueError) as error:
-            log.warning("requests with a grammar can't be served with this model: %s", error)
+    def for_model(cls, definition: str, n_vocab: int, eos_token_ids: Sequence[int]) -> Self | None:
+        """Make the masks of a model; log a warning and return None where no token ends an answer.
+
+        Args:
+            definition: the ``tokenizer.json`` of all its tokens, without truncation and padding.
+            n_vocab: number of logits.
+            eos_token_ids: ends of an answer.
+        """
+        if not eos_token_ids:
+            log.warning("requests with a grammar can't be served: no token ends an answer")
             return None
+        return cls(GrammarChildConfig(definition, n_vocab, tuple(eos_token_ids)))
 
     def close(self) -> None:
         """End all child processes."""
@@ -351,16 +352,3 @@ def _left_s(mask: TokenMask) -> float:
     """Return the processor seconds that a request may still take."""
     budget_s = MAX_GRAMMAR_CPU_S + MAX_GRAMMAR_TOKEN_CPU_S * len(mask.tokens)
     return max(0.01, budget_s - mask.following.spent_s)
-
-
-def _uncut(tokenizer: str) -> str:
-    """Remove truncation and padding from the JSON of a tokenizer."""
-    from tokenizers import Tokenizer
-
-    try:
-        loaded: Any = Tokenizer.from_str(tokenizer)
-    except Exception as error:  # the library raises bare Exception
-        raise ValueError(str(error)) from None
-    loaded.no_truncation()
-    loaded.no_padding()
-    return str(loaded.to_str())

@@ -277,7 +277,7 @@ class PromptEncoder:
         """Return the token ids of a text that may fit into the context.
 
         Raises:
-            InvalidRequest: it is not Unicode.
+            InvalidRequest: it is not Unicode, or has a token that the model does not embed.
             ContextLengthExceeded: it has more bytes than a context full of the longest token.
         """
         longest, most = self._tokenizer.longest_token_bytes, self.model_card(None).max_context
@@ -292,11 +292,29 @@ class PromptEncoder:
                     param=param,
                 )
         try:
-            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+            return self._check_embedded(
+                self._tokenizer.encode(text, add_special_tokens=add_special_tokens), param
+            )
         except UnicodeEncodeError as error:
             raise InvalidRequest(
                 f"{param} is not Unicode text: {error.reason}", param=param
             ) from None
+
+    def _check_embedded(self, token_ids: list[int], param: str) -> list[int]:
+        unembedded = self._tokenizer.unembedded_tokens
+        found = (
+            next((token for token in token_ids if token in unembedded), None)
+            if unembedded
+            else None
+        )
+        if found is not None:
+            raise InvalidRequest(
+                f"{param} has the token {_shown(unembedded[found])} ({found}), which this model "
+                f"does not embed: its tokens are less than {self._tokenizer.vocab_size}. Leave it "
+                "out, or serve a model whose embeddings were resized.",
+                param=param,
+            )
+        return token_ids
 
 
 def _shown(name: str) -> str:

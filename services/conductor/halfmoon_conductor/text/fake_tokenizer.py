@@ -28,6 +28,7 @@ class FakeTokenizer:
         self.vocab_size = vocab_size
         self.eos_token_ids = eos_token_ids
         self.special_tokens: Mapping[str, str] = {}
+        self.unembedded_tokens: Mapping[int, str] = {}
         self.longest_token_bytes = 1
         self.source = f"fake://tokenizer?vocab={vocab_size}&eos={max((-1, *eos_token_ids))}"
 

@@ -6,24 +6,20 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer as Fast
 from tokenizers.decoders import ByteLevel
 
+from halfmoon_conductor.text.chat_template import ChatTemplate
 from halfmoon_conductor.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
-from halfmoon_conductor.text.tokenizer_files import (
-    chat_template_of,
-    naming_model,
-    read_configs,
-    special_tokens_of,
-)
+from halfmoon_conductor.text.tokenizer_files import chat_template_of, naming_model, read_configs
 from halfmoon_conductor.text.tokenizer_interface import TokenizerUnavailable
 from halfmoon_conductor.text.word_cache import WordCache
-from halfmoon_models.bounded_files import read_text
 from halfmoon_models.errors import one_line
-from halfmoon_models.text_file_checks import (
-    MAX_TOKEN_IDS,
-    MAX_TOKENIZER_BYTES,
-)
+from halfmoon_models.text_file_checks import MAX_TOKEN_IDS
+from halfmoon_models.tokenizer.byte_alphabet import BYTE_OF
+from halfmoon_models.tokenizer.embedded_tokens import embedded_definition, unembedded_tokens
+from halfmoon_models.tokenizer.end_tokens import find_end_tokens
+from halfmoon_models.tokenizer.tokenizer_builder import BuiltTokenizer, build_tokenizer
+from halfmoon_models.tokenizer.turn_end import Render
 
 #: Tokens whose bytes are cached: as many as the largest vocabularies have.
 _REMEMBERED_TOKENS = 1 << 18
@@ -38,25 +34,16 @@ class HubTokenizer:
         spec = spec or str(folder)
         with naming_model(spec):
             configs = read_configs(folder)
-            content = read_text(folder / "tokenizer.json", MAX_TOKENIZER_BYTES)
-        try:
-            self._fast = Fast.from_str(content)
-        except BaseException as error:  # the library raises bare Exception, and panics
-            if isinstance(error, KeyboardInterrupt | SystemExit):
-                raise
-            raise TokenizerUnavailable(
-                f"tokenizer.json of {spec} is unusable: {one_line(error, 300)}; fetch the file "
-                "once more, or save it again with transformers' AutoTokenizer"
-            ) from None
-        # A tokenizer.json may ask for truncation or padding, as in training; never for serving.
-        self._fast.no_truncation()
-        self._fast.no_padding()
-        self._word_cache = WordCache.open(content.encode(), self._fast)
-        with naming_model(spec):
-            self._special_tokens = special_tokens_of(configs)
+            built = build_tokenizer(folder)
             self._chat_template = chat_template_of(folder, configs["tokenizer_config.json"])
-            self._eos_token_ids = self._find_eos(configs)
-            self._vocab_size = self._find_vocab_size(configs["config.json"])
+            self._vocab_size = _find_vocab_size(built, configs["config.json"])
+            self._unembedded_tokens = unembedded_tokens(folder, built, self._vocab_size)
+            render = _renderer(self._chat_template, built.special_tokens)
+            self._eos_token_ids = tuple(find_end_tokens(folder, built, render))
+        self._fast = built.fast
+        self._special_tokens = built.special_tokens
+        self._definition = embedded_definition(built, self._unembedded_tokens)
+        self._word_cache = WordCache.open(built.definition.encode(), self._fast)
         self._special_ids = frozenset(
             token for token, added in self._fast.get_added_tokens_decoder().items() if added.special
         )
@@ -82,16 +69,18 @@ class HubTokenizer:
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """End-of-text tokens.
-
-        They are those of the generation config, else the config, else the tokenizer's config.
-        """
+        """Tokens that end an answer, as `halfmoon_models.tokenizer.end_tokens` finds them."""
         return self._eos_token_ids
 
     @property
+    def unembedded_tokens(self) -> Mapping[int, str]:
+        """Texts of added tokens that the model has no embedding for, by their ids."""
+        return self._unembedded_tokens
+
+    @property
     def definition(self) -> str:
-        """The tokenizer's JSON without truncation and padding."""
-        return str(self._fast.to_str())
+        """The JSON of all tokens that the model embeds, without truncation and padding."""
+        return self._definition
 
     @property
     def knows_grammars(self) -> bool:
@@ -150,17 +139,9 @@ class HubTokenizer:
         if piece is None:
             return b""
         try:
-            return bytes([_BYTE_OF[character] for character in piece])
+            return bytes([BYTE_OF[character] for character in piece])
         except KeyError:  # an added token stands for its own text
             return str(piece).encode()
-
-    def _find_eos(self, configs: Mapping[str, dict[str, Any]]) -> tuple[int, ...]:
-        config = configs["config.json"]
-        for source in (configs["generation_config.json"], config, config.get("text_config", {})):
-            if (found := source.get("eos_token_id")) is not None:
-                return tuple(found) if isinstance(found, list) else (int(found),)
-        eos = self._fast.token_to_id(self._special_tokens.get("eos_token", ""))
-        return () if eos is None else (eos,)
 
     def _find_longest_token(self) -> int:
         """Return the bytes of the longest token. Byte-level tokens have a character per byte."""
@@ -171,24 +152,20 @@ class HubTokenizer:
         measure = len if is_byte_level else (lambda piece: len(piece.encode()))
         return max(longest, *map(measure, pieces), 1)
 
-    def _find_vocab_size(self, config: dict[str, Any]) -> int:
-        embedded = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
-        if embedded and (type(embedded) is not int or not 0 < embedded <= MAX_TOKEN_IDS):
-            raise ValueError(f"config.json: vocab_size is {one_line(embedded, 60)}")
-        return int(embedded or max(self._fast.get_vocab().values(), default=-1) + 1)
+
+def _find_vocab_size(built: BuiltTokenizer, config: Mapping[str, Any]) -> int:
+    embedded = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
+    if embedded and (type(embedded) is not int or not 0 < embedded <= MAX_TOKEN_IDS):
+        raise ValueError(f"config.json: vocab_size is {one_line(embedded, 60)}")
+    return int(embedded or max(built.fast.get_vocab().values(), default=-1) + 1)
 
 
-def _byte_alphabet() -> dict[str, int]:
-    """Return the byte for each character of byte-level BPE.
-
-    Printable Latin-1 characters stand for themselves. The other bytes, in order, are the characters
-    from U+0100 on (GPT-2's alphabet, which all byte-level tokenizers keep).
-    """
-    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in visible]
-    return {chr(byte): byte for byte in visible} | {
-        chr(0x100 + index): byte for index, byte in enumerate(others)
-    }
-
-
-_BYTE_OF = _byte_alphabet()
+def _renderer(template: str | None, special_tokens: Mapping[str, str]) -> Render | None:
+    """Return what writes a conversation without the start of an answer; None without a template."""
+    try:
+        rendered = ChatTemplate(template, special_tokens) if template else None
+    except TokenizerUnavailable:  # said where chats need it
+        return None
+    if rendered is None:
+        return None
+    return lambda messages: rendered.render(messages, add_generation_prompt=False)

@@ -1,6 +1,6 @@
 """Read the files of a model that its tokenizer is made of."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -12,16 +12,11 @@ from halfmoon_models.bounded_files import list_files, read_json_object, read_tex
 from halfmoon_models.errors import ModelError, ModelNotFound, one_line
 from halfmoon_models.foreign_formats import check_file_names
 from halfmoon_models.text_file_checks import MAX_SMALL_BYTES, check_text_files
+from halfmoon_models.tokenizer.tokenizer_builder import TOKENIZER_FILES
 
 #: Files of a model that the conductor reads; its weights are read by the workers.
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
-    "generation_config.json",
-    "config.json",
-)
+MODEL_FILES = (*TOKENIZER_FILES, "chat_template.jinja", "generation_config.json")
+_CONFIGS = ("config.json", "tokenizer_config.json")
 
 
 def fetch_tokenizer_files(spec: str) -> Path:
@@ -31,7 +26,7 @@ def fetch_tokenizer_files(spec: str) -> Path:
         TokenizerUnavailable: the hub does not give them.
     """
     try:
-        return Path(huggingface_hub.snapshot_download(spec, allow_patterns=list(TOKENIZER_FILES)))
+        return Path(huggingface_hub.snapshot_download(spec, allow_patterns=list(MODEL_FILES)))
     except Exception as error:  # many kinds: unknown id, no access, no network, a bad name
         first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise TokenizerUnavailable(
@@ -54,36 +49,21 @@ def naming_model(spec: str) -> Iterator[None]:
 
 
 def read_configs(folder: Path) -> dict[str, dict[str, Any]]:
-    """Read and check the JSON files beside tokenizer.json; a missing one is an empty object.
+    """Check a folder, and return its configurations; a missing one is an empty object.
 
     Raises:
         ModelError: a file is damaged, or there is no tokenizer.
     """
     names = list_files(folder)
-    if "tokenizer.json" not in names and "config.json" not in names:
+    if "config.json" not in names and names.isdisjoint(TOKENIZER_FILES):
         with suppress(ModelNotFound):  # raises what the folder has instead, if known
             check_file_names(folder, names)
     configs = {
         name: read_json_object(folder / name, MAX_SMALL_BYTES) if name in names else {}
-        for name in TOKENIZER_FILES
-        if name.endswith(".json") and name != "tokenizer.json"
+        for name in _CONFIGS
     }
     check_text_files(folder, configs["config.json"], names, needs_tokenizer=True)
     return configs
-
-
-def special_tokens_of(configs: Mapping[str, dict[str, Any]]) -> dict[str, str]:
-    """Return special tokens by role, such as ``bos_token``.
-
-    Files have a token as text or as an object.
-    """
-    tokens: dict[str, str] = {}
-    for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        for role, token in configs[name].items():
-            content = token.get("content") if isinstance(token, dict) else token
-            if role.endswith("_token") and isinstance(content, str):
-                tokens[role] = content
-    return tokens
 
 
 def chat_template_of(folder: Path, tokenizer_config: dict[str, Any]) -> str | None:

@@ -34,6 +34,11 @@ class Tokenizer(Protocol):
         ...
 
     @property
+    def unembedded_tokens(self) -> Mapping[int, str]:
+        """Texts of added tokens that the model has no embedding for, by their ids."""
+        ...
+
+    @property
     def definition(self) -> str:
         """The text of its ``tokenizer.json`` without truncation and padding; empty without one."""
         ...
