@@ -14,6 +14,7 @@ from halfmoon_conductor.api.request_fields import (
     TokenId,
     Variables,
 )
+from halfmoon_conductor.api.template_switches import check_ending
 
 #: A context of a million tokens fits.
 _MAX_TOKENS = 2**20
@@ -31,10 +32,12 @@ class TokenizeRequest(ApiModel):
         None, description="Default true for a prompt: begin with BOS if the model wants one."
     )
     add_generation_prompt: bool | None = Field(None, description="Default true; of messages.")
+    continue_final_message: bool | None = Field(
+        None, description="End with the text of the last message, whose turn stays open."
+    )
     chat_template_kwargs: Variables | None = None
     return_token_strs: bool | None = Field(None, description="Say how the tokens look, too.")
 
-    continue_final_message: Annotated[Any, IgnoredValues(False)] = None
     chat_template: Annotated[Any, IgnoredValues()] = None
     media_io_kwargs: Annotated[Any, IgnoredValues({})] = None
     mm_processor_kwargs: Annotated[Any, IgnoredValues({})] = None
@@ -49,6 +52,7 @@ class TokenizeRequest(ApiModel):
                 "contradiction",
                 "add_special_tokens is not for messages: the chat template writes those tokens",
             )
+        check_ending(self)
         return self
 
 

@@ -1,5 +1,6 @@
 """Answer ``/tokenize`` and ``/detokenize`` from a checked body."""
 
+from halfmoon_conductor.api.template_switches import begins_turn, continues_turn
 from halfmoon_conductor.api.tokenize_models import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -22,7 +23,8 @@ def tokenize_body(
     if body.messages is not None:
         tokens = encoder.encode_messages(
             body.messages,
-            add_generation_prompt=body.add_generation_prompt is not False,
+            add_generation_prompt=begins_turn(body),
+            continue_final_message=continues_turn(body),
             variables=body.chat_template_kwargs,
             inline=inline,
         )

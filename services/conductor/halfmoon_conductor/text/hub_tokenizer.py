@@ -9,9 +9,9 @@ from typing import Any
 from tokenizers import Tokenizer as Fast
 from tokenizers.decoders import ByteLevel
 
+from halfmoon_conductor.text.chat_template_files import chat_templates_of
 from halfmoon_conductor.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from halfmoon_conductor.text.tokenizer_files import (
-    chat_template_of,
     naming_model,
     read_configs,
     special_tokens_of,
@@ -54,7 +54,7 @@ class HubTokenizer:
         self._word_cache = WordCache.open(content.encode(), self._fast)
         with naming_model(spec):
             self._special_tokens = special_tokens_of(configs)
-            self._chat_template = chat_template_of(folder, configs["tokenizer_config.json"])
+            self._chat_templates = chat_templates_of(folder, configs["tokenizer_config.json"])
             self._eos_token_ids = self._find_eos(configs)
             self._vocab_size = self._find_vocab_size(configs["config.json"])
         self._special_ids = frozenset(
@@ -104,9 +104,9 @@ class HubTokenizer:
         return self._special_tokens
 
     @property
-    def chat_template(self) -> str | None:
-        """Jinja source."""
-        return self._chat_template
+    def chat_templates(self) -> Mapping[str, str]:
+        """Jinja sources by name."""
+        return self._chat_templates
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Return the token ids of a text."""

@@ -8,7 +8,7 @@ from typing import Any
 import huggingface_hub
 
 from halfmoon_conductor.text.tokenizer_interface import TokenizerUnavailable
-from halfmoon_models.bounded_files import list_files, read_json_object, read_text
+from halfmoon_models.bounded_files import list_files, read_json_object
 from halfmoon_models.errors import ModelError, ModelNotFound, one_line
 from halfmoon_models.foreign_formats import check_file_names
 from halfmoon_models.text_file_checks import MAX_SMALL_BYTES, check_text_files
@@ -19,6 +19,8 @@ TOKENIZER_FILES = (
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",
+    "chat_template.json",
+    "additional_chat_templates/*.jinja",
     "generation_config.json",
     "config.json",
 )
@@ -66,35 +68,34 @@ def read_configs(folder: Path) -> dict[str, dict[str, Any]]:
     configs = {
         name: read_json_object(folder / name, MAX_SMALL_BYTES) if name in names else {}
         for name in TOKENIZER_FILES
-        if name.endswith(".json") and name != "tokenizer.json"
+        if name.endswith(".json") and name not in ("tokenizer.json", "chat_template.json")
     }
     check_text_files(folder, configs["config.json"], names, needs_tokenizer=True)
     return configs
 
 
 def special_tokens_of(configs: Mapping[str, dict[str, Any]]) -> dict[str, str]:
-    """Return special tokens by role, such as ``bos_token``.
+    """Return special tokens by name, such as ``bos_token``, as transformers finds them.
 
-    Files have a token as text or as an object.
+    Files have a token as text or as an object. The config lists the names of further ones. Where
+    it describes its added tokens too, it is complete, and special_tokens_map.json is not read.
     """
+    config = configs["tokenizer_config.json"]
+    sources = [config, _members(config, "model_specific_special_tokens")]
+    sources.append(_members(config, "extra_special_tokens"))
+    if "added_tokens_decoder" not in config:
+        old = configs["special_tokens_map.json"]
+        sources += [old, _members(old, "extra_special_tokens")]
     tokens: dict[str, str] = {}
-    for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        for role, token in configs[name].items():
+    for source in sources:
+        for name, token in source.items():
             content = token.get("content") if isinstance(token, dict) else token
-            if role.endswith("_token") and isinstance(content, str):
-                tokens[role] = content
+            is_named = source is not config and source is not configs["special_tokens_map.json"]
+            if (is_named or name.endswith("_token")) and isinstance(content, str):
+                tokens[name] = content
     return tokens
 
 
-def chat_template_of(folder: Path, tokenizer_config: dict[str, Any]) -> str | None:
-    """Return the chat template.
-
-    It is in its own file, else in the config, which may have several by name.
-    """
-    path = folder / "chat_template.jinja"
-    if path.is_file():
-        return read_text(path, MAX_SMALL_BYTES)
-    template = tokenizer_config.get("chat_template")
-    if isinstance(template, list):
-        template = {each["name"]: each["template"] for each in template}.get("default")
-    return template if isinstance(template, str) else None
+def _members(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    members = config.get(name)
+    return members if isinstance(members, dict) else {}
