@@ -9,6 +9,7 @@ import pytest
 from halfmoon_conductor.errors import InvalidRequest
 from halfmoon_conductor.text.chat_template import ChatTemplate
 from halfmoon_conductor.text.fake_tokenizer import FakeTokenizer
+from halfmoon_conductor.text.named_templates import NamedTemplates
 from halfmoon_conductor.text.tokenizer_interface import TokenizerUnavailable
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -90,7 +91,201 @@ def test_a_template_that_is_no_jinja_is_refused_when_it_is_loaded() -> None:
 
 def test_fake_models_have_a_template() -> None:
     fake = FakeTokenizer()
-    assert fake.chat_template is not None
     messages = [{"role": "system", "content": "Be brief."}, *HELLO]
-    text = ChatTemplate(fake.chat_template, fake.special_tokens).render(messages)
+    text = ChatTemplate(fake.chat_templates["default"], fake.special_tokens).render(messages)
     assert text == "system: Be brief.\nuser: Hello\nassistant:"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("", '{"b": "半 <", "a": [1, null]}'),
+        ("ensure_ascii=False", '{"b": "半 <", "a": [1, null]}'),
+        ("ensure_ascii=True", '{"b": "\\u534a <", "a": [1, null]}'),
+        ("True", '{"b": "\\u534a <", "a": [1, null]}'),
+        ("separators=(',', ':')", '{"b":"半 <","a":[1,null]}'),
+        ("sort_keys=True", '{"a": [1, null], "b": "半 <"}'),
+        ("indent='\t'", '{\n\t"b": "半 <",\n\t"a": [\n\t\t1,\n\t\tnull\n\t]\n}'),
+    ],
+)
+def test_json_is_written_with_each_argument(arguments: str, expected: str) -> None:
+    call = f"({arguments})" if arguments else ""
+    value = {"b": "半 <", "a": [1, None]}
+    assert render(f"{{{{ value | tojson{call} }}}}", variables={"value": value}) == expected
+
+
+def test_names_that_are_set_in_text_for_training_are_unknown_behind_it() -> None:
+    source = "{% generation %}{% set x = 1 %}{{ x }}{% endgeneration %}{{ x }}."
+    assert render(source) == "1."
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("{{ dict(a=1) | tojson }}{{ dict.fromkeys(['b']) | tojson }}", '{"a": 1}{"b": null}'),
+        ("{% set n = namespace(self=1) %}{% set n.x = 2 %}{{ n.self + n.x }}", "3"),
+        (
+            "{% for i in range(9) %}{% if i == 1 %}{% continue %}{% endif %}{{ i }}{% endfor %}",
+            "02345678",
+        ),
+    ],
+)
+def test_templates_have_the_names_and_tags_of_transformers(source: str, expected: str) -> None:
+    assert render(source) == expected
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% set n = namespace() %}{% set n.__class__ = 1 %}",
+        "{{ namespace(_a=1) }}",
+        "{{ dict.__class__.__mro__ }}",
+    ],
+)
+def test_a_namespace_has_no_names_of_pythons(source: str) -> None:
+    with pytest.raises(InvalidRequest, match=r"underscore|unsafe"):
+        render(source)
+
+
+def test_documents_are_given_to_a_template_that_reads_them() -> None:
+    source = "{% for each in documents %}{{ each.title }};{% endfor %}"
+    assert render(source, documents=[{"title": "Tides"}, {"title": "Moons"}]) == "Tides;Moons;"
+
+
+# -- forms of messages -----------------------------------------------------------------------------
+
+PARTS = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+
+
+@pytest.mark.parametrize(
+    ("content", "source", "expected"),
+    [
+        (PARTS, "{{ m.content }}", "one\ntwo"),
+        (PARTS, "{{ m.content | tojson }}", '"one\\ntwo"'),
+        (
+            PARTS,
+            "{% if m.content is string %}{{ m.content }}{% else %}"
+            "{% for part in m.content %}{{ part.text }}{% endfor %}{% endif %}",
+            "onetwo",
+        ),
+        ("one", "{% for part in m.content %}{{ part.text }}{% endfor %}", "one"),
+        ("one", "{{ m['content'][0]['text'] }}", "one"),
+        (PARTS, "{{ m['content'][0]['text'] }}", "one\ntwo"),
+    ],
+)
+def test_a_content_comes_in_the_form_that_the_template_reads(
+    content: Any, source: str, expected: str
+) -> None:
+    source = f"{{% for m in messages %}}{source}{{% endfor %}}"
+    assert render(source, [{"role": "user", "content": content}]) == expected
+
+
+def calling(call_id: str = "call_1") -> list[dict[str, Any]]:
+    function = {
+        "name": "tide",
+        "arguments": {"at": "Husum"},
+        "arguments_text": '{"at":"Husum"}',
+    }
+    call = {"id": call_id, "type": "function", "function": function}
+    result = {"role": "tool", "tool_call_id": call_id, "content": "low"}
+    return [*HELLO, {"role": "assistant", "content": None, "tool_calls": [call]}, result]
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("{{ f.name }}{{ f.arguments | tojson }}", 'tide{"at": "Husum"}'),
+        ("{{ f.name + f.arguments }}", 'tide{"at":"Husum"}'),
+        ("{{ f.name }}{{ f.arguments }}", 'tide{"at":"Husum"}'),
+        ("{{ f | tojson }}", '{"name": "tide", "arguments": {"at": "Husum"}}'),
+        ("{{ f.name }}{{ m.content is defined }}", "tideFalse"),
+        ("{{ f.name + m.content }}", "tide"),
+        ("{% if m.content is none %}{{ f.name }}{% endif %}", "tide"),
+    ],
+)
+def test_a_call_comes_in_the_form_that_the_template_reads(written: str, expected: str) -> None:
+    source = (
+        "{% for m in messages %}{% for call in m.tool_calls %}{% set f = call.function %}"
+        f"{written}{{% endfor %}}{{% if m.role == 'user' %}}{{{{ m.content }}}}{{% endif %}}"
+        "{% endfor %}"
+    )
+    assert render(source, calling()) == f"Hello{expected}"
+
+
+def test_ids_of_calls_are_shortened_for_templates_that_refuse_long_ones() -> None:
+    source = (
+        "{% for m in messages %}{% for call in m.tool_calls %}"
+        "{% if call.id | length != 9 %}{{ raise_exception('nine') }}{% endif %}"
+        "{{ m.role }}:{{ call.id }}:{{ call.function.name }} {% endfor %}"
+        "{% if m.role == 'tool' %}{{ m.tool_call_id }}{% else %}{{ m.content }}{% endif %}"
+        "{% endfor %}"
+    )
+    _, call_id, rest = render(source, calling("call_of_another_length")).split(":")
+    assert len(call_id) == 9 and rest == f"tide {call_id}"
+    assert render(source, calling("abcdefgh1")).endswith(":abcdefgh1:tide abcdefgh1")
+
+
+def test_thoughts_have_both_names_that_templates_read() -> None:
+    source = "{{ messages[0].thinking }}{{ messages[0].reasoning_content }}"
+    assert render(source, [{"role": "assistant", "content": "", "reasoning_content": "Hm."}]) == (
+        "Hm.Hm."
+    )
+
+
+# -- going on with the last message ----------------------------------------------------------------
+
+TURNS = "{% for m in messages %}<{{ m.role }}>{{ m.content WHAT }}</>{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("what", "said", "expected"),
+    [
+        ("", "The moon ", "<user>Hello</><assistant>The moon "),
+        ("| trim", "The moon ", "<user>Hello</><assistant>The moon"),
+        ("", "", "<user>Hello</><assistant>"),
+    ],
+)
+def test_a_conversation_may_end_within_its_last_message(
+    what: str, said: str, expected: str
+) -> None:
+    messages = [*HELLO, {"role": "assistant", "content": said}]
+    source = TURNS.replace("WHAT", what)
+    text = render(source, messages, continue_final_message=True, add_generation_prompt=False)
+    assert text == expected
+
+
+@pytest.mark.parametrize("source", ["{{ messages[0].content }}", TURNS.replace("WHAT", "| upper")])
+def test_a_message_that_the_template_changes_cannot_be_continued(source: str) -> None:
+    messages = [*HELLO, {"role": "assistant", "content": "The moon"}]
+    with pytest.raises(InvalidRequest, match="does not write") as raised:
+        render(source, messages, continue_final_message=True)
+    assert raised.value.param == "continue_final_message"
+
+
+def test_a_message_without_content_cannot_be_continued() -> None:
+    with pytest.raises(InvalidRequest, match="no content"):
+        render("", calling()[:2], continue_final_message=True)
+
+
+# -- several templates -----------------------------------------------------------------------------
+
+
+class Named(FakeTokenizer):
+    def __init__(self, **sources: str) -> None:
+        super().__init__()
+        self.chat_templates = sources
+
+
+def test_conversations_with_tools_have_the_template_for_them() -> None:
+    templates = NamedTemplates(Named(default="D", tool_use="T", rag="{% broken"))
+    assert templates.choose([]).render(HELLO) == "D"
+    assert templates.choose([{}]).render(HELLO) == "T"
+    assert NamedTemplates(Named(default="D")).choose([{}]).render(HELLO) == "D"
+
+
+def test_a_missing_default_is_told_with_the_names_that_are_there() -> None:
+    templates = NamedTemplates(Named(tool_use="T", rag="R"))
+    with pytest.raises(InvalidRequest, match="rag, tool_use"):
+        templates.choose([])
+    with pytest.raises(InvalidRequest, match="no chat template"):
+        NamedTemplates(Named()).choose([])

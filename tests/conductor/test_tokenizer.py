@@ -165,12 +165,51 @@ def test_special_tokens_have_their_roles(folder: Path) -> None:
     assert tokens == {"pad_token": "<|end|>", "bos_token": "<|turn|>"}
 
 
-def test_a_template_file_is_preferred_and_a_named_default_is_found(folder: Path) -> None:
+def test_templates_are_read_from_the_first_place_that_has_some(folder: Path) -> None:
+    write(folder, "tokenizer_config.json", {})
+    assert HubTokenizer(folder).chat_templates == {}
+    write(folder, "chat_template.json", {"chat_template": "P"})
+    assert HubTokenizer(folder).chat_templates == {"default": "P"}
     several = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
     write(folder, "tokenizer_config.json", {"chat_template": several})
-    assert HubTokenizer(folder).chat_template == "D"
+    assert HubTokenizer(folder).chat_templates == {"default": "D", "tool_use": "T"}
     write(folder, "chat_template.jinja", "J")
-    assert HubTokenizer(folder).chat_template == "J"
+    assert HubTokenizer(folder).chat_templates == {"default": "J"}
+    (folder / "additional_chat_templates").mkdir()
+    write(folder, "additional_chat_templates/rag.jinja", "R")
+    assert HubTokenizer(folder).chat_templates == {"default": "J", "rag": "R"}
+
+
+def test_too_many_templates_are_refused(folder: Path) -> None:
+    several = [{"name": str(i), "template": "T"} for i in range(65)]
+    write(folder, "tokenizer_config.json", {"chat_template": several})
+    with pytest.raises(TokenizerUnavailable, match="65 chat templates are over the 64"):
+        HubTokenizer(folder)
+
+
+def test_special_tokens_of_other_names_are_found_too(folder: Path) -> None:
+    write(
+        folder,
+        "tokenizer_config.json",
+        {
+            "image_token": "<|turn|>",
+            "extra_special_tokens": {"call_start": "<|end|>"},
+            "add_bos_token": True,
+        },
+    )
+    tokens = HubTokenizer(folder).special_tokens
+    assert tokens == {"image_token": "<|turn|>", "call_start": "<|end|>"}
+
+
+def test_an_old_file_of_special_tokens_counts_where_the_config_does_not_describe_them(
+    folder: Path,
+) -> None:
+    config: dict[str, Any] = {"eos_token": "<|turn|>"}
+    write(folder, "special_tokens_map.json", {"eos_token": "<|end|>"})
+    write(folder, "tokenizer_config.json", config)
+    assert HubTokenizer(folder).special_tokens == {"eos_token": "<|end|>"}
+    write(folder, "tokenizer_config.json", {**config, "added_tokens_decoder": {}})
+    assert HubTokenizer(folder).special_tokens == {"eos_token": "<|turn|>"}
 
 
 def test_a_folder_without_a_tokenizer_says_so(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError, core_schema
 
+from halfmoon_conductor.api.template_switches import check_template_variables
 from halfmoon_protocol.sampling import MAX_LOGIT_BIAS
 
 MAX_STOP_STRINGS = 16
@@ -36,6 +37,8 @@ MAX_LOGIT_BIASES = 1024
 MAX_MESSAGES = 4096
 #: Messages in the other APIs, whose conversations become chats with an additional system message.
 MAX_TURNS = MAX_MESSAGES - 1
+#: Documents that a model may answer from.
+MAX_DOCUMENTS = 1024
 #: Parts of one message's content.
 MAX_PARTS = 1024
 #: Client's variables for a chat template.
@@ -75,17 +78,6 @@ class IgnoredValues:
             "is not supported yet; leave it out or send {value}",
             {"value": ways_out},
         )
-
-
-def contradiction(field: str, message: str, **context: Any) -> PydanticCustomError:
-    """Return the error of a field that does not go with others; the message names all of them.
-
-    Args:
-        field: the one to change, for programs.
-        message: for people, with `context` in braces.
-        **context: values that the message shows.
-    """
-    return PydanticCustomError("contradiction", message, {"field": field, **context})
 
 
 def form_discriminator(message: str, kind: Callable[[Any], str | None]) -> Discriminator:
@@ -135,7 +127,11 @@ def _token_id_keys(biases: dict[str, float]) -> dict[str, float]:
 
 Text = Annotated[str, AfterValidator(_unicode)]
 TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
-Variables = Annotated[dict[str, JsonValue], Field(max_length=MAX_VARIABLES)]
+Variables = Annotated[
+    dict[str, JsonValue],
+    Field(max_length=MAX_VARIABLES),
+    AfterValidator(check_template_variables),
+]
 TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 Several = Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True)
 LogitBias = Annotated[

@@ -5,9 +5,10 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, model_validator
 
+from halfmoon_conductor.api.field_errors import contradiction
 from halfmoon_conductor.api.label_fields import Word
 from halfmoon_conductor.api.openai.chat_messages import AnyMessage
-from halfmoon_conductor.api.openai.openai_requests import ChatRequest, check_thinking_switch
+from halfmoon_conductor.api.openai.openai_requests import ChatRequest
 from halfmoon_conductor.api.request_fields import (
     MAX_MESSAGES,
     ApiModel,
@@ -15,8 +16,8 @@ from halfmoon_conductor.api.request_fields import (
     Text,
     TokenId,
     Variables,
-    contradiction,
 )
+from halfmoon_conductor.api.template_switches import check_ending, check_same
 from halfmoon_conductor.api.tool_fields import Tools, check_tool_choice
 
 #: A context of a million tokens fits.
@@ -35,13 +36,15 @@ class TokenizeRequest(ApiModel):
         None, description="Default true for a prompt: begin with BOS if the model wants one."
     )
     add_generation_prompt: bool | None = Field(None, description="Default true; of messages.")
+    continue_final_message: bool | None = Field(
+        None, description="End with the text of the last message, whose turn stays open."
+    )
     chat_template_kwargs: Variables | None = None
     enable_thinking: bool | None = Field(None, description="As in chats.")
     reasoning_effort: Word | None = Field(None, description="As in chats.")
     tools: Tools | None = Field(None, description="Functions that the model is told of.")
     return_token_strs: bool | None = Field(None, description="Say how the tokens look, too.")
 
-    continue_final_message: Annotated[Any, IgnoredValues(False)] = None
     chat_template: Annotated[Any, IgnoredValues()] = None
     media_io_kwargs: Annotated[Any, IgnoredValues({})] = None
     mm_processor_kwargs: Annotated[Any, IgnoredValues({})] = None
@@ -58,7 +61,8 @@ class TokenizeRequest(ApiModel):
                 "add_special_tokens is not for messages: the chat template writes those tokens",
             )
         check_tool_choice(self.tools or (), None)
-        check_thinking_switch(self.chat_template_kwargs, self.enable_thinking)
+        check_same("enable_thinking", self.enable_thinking, self.chat_template_kwargs)
+        check_ending(self)
         return self
 
     def as_chat(self, messages: Sequence[AnyMessage]) -> ChatRequest:
@@ -68,6 +72,7 @@ class TokenizeRequest(ApiModel):
             messages=[*messages],
             tools=self.tools,
             add_generation_prompt=self.add_generation_prompt,
+            continue_final_message=self.continue_final_message,
             chat_template_kwargs=self.chat_template_kwargs,
             enable_thinking=self.enable_thinking,
             reasoning_effort=self.reasoning_effort,

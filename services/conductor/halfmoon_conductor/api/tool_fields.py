@@ -8,14 +8,23 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, ConfigDict, Field, JsonValue, Tag, model_validator
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    Tag,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
+from halfmoon_conductor.api.field_errors import contradiction
 from halfmoon_conductor.api.request_fields import (
     MAX_CHOICES,
     ApiModel,
     Text,
-    contradiction,
     form_discriminator,
 )
 from halfmoon_conductor.tools.tool_call_bodies import parse_complete_members
@@ -37,7 +46,26 @@ class UnservedTool(ApiModel):
         return body
 
 
-class FunctionDefinition(ApiModel):
+class _OrderedFields(ApiModel):
+    """An object that remembers the order of its fields: chat templates write them in it."""
+
+    _order: tuple[str, ...] = PrivateAttr(())
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _keep_order(cls, body: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        made = handler(body)
+        if isinstance(body, dict):
+            made._order = tuple(body)
+        return made
+
+    def in_order(self) -> dict[str, Any]:
+        """Return the fields that are set, in the client's order."""
+        names = self._order or tuple(type(self).model_fields)
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+
+class FunctionDefinition(_OrderedFields):
     """A tool's name, purpose and parameters."""
 
     name: Name
@@ -48,7 +76,7 @@ class FunctionDefinition(ApiModel):
     )
 
 
-class Tool(ApiModel):
+class Tool(_OrderedFields):
     """A tool that the model may call."""
 
     type: Literal["function"]
@@ -70,7 +98,9 @@ class Tool(ApiModel):
 
     def for_template(self) -> dict[str, Any]:
         """Return the tool as chat templates read it, without `strict`, which is for grammars."""
-        return self.model_dump(exclude_none=True, exclude={"function": {"strict"}})
+        function = self.function.in_order()
+        function.pop("strict", None)
+        return self.in_order() | {"function": function}
 
 
 class FunctionName(ApiModel):
@@ -153,13 +183,14 @@ class CalledTool(ApiModel):
         return cls(id=call_id, type="function", function=function)
 
     def for_template(self) -> dict[str, Any]:
-        """Return the call as chat templates read it, with the arguments as an object.
+        """Return the call for `MessageForms.of`: the arguments as an object, and as their text.
 
         Of arguments that are cut off, only complete members are kept.
         """
         function = {
             "name": self.function.name,
             "arguments": parse_complete_members(self.function.arguments),
+            "arguments_text": self.function.arguments,
         }
         return {"id": self.id, "type": "function", "function": function}
 

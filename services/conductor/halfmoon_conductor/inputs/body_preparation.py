@@ -92,7 +92,7 @@ class BodyPreparation:
                     fields, tuple(map(pack_token_ids, prompts)), encoder.echoed_prompts(body)
                 )
             case ChatRequest():
-                return self._chat(body, _replace_fields(value, _NO_TURN))
+                return self._chat(body, _replace_fields(value, {**_NO_TURN, "documents": None}))
             case ResponsesRequest():
                 kept = {} if body.instructions is None else {"instructions": body.instructions}
                 return self._chat(body.as_chat(), _replace_fields(value, {"input": ""}, kept))

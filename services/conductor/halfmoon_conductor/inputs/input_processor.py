@@ -79,7 +79,7 @@ class InputProcessor:
         self._grammars = grammars
         self._defaults = defaults
         self._reasons = reasoning_parser == "think" or (
-            reasoning_parser == "auto" and reasons(tokenizer.chat_template or "")
+            reasoning_parser == "auto" and any(map(reasons, tokenizer.chat_templates.values()))
         )
 
     async def completion(

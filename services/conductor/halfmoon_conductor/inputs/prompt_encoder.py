@@ -19,7 +19,7 @@ from halfmoon_conductor.inputs.inline_limits import (
     MAX_INLINE_RENDERED_CHARACTERS,
     InlineLimitExceeded,
 )
-from halfmoon_conductor.text.chat_template import ChatTemplate
+from halfmoon_conductor.text.named_templates import NamedTemplates, source_with_tools
 from halfmoon_conductor.text.tokenizer_interface import Tokenizer
 from halfmoon_conductor.tools.tool_call_syntax import tool_call_format_of
 
@@ -57,11 +57,12 @@ class PromptEncoder:
         self._aliases = frozenset(aliases)
         self._alias_beginnings = tuple(each[:-1] for each in aliases if each.endswith("*"))
         self._tokenizer = tokenizer
-        source = tokenizer.chat_template
         self._tool_call_format = (
-            tool_call_format_of(source or "") if tool_call_parser == "auto" else tool_call_parser
+            tool_call_format_of(source_with_tools(tokenizer.chat_templates))
+            if tool_call_parser == "auto"
+            else tool_call_parser
         )
-        self._template = ChatTemplate(source, tokenizer.special_tokens) if source else None
+        self._templates = NamedTemplates(tokenizer)
 
     def model_card(self, name: str | None) -> ModelCard:
         """Return the model of this name; with None, the model served.
@@ -153,9 +154,12 @@ class PromptEncoder:
         self.tool_call_format(body)
         return self.encode_messages(
             body.messages,
-            add_generation_prompt=body.add_generation_prompt is not False,
-            variables=self._template_variables(body),
+            add_generation_prompt=body.begins_turn,
+            continue_final_message=body.continues_turn,
+            variables=body.template_variables,
+            effort=body.reasoning_effort,
             tools=[tool.for_template() for tool in body.offered_tools],
+            documents=body.documents or (),
             inline=inline,
         )
 
@@ -164,8 +168,11 @@ class PromptEncoder:
         messages: Sequence[ChatMessage | CallingMessage],
         *,
         add_generation_prompt: bool,
+        continue_final_message: bool = False,
         variables: Mapping[str, Any] | None,
+        effort: str | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
+        documents: Sequence[Mapping[str, Any]] = (),
         inline: bool = False,
     ) -> list[int]:
         """Return the token ids of messages; see `encode_conversation`.
@@ -174,15 +181,16 @@ class PromptEncoder:
             InvalidRequest, ContextLengthExceeded, InlineLimitExceeded: as
                 `encode_conversation`.
         """
-        if self._template is None:
-            raise InvalidRequest("This model has no chat template; use /v1/completions.")
+        template = self._templates.choose(tools)
         if inline and variables and not all(map(_is_cheap, variables.values())):
             raise InlineLimitExceeded  # a template may do anything with a number or a list
-        text = self._template.render(
+        text = template.render(
             [message.for_template() for message in messages],
             add_generation_prompt=add_generation_prompt,
-            variables=variables,
+            continue_final_message=continue_final_message,
+            variables=template.with_effort(variables, effort),
             tools=tools,
+            documents=documents,
         )
         if inline and len(text) > MAX_INLINE_RENDERED_CHARACTERS:
             raise InlineLimitExceeded
@@ -204,10 +212,6 @@ class PromptEncoder:
                 param="tools",
             )
         return self._tool_call_format
-
-    def _template_variables(self, body: ChatRequest) -> Mapping[str, Any] | None:
-        given = body.template_variables
-        return self._template.with_effort(given, body.reasoning_effort) if self._template else given
 
     # -- texts and tokens --------------------------------------------------------------------
 

@@ -1,28 +1,26 @@
 """Render a conversation into the text that the model was trained to continue.
 
-Chat templates are Jinja programs that come with the model. They run in a sandbox, with the names
-that transformers gives them.
+Chat templates are Jinja programs that come with the model. `template_environment` has what they
+may use.
 """
 
-import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
-from typing import Any, NoReturn
+from typing import Any
 
 import jinja2
-from jinja2 import meta, nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import meta
 
 from halfmoon_conductor.errors import InvalidRequest
+from halfmoon_conductor.text.message_forms import TemplateMessage, find_message_forms
+from halfmoon_conductor.text.template_environment import template_environment
 from halfmoon_conductor.text.tokenizer_interface import TokenizerUnavailable
 
-TemplateMessage = Mapping[str, Any]
+#: Stands behind the text that is to be continued, while a template renders.
+_CONTINUE_HERE = "HALFMOON_CONTINUES_HERE "
 
 
 class ChatTemplate:
-    """The compiled chat template of one model.
+    """A compiled chat template.
 
     Args:
         source: Jinja source.
@@ -33,12 +31,7 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationBlock]
-        )
-        environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _raise_exception
-        environment.globals["strftime_now"] = _strftime_now
+        environment = template_environment()
         self._special_tokens = special_tokens
         try:
             self._template = environment.from_string(source)
@@ -48,42 +41,69 @@ class ChatTemplate:
             raise TokenizerUnavailable(
                 f"the chat template is not valid Jinja: {error.message}, line {error.lineno}"
             ) from None
+        self._forms = find_message_forms(
+            lambda messages, tools: self._write(messages, tools, add_generation_prompt=False)
+        )
 
     def render(
         self,
         messages: Sequence[TemplateMessage],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
+        documents: Sequence[Mapping[str, Any]] = (),
     ) -> str:
         """Return the prompt of a conversation, with BOS where the template writes one.
 
         Args:
-            messages: each with a role and a content, which is a string.
+            messages: as `MessageForms.of` takes them.
             add_generation_prompt: end with the start of an assistant's turn.
+            continue_final_message: end with the text of the last message, whose turn stays open.
             variables: more names for the template (``enable_thinking`` and such).
             tools: the tools that the model may call, as OpenAI writes them.
+            documents: for models that answer from documents.
 
         Raises:
             InvalidRequest: the template refuses the conversation; the text is the template's.
         """
+        formed = [self._forms.of(message) for message in messages]
+        final = _mark_end(formed) if continue_final_message else ""
         try:
-            return self._template.render(
-                {
-                    **self._special_tokens,
-                    **(variables or {}),
-                    "messages": messages,
-                    "add_generation_prompt": add_generation_prompt,
-                    # Templates test whether these are none; an undefined name is not.
-                    "tools": list(tools) or None,
-                    "documents": None,
-                }
+            text = self._write(
+                formed,
+                tools,
+                variables=variables,
+                documents=documents,
+                add_generation_prompt=add_generation_prompt,
             )
         except Exception as error:  # the template is a foreign program: any error is a refusal
             raise InvalidRequest(
                 f"this model's chat template refuses these messages: {error}", param="messages"
             ) from None
+        return _cut_at_mark(text, final) if continue_final_message else text
+
+    def _write(
+        self,
+        messages: Sequence[TemplateMessage],
+        tools: Sequence[Mapping[str, Any]],
+        *,
+        variables: Mapping[str, Any] | None = None,
+        documents: Sequence[Mapping[str, Any]] = (),
+        add_generation_prompt: bool,
+    ) -> str:
+        return self._template.render(
+            {
+                **self._special_tokens,
+                **(variables or {}),
+                "messages": messages,
+                "add_generation_prompt": add_generation_prompt,
+                # Templates test whether these are none; an undefined name is not.
+                "tools": list(tools) or None,
+                "documents": list(documents) or None,
+            }
+        )
 
     def with_effort(
         self, variables: Mapping[str, Any] | None, effort: str | None
@@ -103,24 +123,40 @@ class ChatTemplate:
         return {**known, **(variables or {})}
 
 
-class _GenerationBlock(Extension):
-    """Parse ``{% generation %}…{% endgeneration %}``, which marks text for training only."""
+def _mark_end(messages: list[dict[str, Any]]) -> str:
+    """Mark the end of the last message's text, and return that text.
 
-    tags = {"generation"}  # noqa: RUF012 (as Jinja declares it)
+    Raises:
+        InvalidRequest: the message has none.
+    """
+    content = messages[-1].get("content")
+    if isinstance(content, list):
+        *parts, last = content
+        messages[-1]["content"] = [*parts, {**last, "text": last["text"] + _CONTINUE_HERE}]
+        return str(last["text"])
+    if not isinstance(content, str):
+        raise InvalidRequest(
+            "continue_final_message is true, and the last message has no content to continue.",
+            param="continue_final_message",
+        )
+    messages[-1]["content"] = content + _CONTINUE_HERE
+    return content
 
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
+def _cut_at_mark(text: str, final: str) -> str:
+    """Return a rendered text up to the mark, as transformers cuts it.
 
-def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
-    """Write JSON as in the models' training: no HTML escapes, non-ASCII characters as they are."""
-    return json.dumps(value, ensure_ascii=False, indent=indent, **options)
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)
+    Raises:
+        InvalidRequest: the template left the text or the mark out.
+    """
+    mark = _CONTINUE_HERE.strip()
+    at = text.rfind(mark)
+    if at < 0 or final.strip() not in text:
+        raise InvalidRequest(
+            "continue_final_message is true, and this model's chat template does not write the "
+            "last message's content as it is; end with a message that it writes.",
+            param="continue_final_message",
+        )
+    if text[at : at + len(_CONTINUE_HERE)] == _CONTINUE_HERE:
+        return text[:at]
+    return text[:at].rstrip()  # the template trims contents

@@ -1,6 +1,7 @@
 """Tokenize for the fake engine, which needs no files."""
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from urllib.parse import parse_qsl, urlsplit
 
 from halfmoon_conductor.text.detokenizer import ByteDetokenizer, Detokenizer
@@ -15,9 +16,11 @@ class FakeTokenizer:
     """
 
     #: One line per message, and the start of the assistant's line.
-    chat_template: str | None = (
-        "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
-        "{% if add_generation_prompt %}assistant:{% endif %}"
+    chat_templates: Mapping[str, str] = MappingProxyType(
+        {
+            "default": "{% for message in messages %}{{ message.role }}: {{ message.content }}\n"
+            "{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+        }
     )
 
     #: The fake engine's tokens have no texts.

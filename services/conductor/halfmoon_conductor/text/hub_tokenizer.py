@@ -9,8 +9,9 @@ from typing import Any
 from tokenizers.decoders import ByteLevel
 
 from halfmoon_conductor.text.chat_template import ChatTemplate
+from halfmoon_conductor.text.chat_template_files import chat_templates_of
 from halfmoon_conductor.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
-from halfmoon_conductor.text.tokenizer_files import chat_template_of, naming_model, read_configs
+from halfmoon_conductor.text.tokenizer_files import naming_model, read_configs
 from halfmoon_conductor.text.tokenizer_interface import TokenizerUnavailable
 from halfmoon_conductor.text.word_cache import WordCache
 from halfmoon_models.errors import one_line
@@ -35,10 +36,10 @@ class HubTokenizer:
         with naming_model(spec):
             configs = read_configs(folder)
             built = build_tokenizer(folder)
-            self._chat_template = chat_template_of(folder, configs["tokenizer_config.json"])
+            self._chat_templates = chat_templates_of(folder, configs["tokenizer_config.json"])
             self._vocab_size = _find_vocab_size(built, configs["config.json"])
             self._unembedded_tokens = unembedded_tokens(folder, built, self._vocab_size)
-            render = _renderer(self._chat_template, built.special_tokens)
+            render = _renderer(self._chat_templates.get("default"), built.special_tokens)
             self._eos_token_ids = tuple(find_end_tokens(folder, built, render))
         self._fast = built.fast
         self._special_tokens = built.special_tokens
@@ -93,9 +94,9 @@ class HubTokenizer:
         return self._special_tokens
 
     @property
-    def chat_template(self) -> str | None:
-        """Jinja source."""
-        return self._chat_template
+    def chat_templates(self) -> Mapping[str, str]:
+        """Jinja sources by name."""
+        return self._chat_templates
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Return the token ids of a text."""

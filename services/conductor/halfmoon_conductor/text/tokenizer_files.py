@@ -8,14 +8,20 @@ from typing import Any
 import huggingface_hub
 
 from halfmoon_conductor.text.tokenizer_interface import TokenizerUnavailable
-from halfmoon_models.bounded_files import list_files, read_json_object, read_text
+from halfmoon_models.bounded_files import list_files, read_json_object
 from halfmoon_models.errors import ModelError, ModelNotFound, one_line
 from halfmoon_models.foreign_formats import check_file_names
 from halfmoon_models.text_file_checks import MAX_SMALL_BYTES, check_text_files
 from halfmoon_models.tokenizer.tokenizer_builder import TOKENIZER_FILES
 
 #: Files of a model that the conductor reads; its weights are read by the workers.
-MODEL_FILES = (*TOKENIZER_FILES, "chat_template.jinja", "generation_config.json")
+MODEL_FILES = (
+    *TOKENIZER_FILES,
+    "chat_template.jinja",
+    "chat_template.json",
+    "additional_chat_templates/*.jinja",
+    "generation_config.json",
+)
 _CONFIGS = ("config.json", "tokenizer_config.json")
 
 
@@ -64,17 +70,3 @@ def read_configs(folder: Path) -> dict[str, dict[str, Any]]:
     }
     check_text_files(folder, configs["config.json"], names, needs_tokenizer=True)
     return configs
-
-
-def chat_template_of(folder: Path, tokenizer_config: dict[str, Any]) -> str | None:
-    """Return the chat template.
-
-    It is in its own file, else in the config, which may have several by name.
-    """
-    path = folder / "chat_template.jinja"
-    if path.is_file():
-        return read_text(path, MAX_SMALL_BYTES)
-    template = tokenizer_config.get("chat_template")
-    if isinstance(template, list):
-        template = {each["name"]: each["template"] for each in template}.get("default")
-    return template if isinstance(template, str) else None

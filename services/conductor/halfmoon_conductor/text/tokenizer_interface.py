@@ -54,8 +54,8 @@ class Tokenizer(Protocol):
         ...
 
     @property
-    def chat_template(self) -> str | None:
-        """Jinja source; None if the model has no chat template."""
+    def chat_templates(self) -> Mapping[str, str]:
+        """Jinja sources by name, such as ``default``; empty if the model has none."""
         ...
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:

@@ -14,6 +14,7 @@ from halfmoon_conductor.api.anthropic.anthropic_tools import (
     ServerTool,
     join_text_blocks,
 )
+from halfmoon_conductor.api.field_errors import contradiction
 from halfmoon_conductor.api.label_fields import Word
 from halfmoon_conductor.api.openai.chat_messages import ChatMessage
 from halfmoon_conductor.api.openai.openai_requests import ChatRequest
@@ -28,7 +29,6 @@ from halfmoon_conductor.api.request_fields import (
     StopString,
     Text,
     Variables,
-    contradiction,
 )
 from halfmoon_conductor.api.structured_fields import JsonSchema, Schema, SchemaFormat
 from halfmoon_conductor.api.tool_fields import check_tool_choice

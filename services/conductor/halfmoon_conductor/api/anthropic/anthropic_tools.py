@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, JsonValue, Tag, model_validator
 
+from halfmoon_conductor.api.field_errors import contradiction
 from halfmoon_conductor.api.openai.chat_messages import CallingMessage, ChatMessage, TextPart
 from halfmoon_conductor.api.request_fields import (
     MAX_CHOICES,
@@ -15,7 +16,6 @@ from halfmoon_conductor.api.request_fields import (
     IgnoredValues,
     Parts,
     Text,
-    contradiction,
     form_discriminator,
     reject_unknown_fields,
     text_or_list_form,

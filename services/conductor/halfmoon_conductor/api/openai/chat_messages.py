@@ -75,10 +75,10 @@ class ChatMessage(ApiModel):
     function_call: Annotated[Any, IgnoredValues()] = None
 
     def for_template(self) -> dict[str, Any]:
-        """Return the message as chat templates read it: one text, a line for each part."""
+        """Return the message for `MessageForms.of`."""
         message: dict[str, Any] = {
             "role": "system" if self.role == "developer" else self.role,
-            "content": _text_of(self.content),
+            "content": _for_template(self.content),
         }
         if self.tool_call_id is not None:
             message["tool_call_id"] = self.tool_call_id
@@ -107,15 +107,15 @@ class CallingMessage(ApiModel):
     function_call: Annotated[Any, IgnoredValues()] = None
 
     def for_template(self) -> dict[str, Any]:
-        """Return the message as chat templates read it, with the arguments of calls as objects."""
+        """Return the message for `MessageForms.of`, with the arguments of calls as objects."""
         message: dict[str, Any] = {
             "role": self.role,
-            "content": "" if self.content is None else _text_of(self.content),
+            "content": None if self.content is None else _for_template(self.content),
             "tool_calls": [call.for_template() for call in self.tool_calls],
         }
         if self.reasoning_content is not None:
             message["reasoning_content"] = self.reasoning_content
-        return message
+        return message if self.name is None else message | {"name": self.name}
 
     @property
     def n_characters(self) -> int:
@@ -126,6 +126,12 @@ class CallingMessage(ApiModel):
 
 def _text_of(content: str | list[TextPart]) -> str:
     return content if isinstance(content, str) else "\n".join(part.text for part in content)
+
+
+def _for_template(content: str | list[TextPart]) -> str | list[dict[str, str]]:
+    if isinstance(content, str):
+        return content
+    return [{"type": "text", "text": part.text} for part in content]
 
 
 def _message_form(value: Any) -> str:

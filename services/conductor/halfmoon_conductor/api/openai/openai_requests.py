@@ -12,17 +12,24 @@ from pydantic import (
     model_validator,
 )
 
+from halfmoon_conductor.api.field_errors import contradiction
 from halfmoon_conductor.api.label_fields import Word
 from halfmoon_conductor.api.openai.chat_messages import AnyMessage, Content
 from halfmoon_conductor.api.openai.shared_fields import SharedFields
 from halfmoon_conductor.api.request_fields import (
     MAX_CHOICES,
+    MAX_DOCUMENTS,
     MAX_MESSAGES,
     ApiModel,
     IgnoredValues,
     Prompt,
     Variables,
-    contradiction,
+)
+from halfmoon_conductor.api.template_switches import (
+    begins_turn,
+    check_ending,
+    check_same,
+    continues_turn,
 )
 from halfmoon_conductor.api.tool_fields import (
     AllowedChoice,
@@ -128,6 +135,17 @@ class ChatRequest(SharedFields):
     add_generation_prompt: bool | None = Field(
         None, description="Default true: let the model begin a turn of its own."
     )
+    continue_final_message: bool | None = Field(
+        None,
+        description="Go on with the last message, such as the beginning of an answer; "
+        "add_generation_prompt is then false.",
+    )
+    documents: list[dict[str, JsonValue]] | None = Field(
+        None,
+        max_length=MAX_DOCUMENTS,
+        fail_fast=True,
+        description="Given to a chat template that reads documents; else changes nothing.",
+    )
     chat_template_kwargs: Variables | None = Field(
         None, description="More names for the model's chat template, such as enable_thinking."
     )
@@ -160,9 +178,7 @@ class ChatRequest(SharedFields):
     modalities: Annotated[Any, IgnoredValues(["text"])] = None
     audio: Annotated[Any, IgnoredValues()] = None
     web_search_options: Annotated[Any, IgnoredValues()] = None
-    documents: Annotated[Any, IgnoredValues()] = None
     chat_template: Annotated[Any, IgnoredValues()] = None
-    continue_final_message: Annotated[Any, IgnoredValues(False)] = None
     echo: Annotated[Any, IgnoredValues(False)] = None
     add_special_tokens: Annotated[Any, IgnoredValues(False)] = None
     include_reasoning: Annotated[Any, IgnoredValues(True)] = None
@@ -179,8 +195,19 @@ class ChatRequest(SharedFields):
             raise contradiction(
                 "top_logprobs", "top_logprobs is only for requests with logprobs: true"
             )
-        check_thinking_switch(self.chat_template_kwargs, self.enable_thinking)
+        check_same("enable_thinking", self.enable_thinking, self.chat_template_kwargs)
+        check_ending(self)
         return self
+
+    @property
+    def begins_turn(self) -> bool:
+        """True if the model begins a turn of its own."""
+        return begins_turn(self)
+
+    @property
+    def continues_turn(self) -> bool:
+        """True if the model goes on with the last message."""
+        return continues_turn(self)
 
     @property
     def template_variables(self) -> dict[str, JsonValue] | None:
@@ -192,7 +219,8 @@ class ChatRequest(SharedFields):
     @property
     def n_characters(self) -> int:
         """Rough number of characters of all that the conversation's text is made of."""
-        others = len(str(self.offered_tools or "")) + len(str(self.chat_template_kwargs or ""))
+        fields = (self.offered_tools, self.chat_template_kwargs, self.documents)
+        others = sum(len(str(each or "")) for each in fields)
         return others + sum(message.n_characters for message in self.messages)
 
     @property

@@ -4,6 +4,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
+from halfmoon_conductor.api.field_errors import contradiction
 from halfmoon_conductor.api.label_fields import Label, Metadata, Options, Word
 from halfmoon_conductor.api.request_fields import (
     MAX_CHOICES,
@@ -12,7 +13,6 @@ from halfmoon_conductor.api.request_fields import (
     IgnoredValues,
     Salt,
     Text,
-    contradiction,
 )
 from halfmoon_conductor.api.sampling_fields import SamplingFields
 from halfmoon_conductor.api.structured_fields import (
