@@ -381,6 +381,13 @@ def test_what_is_no_token_is_named_with_its_folder(folder: Path, files: dict[str
         build_tokenizer(folder)
 
 
+def test_a_further_tokenizer_file_elsewhere_is_refused(folder: Path) -> None:
+    listed = ["tokenizer./../../secret.json"]
+    write(folder, "tokenizer_config.json", {"fast_tokenizer_files": listed})
+    with pytest.raises(ModelError, match="a file of the same folder is wanted"):
+        build_tokenizer(folder)
+
+
 @pytest.mark.parametrize("name", ["tokenizer.model", "vocab.json", "tiktoken.model"])
 def test_a_tokenizer_of_a_kind_that_is_not_read_is_named(tmp_path: Path, name: str) -> None:
     write(tmp_path, "config.json", {"model_type": "llama"})

@@ -74,7 +74,7 @@ def test_the_token_after_each_answer_ends_it(render: Render, expected: str) -> N
             last="<|start|>assistant<|message|>X<|return|>",
         ),
         written("X", "nothing"),
-        lambda _: 1 / 0,  # type: ignore[arg-type, return-value]
+        lambda _: 1 / 0,
         lambda messages: str(messages) + "x" * (1 << 21),
     ],
 )

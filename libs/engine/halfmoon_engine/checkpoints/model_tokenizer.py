@@ -46,7 +46,7 @@ _SHOWN = 80
 
 @dataclass(frozen=True)
 class ModelTokenizer:
-    """What an engine needs of a folder's tokenizer."""
+    """Hold what an engine needs of a folder's tokenizer."""
 
     #: Its ``tokenizer.json``, with all tokens that the model embeds.
     definition: str

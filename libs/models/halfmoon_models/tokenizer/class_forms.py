@@ -24,7 +24,7 @@ _NFC = {"type": "NFC"}
 
 @dataclass(frozen=True)
 class ClassForm:
-    """What a class makes anew around a vocabulary and its merges."""
+    """Describe what a class makes anew around a vocabulary and its merges."""
 
     #: Returns normalizer, pre-tokenizer and decoder, from `tokenizer_config.json`.
     parts: Callable[[Mapping[str, Any]], tuple[Any, Any, Any]]

@@ -58,7 +58,7 @@ class BuiltTokenizer:
 
     @property
     def definition(self) -> str:
-        """Its ``tokenizer.json``, with all added tokens."""
+        """Write its ``tokenizer.json``, with all added tokens."""
         return str(self.fast.to_str())
 
 
@@ -79,6 +79,7 @@ def build_tokenizer(folder: Path) -> BuiltTokenizer:
         if "tokenizer.json" in names
         else ""
     )
+    _check_file_list(folder, configs["tokenizer_config.json"].get("fast_tokenizer_files"))
     class_name = tokenizer_class(configs["tokenizer_config.json"], configs["config.json"], text)
     form = CLASS_FORMS.get(class_name)
     with _library_errors(folder):
@@ -101,6 +102,16 @@ def build_tokenizer(folder: Path) -> BuiltTokenizer:
         _fix_mistral_words(fast, configs)
         _write_template(fast, settings, form, {} if text else configs["tokenizer_config.json"])
     return BuiltTokenizer(fast, {role: str(token) for role, token in settings.named.items()})
+
+
+def _check_file_list(folder: Path, listed: Any) -> None:
+    """Refuse further tokenizer files outside of the folder, which transformers would open."""
+    for name in listed if isinstance(listed, list) else ():
+        if not isinstance(name, str) or "/" in name or "\0" in name:
+            raise BrokenCheckpoint(
+                f"{folder}: fast_tokenizer_files in tokenizer_config.json names "
+                f"{one_line(name, 60)!r}; a file of the same folder is wanted: remove the entry"
+            )
 
 
 @contextmanager
