@@ -328,7 +328,7 @@ async def test_a_model_without_a_chat_template_sends_clients_to_completions(
 
 async def test_half_a_surrogate_pair_in_a_template_variable_is_refused(card: ModelCard) -> None:
     tokenizer = FakeTokenizer()
-    tokenizer.chat_template = "{{ mood }}"
+    tokenizer.chat_templates = {"default": "{{ mood }}"}
     app = create_app(ScriptedGateway(model=card), tokenizer, registry=CollectorRegistry())
     transport = httpx.ASGITransport(app=app)
     body = json.dumps({**HELLO, "chat_template_kwargs": {"mood": "\ud800"}})
