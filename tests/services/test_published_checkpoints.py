@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from halfmoon_conductor.routes.rest_app import create_app
 from halfmoon_conductor.text.tokenizer_loader import open_tokenizer
+from halfmoon_engine.interface import Engine
 from halfmoon_engine.load import open_engine
 from halfmoon_testing.models.published_checkpoints import (
     PUBLISHED,
@@ -134,16 +135,18 @@ async def test_a_chat_has_the_tokens_of_transformers_and_ends_where_it_should(
 ) -> None:
     folder = tmp_path / "model"
     reference, prompts, answers = make_ending(name, folder)
-    engine = lambda: open_engine(  # noqa: E731
-        str(folder), block_size=16, dtype="float32", device="cpu", threads=1, served_name="m"
-    )
-    parser = "hermes" if name in TOLD_OF_CALLS else "auto"
+
+    def engine() -> Engine:
+        return open_engine(
+            str(folder), block_size=16, dtype="float32", device="cpu", threads=1, served_name="m"
+        )
+
     async with local_cluster(engine, n_kvstore=0, n_pages=128) as cluster:
         app = create_app(
             cluster.gateway,
             open_tokenizer(str(folder)),
             registry=CollectorRegistry(),
-            tool_call_parser=parser,
+            tool_call_parser="hermes" if name in TOLD_OF_CALLS else "auto",
         )
         transport = httpx.ASGITransport(app=app)
         async with httpx.AsyncClient(transport=transport, base_url="http://front") as client:

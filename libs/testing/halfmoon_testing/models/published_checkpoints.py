@@ -588,7 +588,7 @@ def _n_tokens(folder: Path) -> int:
         return int(json.loads(path.read_text())["config"]["default_vocab_size"])
     content = json.loads((folder / "tokenizer.json").read_text())
     ids = [*content["model"]["vocab"].values(), *(each["id"] for each in content["added_tokens"])]
-    return max(ids) + 1
+    return int(max(ids)) + 1
 
 
 def _write_weights(form: PublishedForm, folder: Path, end: int, seed: int) -> None:
