@@ -109,6 +109,18 @@ class Script:
         self.shell.post(WorkerJoined(a_worker(worker, generation=1 + self.n_lost)))
 
 
+async def test_a_model_is_listed_from_the_moment_at_which_the_cluster_is_ready() -> None:
+    script = Script(PREFILL)
+    gateway = script.gateway
+    assert not gateway.ready() and gateway.model is None
+    script.shell.post(WorkerJoined(a_worker(DECODE)))
+    assert gateway.ready() and gateway.model is not None
+    known = gateway.model
+    script.shell.post(WorkerLost(DECODE, "gone"))
+    assert not gateway.ready()
+    assert gateway.model is not None and gateway.model.name == known.name
+
+
 class Client:
     """One request, read in a task of its own."""
 
