@@ -71,8 +71,8 @@ class PromptEncoder:
         card = self._model()
         if card is None:
             raise ServiceUnavailable(
-                "No model is served yet: a prefill and a decode worker have to join first, as /ready "
-                "tells; try again soon.",
+                "No model is served yet: a prefill and a decode worker have to join first, as "
+                "/ready tells; try again soon.",
                 retry_after_s=RETRY_WHILE_LOADING_S,
             )
         if name not in (None, card.name) and not self._is_alias(name or ""):
