@@ -129,9 +129,16 @@ async def test_an_echo_begins_with_the_prompt(
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("token", [70, 0])
 async def test_an_echo_of_no_new_token_is_the_prompt_alone(
-    client: httpx.AsyncClient, gateway: ScriptedGateway, events_of: Events, stream: bool
+    client: httpx.AsyncClient,
+    gateway: ScriptedGateway,
+    events_of: Events,
+    stream: bool,
+    token: int,
 ) -> None:
+    """Whatever the one token is that is generated for the prompt's scores, an end token even."""
+    gateway.script = [token]
     body = {**PROMPT, "echo": True, "max_tokens": 0, "logprobs": 1, "stream": stream}
     answer = await client.post(COMPLETIONS, json=body)
     choices = (
@@ -145,3 +152,5 @@ async def test_an_echo_of_no_new_token_is_the_prompt_alone(
     assert choices[-1]["finish_reason"] == "length"
     if not stream:
         assert answer.json()["usage"]["completion_tokens"] == 0
+    counted = (await client.get("/metrics")).text.splitlines()
+    assert "halfmoon_generation_tokens_total 0.0" in counted

@@ -109,6 +109,17 @@ class Script:
         self.shell.post(WorkerJoined(a_worker(worker, generation=1 + self.n_lost)))
 
 
+async def test_a_model_is_listed_from_the_moment_at_which_the_cluster_is_ready() -> None:
+    script = Script(PREFILL)
+    gateway = script.gateway
+    listed = []
+    for event in (None, WorkerJoined(a_worker(DECODE)), WorkerLost(DECODE, "gone")):
+        if event is not None:
+            script.shell.post(event)
+        listed.append((gateway.ready(), gateway.model is not None))
+    assert listed == [(False, False), (True, True), (False, True)]
+
+
 class Client:
     """One request, read in a task of its own."""
 

@@ -72,7 +72,7 @@ async def small_client(
         (COMPLETIONS, {"prompt": [1, -1]}, "prompt[1]", "greater than or equal to 0"),
         (COMPLETIONS, {"prompt": ["a"] * 129}, "prompt", "at most 128"),
         (COMPLETIONS, {"prompt": [[1], []]}, "prompt[1]", "at least 1 item"),
-        (COMPLETIONS, {"prompt": [[1], [100_000]]}, "prompt", "token id 100000"),
+        (COMPLETIONS, {"prompt": [[1], [100_000]]}, "prompt[1]", "token id 100000"),
         (COMPLETIONS, {"n": 0}, "n", "greater than or equal to 1"),
         (COMPLETIONS, {"n": True}, "n", "valid integer"),
         (COMPLETIONS, {"logprobs": 21}, "logprobs", "less than or equal to 20"),
@@ -208,6 +208,53 @@ async def test_fields_that_contradict_each_other_are_refused_by_name(
     error = error_of(await client.post(COMPLETIONS, json={**PROMPT, **change}), 400)
     assert error["param"] == param
     assert told in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "param"),
+    [
+        (["a", "b" * 300], "prompt[1]"),
+        (["a", "\ud800"], "prompt[1]"),
+        (["a", "b", ""], "prompt[2]"),
+        ([[1], [2, 100_000]], "prompt[1]"),
+        ([[1], [2], [3] * 300], "prompt[2]"),
+        ([[1], []], "prompt[1]"),
+        ([[1, -1]], "prompt[0][1]"),
+        ("", "prompt"),
+        ([1, 100_000], "prompt"),
+        ([3] * 300, "prompt"),
+    ],
+)
+async def test_a_bad_prompt_of_several_is_named_by_its_place(
+    client: httpx.AsyncClient, prompts: Any, param: str
+) -> None:
+    content = json.dumps({**PROMPT, "prompt": prompts})
+    headers = {"content-type": "application/json"}
+    error = error_of(await client.post(COMPLETIONS, content=content, headers=headers), 400)
+    assert error["param"] == param
+    if "[" in param:
+        assert param in error["message"]
+
+
+async def test_a_prompt_that_no_worker_can_hold_is_named_by_its_place(
+    client: httpx.AsyncClient, gateway: ScriptedGateway
+) -> None:
+    gateway.refusal = ContextLengthExceeded("no worker holds it")
+    error = error_of(await client.post(COMPLETIONS, json={**PROMPT, "prompt": ["a", "b"]}), 400)
+    assert error["param"] in ("prompt[0]", "prompt[1]")
+    assert error["message"] == f"{error['param']}: no worker holds it"
+    error = error_of(await client.post(COMPLETIONS, json={**PROMPT, "n": 2}), 400)
+    assert error["message"] == "no worker holds it"
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+async def test_stop_tokens_beyond_the_vocabulary_are_refused(
+    client: httpx.AsyncClient, path: str
+) -> None:
+    body = {**(HELLO if path == CHAT else PROMPT), "stop_token_ids": [1, 100_000]}
+    error = error_of(await client.post(path, json=body), 400)
+    assert error["param"] == "stop_token_ids"
+    assert "100000" in error["message"]
 
 
 TOOL = {"type": "function", "function": {"name": "rise"}}

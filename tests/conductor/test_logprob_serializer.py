@@ -33,7 +33,10 @@ async def test_a_completion_names_each_token_with_the_likeliest_beside_it(
     assert told["tokens"] == texts
     assert texts[-1] == "<|end|>"
     assert told["token_logprobs"] == [scripted_score(token, 2).logprob for token in gateway.script]
-    assert told["text_offset"] == [sum(map(len, texts[:i])) for i in range(len(texts))]
+    written = [tokenizer.token_bytes(token) for token in gateway.script]
+    assert told["text_offset"] == [
+        len(b"".join(written[:i]).decode(errors="ignore")) for i in range(len(texts))
+    ]
     for text, top, token in zip(texts, told["top_logprobs"], gateway.script, strict=True):
         assert top.pop(text, scripted_score(token, 2).logprob) in (
             scripted_score(token, 2).logprob,
@@ -57,6 +60,67 @@ async def test_an_echo_has_those_of_the_prompt_too_and_null_for_its_first_token(
     for name in whole:
         streamed = [each for c in chunks for each in c["choices"][0]["logprobs"][name]]
         assert streamed == whole[name]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_offsets_count_characters_whatever_tokens_they_have(
+    client: httpx.AsyncClient,
+    gateway: ScriptedGateway,
+    tokenizer: HubTokenizer,
+    events_of: Events,
+    stream: bool,
+) -> None:
+    """A moon has several tokens, and they have its offset; a stop token comes behind the text."""
+    said = tokenizer.encode("é 🌗 half 半", add_special_tokens=False)
+    prompt = "🌘<|end|>moon é"
+    gateway.script = [*said, 0]
+    body = {**PROMPT, "prompt": prompt, "logprobs": 0, "echo": True, "max_tokens": 50}
+    answer = await client.post(COMPLETIONS, json={**body, "stream": stream})
+    choices = (
+        [each["choices"][0] for each in events_of(answer.text)[:-1]]
+        if stream
+        else answer.json()["choices"]
+    )
+    text = "".join(choice["text"] for choice in choices)
+    assert text == f"{prompt}é 🌗 half 半"
+    offsets = [each for choice in choices for each in choice["logprobs"]["text_offset"]]
+    tokens = [*gateway.requests[0].prompt_token_ids, *said]
+    wanted, seen = [], b""
+    for token in tokens:
+        wanted.append(len(seen.decode(errors="ignore")))
+        seen += tokenizer.token_bytes(token)
+    assert offsets == [*wanted, len(text)]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("max_tokens", [0, 50])
+async def test_an_echo_of_tokens_cut_inside_a_character_goes_on_within_it(
+    client: httpx.AsyncClient,
+    gateway: ScriptedGateway,
+    tokenizer: HubTokenizer,
+    events_of: Events,
+    stream: bool,
+    max_tokens: int,
+) -> None:
+    whole = tokenizer.encode("a moon 🌗 is half 半", add_special_tokens=False)
+    ends = [tokenizer.decode(whole[:n]).endswith("\ufffd") for n in range(len(whole))]
+    assert any(ends)
+    for cut in (n for n, is_inside in enumerate(ends) if is_inside):
+        gateway.script = [*whole[cut:], 0]
+        body = {
+            **PROMPT, "prompt": whole[:cut], "echo": True, "logprobs": 0, "max_tokens": max_tokens,
+        }  # fmt: skip
+        answer = await client.post(COMPLETIONS, json={**body, "stream": stream})
+        choices = (
+            [each["choices"][0] for each in events_of(answer.text)[:-1]]
+            if stream
+            else answer.json()["choices"]
+        )
+        text = "".join(choice["text"] for choice in choices)
+        assert text == tokenizer.decode(whole if max_tokens else whole[:cut])
+        offsets = [each for choice in choices for each in choice["logprobs"]["text_offset"]]
+        assert offsets == sorted(offsets)
+        assert offsets[-1] <= len(text)
 
 
 async def test_a_chat_names_tokens_with_their_bytes_streamed_or_whole(
@@ -116,7 +180,7 @@ async def test_token_ids_are_given_beside_the_text(
 
 def test_an_impossible_token_is_told_as_a_number_that_json_has() -> None:
     writer = LogprobSerializer(FakeTokenizer(), as_token_ids=True)
-    told = writer.completion([(7, TokenScore(float("-inf"), 900, ((5, 0.0),)))])
+    told = writer.completion([(7, TokenScore(float("-inf"), 900, ((5, 0.0),)))], [0])
     assert told.token_logprobs == [-9999.0]
     assert told.top_logprobs == [{"token_id:5": 0.0, "token_id:7": -9999.0}]
 
@@ -125,7 +189,7 @@ def test_of_tokens_that_look_alike_the_likeliest_is_told(tokenizer: HubTokenizer
     halves = [token for token in range(300) if tokenizer.token_bytes(token) in (b"\x80", b"\x81")]
     first, second = halves[:2]
     told = LogprobSerializer(tokenizer).completion(
-        [(second, TokenScore(-3.0, 2, ((first, -0.1), (second, -3.0))))]
+        [(second, TokenScore(-3.0, 2, ((first, -0.1), (second, -3.0))))], [0]
     )
     assert told.top_logprobs == [{"�": -0.1}]
 

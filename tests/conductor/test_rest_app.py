@@ -307,6 +307,7 @@ async def test_models_are_listed_once_a_worker_has_joined(
         "created": 1_700_000_000,
         "owned_by": "halfmoon",
         "max_model_len": 200,
+        "default_sampling_params": {},
     }
     answer = await client.get("/v1/models")
     assert answer.json() == {"object": "list", "data": [described]}

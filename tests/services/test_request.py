@@ -173,7 +173,7 @@ async def test_a_try_counts_the_tokens_before_it_towards_min_new_tokens(
 def running_decode(cluster: Any) -> str:
     """The decode worker that has a request."""
     return next(
-        name
+        str(name)
         for name, member in cluster.members.items()
         if name.startswith("decode") and member.worker.batch.n_running
     )

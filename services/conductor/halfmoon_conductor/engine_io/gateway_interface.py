@@ -90,7 +90,7 @@ class Gateway(Protocol):
 
     @property
     def model(self) -> ModelCard | None:
-        """The model served; None until a worker has joined."""
+        """The model served; None until `ready` was true once."""
         ...
 
     def ready(self) -> bool:

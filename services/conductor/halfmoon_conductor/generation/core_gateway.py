@@ -149,9 +149,9 @@ class CoreGateway:
 
     @property
     def model(self) -> ModelCard | None:
-        """The model served; None until a worker has joined."""
+        """The model served; None until `ready` was true once. It stays while workers are away."""
         cluster = self._shell.core.cluster
-        if cluster.layout is None:
+        if cluster.layout is None or (self._card is None and not self.ready()):
             return None
         workers = cluster.workers()
         if self._card is None or workers != self._card_workers:

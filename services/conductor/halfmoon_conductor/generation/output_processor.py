@@ -22,6 +22,7 @@ from halfmoon_conductor.generation.stream_merging import merge_streams
 from halfmoon_conductor.generation.token_tag import TokenTag
 from halfmoon_conductor.observability.metrics.generation_timer import GenerationTimer
 from halfmoon_conductor.observability.metrics.http_metrics import HttpMetrics, HttpOutcome
+from halfmoon_conductor.text.echoed_prompt import detokenizer_after
 from halfmoon_conductor.text.text_stream import TextStream
 from halfmoon_conductor.text.tokenizer_interface import Tokenizer
 from halfmoon_protocol.logprobs import TokenScore
@@ -114,11 +115,19 @@ class _Choice:
         #: Scores of the prompt's tokens but the first; set with the first piece, if requested.
         self.prompt_scores: tuple[TokenScore, ...] = ()
         self._index = index
+        #: The field of its prompt, if there are several prompts.
+        self._place = (
+            f"prompt[{index // request.n_per_prompt}]"
+            if len(request.generations) > request.n_per_prompt
+            else None
+        )
         self._generation: GenerationRequest = request.generations[index]
         self._returns_new_tokens = request.returns_new_tokens
         self._gateway = gateway
         self._text = TextStream(
-            tokenizer.detokenizer(),
+            detokenizer_after(tokenizer, self._generation.prompt_token_ids)
+            if request.echoed_prompts
+            else tokenizer.detokenizer(),
             request.stop_strings,
             min_tokens=self._generation.stopping.min_new_tokens,
         )
@@ -146,7 +155,13 @@ class _Choice:
                 raise GenerationFailed("The generation ended without saying why.")
             self._timer.on_last_token()
             yield last
-        except (ContextLengthExceeded, ServerOverloaded, ServiceUnavailable):
+        except ContextLengthExceeded as error:
+            outcome = None
+            if self._place is None:
+                raise
+            message = f"{self._place}: {error.message}"
+            raise ContextLengthExceeded(message, param=self._place) from None
+        except (ServerOverloaded, ServiceUnavailable):
             outcome = None
             raise
         except Exception:
@@ -158,12 +173,14 @@ class _Choice:
 
     def _piece(self, event: TokenEvent) -> OutputPiece:
         if not self._returns_new_tokens:
-            return OutputPiece("", event.token, event.finish, self._index)
+            # The one token that was generated is nothing to the client, nor is it how it ended.
+            finish: Finish = "length" if event.finish else ""
+            return OutputPiece(self._text.finish(), event.token, finish, self._index)
         # A stop token is counted and reported; its text is not shown.
         text = "" if event.finish == "stop" else self._text.push(event.token)
         if event.finish and not self._text.stopped:
             text += self._text.finish()
-        finish: Finish = "stop" if self._text.stopped else event.finish
+        finish = "stop" if self._text.stopped else event.finish
         return OutputPiece(
             text, event.token, finish, self._index, event.score, self._text.stopped_by
         )
@@ -171,10 +188,12 @@ class _Choice:
     def _count(self, event: TokenEvent) -> None:
         if self.n_generated == 0:
             self.n_cached, self.prompt_scores = event.n_cached, event.prompt_scores
-            self._timer.on_first_token(event, len(self._generation.prompt_token_ids))
+            n_prompt, n_new = len(self._generation.prompt_token_ids), int(self._returns_new_tokens)
+            self._timer.on_first_token(event, n_prompt, n_new)
         else:
             self._timer.on_token()
         self.n_generated += 1
-        self._charge(1)
+        if self._returns_new_tokens:
+            self._charge(1)
         if self._on_token is not None:
             self._on_token(event.token)

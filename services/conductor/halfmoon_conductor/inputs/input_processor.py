@@ -22,7 +22,7 @@ from halfmoon_conductor.grammar.grammar_checker import GrammarChecker
 from halfmoon_conductor.grammar.grammars import RequestedGrammar
 from halfmoon_conductor.http_server.request_context import RequestContext
 from halfmoon_conductor.inputs.preparation_messages import PreparedBody
-from halfmoon_conductor.inputs.prompt_encoder import PromptEncoder
+from halfmoon_conductor.inputs.prompt_encoder import PromptEncoder, prompt_names
 from halfmoon_conductor.inputs.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from halfmoon_conductor.inputs.sampling_options import logit_biases_of, sampling_of, stopping_of
 from halfmoon_conductor.inputs.tool_constraints import grammar_of_chat, tool_call_rules_of
@@ -105,8 +105,9 @@ class InputProcessor:
         encoder.model_card(body.model)
         prompts = encoder.encode_prompts(body) if prepared is None else prepared.prompts()
         grammar = await self._grammar(body.requested_grammar) if body.has_grammar else ""
+        names = prompt_names(body)
         request = self._engine_request(
-            "cmpl", body, prompts, context, DEFAULT_COMPLETION_TOKENS, "prompt", grammar
+            "cmpl", body, prompts, context, DEFAULT_COMPLETION_TOKENS, names, grammar
         )
         echoed = encoder.echoed_prompts(body) if prepared is None else prepared.echoed_prompts
         if (n_echoed := request.n_per_prompt * sum(map(len, echoed))) > MAX_ECHOED_CHARACTERS:
@@ -144,7 +145,7 @@ class InputProcessor:
         grammar = await self._grammar(lambda: grammar_of_chat(body, rules)) if constrained else ""
         n_new = self._defaults.max_new_tokens
         request = self._engine_request(
-            "chatcmpl", body, [token_ids], context, n_new, "messages", grammar
+            "chatcmpl", body, [token_ids], context, n_new, ["messages"], grammar
         )
         return msgspec.structs.replace(
             request,
@@ -180,7 +181,7 @@ class InputProcessor:
         prompts: list[list[int]],
         context: RequestContext,
         default_new_tokens: int | None,
-        param: str,
+        params: Sequence[str],
         grammar: str,
     ) -> EngineRequest:
         n, resumption = body.n or 1, context.resumption
@@ -201,10 +202,10 @@ class InputProcessor:
             self.encoder.check_token_ids(body.stop_token_ids, "stop_token_ids")
         seed = drawn_seed if body.seed is None else body.seed
         ttft_slo_s, tbt_slo_s = context.slos(body.ttft_slo_s, body.tbt_slo_s)
-        _check_prompt_tokens(body, prompts, param)
+        _check_prompt_tokens(body, prompts, params[0].partition("[")[0])
         card = self.encoder.model_card(None)
         generations: list[GenerationRequest] = []
-        for token_ids in prompts:
+        for token_ids, param in zip(prompts, params, strict=True):
             self.encoder.check_context(body, len(token_ids), param)
             room = card.open_end(len(token_ids))
             stopping = stopping_of(

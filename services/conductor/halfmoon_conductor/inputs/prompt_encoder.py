@@ -1,6 +1,6 @@
 """Encode prompts and conversations as token ids of the model, within its context."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from halfmoon_conductor.api.openai.chat_messages import CallingMessage, ChatMessage
@@ -19,6 +19,7 @@ from halfmoon_conductor.inputs.inline_limits import (
     MAX_INLINE_RENDERED_CHARACTERS,
     InlineLimitExceeded,
 )
+from halfmoon_conductor.text.echoed_prompt import echo_of_tokens
 from halfmoon_conductor.text.named_templates import NamedTemplates, source_with_tools
 from halfmoon_conductor.text.tokenizer_interface import Tokenizer
 from halfmoon_conductor.tools.tool_call_syntax import tool_call_format_of
@@ -68,12 +69,15 @@ class PromptEncoder:
         """Return the model of this name; with None, the model served.
 
         Raises:
-            ServiceUnavailable: no worker has joined yet.
+            ServiceUnavailable: the workers have not joined yet.
             UnknownModel: another model is served.
         """
         card = self._model()
         if card is None:
-            said = "No worker has joined yet, so no model is served; try again soon."
+            said = (
+                "No model is served yet: a prefill and a decode worker have to join first, as "
+                "/ready tells; try again soon."
+            )
             if hint := self._missing_hint():
                 said = f"{said} {hint}"
             raise ServiceUnavailable(said, retry_after_s=RETRY_WHILE_LOADING_S)
@@ -99,19 +103,20 @@ class PromptEncoder:
             ContextLengthExceeded: a prompt and its new tokens do not fit into the context.
         """
         add_special_tokens = body.add_special_tokens is not False
-        prompts = [
-            self._encode(prompt, add_special_tokens, "prompt")
-            if isinstance(prompt, str)
-            else self.check_token_ids(prompt, "prompt")
-            for prompt in body.prompts
-        ]
-        if not all(prompts):
-            raise InvalidRequest(
-                "The prompt is empty, and this model has no token of its own to begin with.",
-                param="prompt",
+        prompts: list[list[int]] = []
+        for given, param in _named_prompts(body):
+            prompt = (
+                self._encode(given, add_special_tokens, param)
+                if isinstance(given, str)
+                else self.check_token_ids(given, param)
             )
-        for prompt in prompts:
-            self.check_context(body, len(prompt), "prompt")
+            if not prompt:
+                raise InvalidRequest(
+                    f"{param} is empty, and this model has no token of its own to begin with.",
+                    param=param,
+                )
+            self.check_context(body, len(prompt), param)
+            prompts.append(prompt)
         return prompts
 
     def echoed_prompts(self, body: CompletionRequest) -> tuple[str, ...]:
@@ -119,7 +124,7 @@ class PromptEncoder:
         if not body.echo:
             return ()
         return tuple(
-            given if isinstance(given, str) else self._tokenizer.decode(given)
+            given if isinstance(given, str) else echo_of_tokens(self._tokenizer, given)
             for given in body.prompts
         )
 
@@ -250,14 +255,14 @@ class PromptEncoder:
         requested = body.n_generated_tokens
         if requested is None and card.max_tokens <= n_prompt < card.max_context:
             raise ContextLengthExceeded(
-                f"The prompt has {n_prompt} tokens, and the largest workers here have memory for "
+                f"{_noun(param).capitalize()} {n_prompt} tokens, and the largest workers here have memory for "
                 f"{card.max_tokens} with the answer (the model's context is {card.max_context}). "
                 "Shorten it, or have the operator raise --pool-mib of the workers.",
                 param=param,
             )
         if n_prompt + (requested or 1) > card.max_context:
             raise ContextLengthExceeded(
-                f"This model's context is {card.max_context} tokens; the prompt has {n_prompt}, "
+                f"This model's context is {card.max_context} tokens; {_noun(param)} {n_prompt}, "
                 f"and {requested or 'at least 1'} more were asked for. Shorten the prompt or ask "
                 "for fewer new tokens.",
                 param=param,
@@ -290,8 +295,8 @@ class PromptEncoder:
             n_bytes = len(text.encode(errors="replace"))
             if n_bytes > most * longest:
                 raise ContextLengthExceeded(
-                    f"The text has {n_bytes} bytes. This model's context is {most} tokens, and "
-                    f"its longest token has {longest} bytes: at least "
+                    f"The text of {param} has {n_bytes} bytes. This model's context is {most} "
+                    f"tokens, and its longest token has {longest} bytes: at least "
                     f"{-(-n_bytes // longest)} tokens are too many. Shorten it.",
                     param=param,
                 )
@@ -319,6 +324,21 @@ class PromptEncoder:
                 param=param,
             )
         return token_ids
+
+
+def prompt_names(body: CompletionRequest) -> list[str]:
+    """Return the name of each prompt of a completion, for errors: its place, if it is in a list."""
+    n = len(body.prompts)
+    is_alone = body.prompts is not body.prompt
+    return ["prompt"] if is_alone else [f"prompt[{index}]" for index in range(n)]
+
+
+def _named_prompts(body: CompletionRequest) -> Iterator[tuple[str | list[int], str]]:
+    return zip(body.prompts, prompt_names(body), strict=True)
+
+
+def _noun(param: str) -> str:
+    return f"{param} has" if "[" in param else "the prompt has"
 
 
 def _shown(name: str) -> str:

@@ -91,7 +91,7 @@ def models_router(
 
     @router.get("/v1/models", responses=error_responses_of(401, 429))
     async def list_models() -> ModelList:
-        """List the model served, once a worker has joined."""
+        """List the model served, once the cluster has been ready."""
         card = gateway.model
         return ModelList(object="list", data=[] if card is None else [describe(card)])
 

@@ -14,6 +14,7 @@ from halfmoon_conductor.api.openai.openai_serializer import Chunk, OpenAiSeriali
 from halfmoon_conductor.api.openai.shared_fields import SharedFields
 from halfmoon_conductor.engine_io.output_piece import OutputPiece
 from halfmoon_conductor.generation.output_processor import OutputProcessor
+from halfmoon_conductor.text.echoed_prompt import TextOffsets
 
 
 class CompletionSerializer(OpenAiSerializer):
@@ -25,8 +26,15 @@ class CompletionSerializer(OpenAiSerializer):
         self, output: OutputProcessor, body: SharedFields, logprobs: LogprobSerializer
     ) -> None:
         super().__init__(output, body, logprobs)
-        #: Offset of the next token of each choice in a stream's text.
-        self._offsets = [0] * len(output.choices)
+        #: Of each choice, where its tokens are in its text; only for log probabilities.
+        self._offsets = (
+            [] if body.n_top is None else [self._offsets_of(i) for i in range(len(output.choices))]
+        )
+
+    def _offsets_of(self, index: int) -> TextOffsets:
+        request = self.output.request
+        echo = request.echo_of(index) if request.echoed_prompts else None
+        return self._logprobs.offsets(request.prompt_of(index), echo)
 
     def _whole(self, written: Sequence[WrittenChoice]) -> TextCompletion:
         return TextCompletion(
@@ -40,11 +48,10 @@ class CompletionSerializer(OpenAiSerializer):
         )
 
     def _choice(self, index: int, written: WrittenChoice) -> CompletionChoice:
-        echoed = self._scored_prompt(index) if self.output.request.echoed_prompts else []
         choice = CompletionChoice(
             index=index,
             text=self.output.request.echo_of(index) + written.text,
-            logprobs=self._logprobs_of(index, [*echoed, *written.tokens]),
+            logprobs=self._logprobs_of(index, self._echoed(index), written.tokens),
             finish_reason=written.finish,
         )
         if written.stop_reason is not None:
@@ -63,7 +70,7 @@ class CompletionSerializer(OpenAiSerializer):
         choice = CompletionChunkChoice(
             index=index,
             text=request.echo_of(index),
-            logprobs=self._logprobs_of(index, self._scored_prompt(index))
+            logprobs=self._logprobs_of(index, self._echoed(index), [])
             if request.echoed_prompts
             else None,
             finish_reason=None,
@@ -78,7 +85,7 @@ class CompletionSerializer(OpenAiSerializer):
             index=piece.index,
             text=piece.text,
             logprobs=self._logprobs_of(
-                piece.index, [(piece.token, piece.score)] if returns_new else []
+                piece.index, [], [(piece.token, piece.score)] if returns_new else []
             ),
             finish_reason=piece.finish or None,
         )
@@ -88,12 +95,19 @@ class CompletionSerializer(OpenAiSerializer):
             choice.token_ids = [piece.token] if returns_new else []
         return [self._chunk([choice])]
 
-    def _logprobs_of(self, index: int, tokens: list[Scored]) -> CompletionLogprobs | None:
+    def _echoed(self, index: int) -> list[Scored]:
+        """Return the tokens of the prompt, with their scores, if the choice repeats them."""
+        return self._scored_prompt(index) if self.output.request.echoed_prompts else []
+
+    def _logprobs_of(
+        self, index: int, echoed: Sequence[Scored], new: Sequence[Scored]
+    ) -> CompletionLogprobs | None:
         if self._body.n_top is None:
             return None
-        logprobs = self._logprobs.completion(tokens, self._offsets[index])
-        self._offsets[index] += self._logprobs.n_characters(tokens)
-        return logprobs
+        counted = self._offsets[index]
+        places = counted.of_prompt([token for token, _ in echoed])
+        places += counted.of_answer([token for token, _ in new])
+        return self._logprobs.completion([*echoed, *new], places)
 
     def _usage_chunk(self) -> CompletionChunk:
         return self._chunk([])

@@ -10,6 +10,7 @@ from halfmoon_conductor.api.openai.openai_objects import (
     TokenLogprob,
     TopLogprob,
 )
+from halfmoon_conductor.text.echoed_prompt import TextOffsets
 from halfmoon_conductor.text.tokenizer_interface import Tokenizer
 from halfmoon_protocol.logprobs import TokenScore
 
@@ -33,19 +34,19 @@ class LogprobSerializer:
         self._tokenizer = tokenizer
         self._as_token_ids = as_token_ids
 
-    def completion(self, tokens: Sequence[Scored], offset: int = 0) -> CompletionLogprobs:
+    def completion(self, tokens: Sequence[Scored], offsets: Sequence[int]) -> CompletionLogprobs:
         """Return the log probabilities of a completion.
 
         Args:
             tokens: in order.
-            offset: characters of the text before the tokens.
+            offsets: characters of the text before each of them.
         """
-        logprobs = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
+        logprobs = CompletionLogprobs(
+            tokens=[], token_logprobs=[], top_logprobs=[], text_offset=list(offsets)
+        )
         for token, score in tokens:
             name = self._name(token)
             logprobs.tokens.append(name)
-            logprobs.text_offset.append(offset)
-            offset += len(self._text(token))
             if score is None:
                 logprobs.token_logprobs.append(None)
                 logprobs.top_logprobs.append(None)
@@ -58,9 +59,9 @@ class LogprobSerializer:
             logprobs.top_logprobs.append(top)
         return logprobs
 
-    def n_characters(self, tokens: Sequence[Scored]) -> int:
-        """Return the characters by which these tokens advance `text_offset`."""
-        return sum(len(self._text(token)) for token, _ in tokens)
+    def offsets(self, prompt: Sequence[int], echo: str | None) -> TextOffsets:
+        """Return what counts a choice's characters; see `TextOffsets`."""
+        return TextOffsets(self._tokenizer, prompt, echo)
 
     def chat(self, tokens: Sequence[Scored]) -> ChatLogprobs:
         """Return the log probabilities of a chat completion."""

@@ -240,7 +240,7 @@ class Model(BaseModel):
 
 
 class ModelList(BaseModel):
-    """The served models: one, or none before a worker has joined."""
+    """The served models: one, or none before the cluster has been ready."""
 
     object: Literal["list"]
     data: list[Model]

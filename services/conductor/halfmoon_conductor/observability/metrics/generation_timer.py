@@ -28,19 +28,25 @@ class GenerationTimer:
         """Record that the request is sent to the gateway."""
         self._sent_s = time.perf_counter()
 
-    def on_first_token(self, event: TokenEvent, n_prompt: int) -> None:
-        """Record the first token of an answer to a prompt of `n_prompt` tokens."""
+    def on_first_token(self, event: TokenEvent, n_prompt: int, n_new: int = 1) -> None:
+        """Record the first token of an answer to a prompt of `n_prompt` tokens.
+
+        Args:
+            event: the token.
+            n_prompt: tokens of the prompt.
+            n_new: 0 if the token was generated for the prompt's scores alone, and does not count.
+        """
         now_s = time.perf_counter()
         metrics, ttft_s = self._metrics, now_s - self._received_s
         metrics.latencies.on_first_token(ttft_s, now_s)
         self._active_s = metrics.on_first_token(
             ttft_s, self._sent_s - self._received_s, event.stages, n_prompt, event.n_cached
         )
-        metrics.n_generated += 1
+        metrics.n_generated += n_new
         if self._tenant is not None:
             self._tenant.on_first_token(ttft_s, n_prompt, event.n_cached)
         self._first_s = self._last_s = now_s
-        self._n = 1
+        self._n = n_new
 
     def on_token(self) -> None:
         """Record a further token. This runs twenty thousand times a second: no lookups here."""
