@@ -47,6 +47,8 @@ SETTINGS: dict[str, type[ServiceSettings]] = {
 #: Where any text will not do.
 VALUES = {
     "host": "127.0.0.2",
+    "advertise_host": "peer.example",
+    "allowed_hosts": "llm.example,*.lab.example",
     "metadata_host": "127.0.0.3",
     "transfer_host": "127.0.0.2",
     "tenant_quotas_mib": "lab=4096,*=256",

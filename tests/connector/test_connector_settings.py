@@ -24,6 +24,8 @@ def test_only_the_metadata_server_must_be_named() -> None:
         ({"metadata": "redis://h", "transfer_backends": "pigeon"}, "pigeon"),
         ({"metadata": "redis://h", "cluster_key": "0123456789abcdef"}, "cluster_key"),
         ({"metadata": "gopher://h"}, "gopher"),
+        ({"metadata": "redis://h", "host": "127.0.0.1:9999"}, "has a port"),
+        ({"metadata": "redis://h", "advertise_host": "gpu1:9999"}, "has a port"),
     ],
 )
 def test_a_bad_setting_is_refused_by_name(extra: dict[str, object], named: str) -> None:

@@ -66,6 +66,19 @@ def check_host_form(host: str) -> None:
         raise ValueError(f"{shown} is no name of a host and no IP address")
 
 
+def check_dialled_host(host: str) -> None:
+    """Refuse what peers can't dial: what is no host, and the address that stands for all.
+
+    Raises:
+        ValueError: the text says what is wrong.
+    """
+    check_host_form(host)
+    if _is_address(host) and ipaddress.ip_address(host).is_unspecified:
+        raise ValueError(
+            f"{host!r} stands for all addresses and can't be dialled: name one of this machine"
+        )
+
+
 def _check_old_form(host: str) -> None:
     """Refuse numbers that are no address, not even a short one such as 127.1."""
     try:

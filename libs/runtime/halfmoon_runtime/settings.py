@@ -24,7 +24,7 @@ from halfmoon_metadata.cluster_key_source import (
 from halfmoon_metadata.cluster_namespace import CLUSTER_PATTERN, DEFAULT_CLUSTER
 from halfmoon_protocol.cluster_keys import split_cluster_keys
 from halfmoon_runtime.allowed_hosts import read_allowed_hosts
-from halfmoon_runtime.own_address import check_host_form, is_loopback, resolve_own_address
+from halfmoon_runtime.own_address import check_dialled_host, is_loopback, resolve_own_address
 from halfmoon_runtime.setting_names import (
     ENVIRONMENT_PREFIX,
     SECRETS,
@@ -185,9 +185,7 @@ class ServiceSettings(BaseSettings):
     @field_validator("advertise_host")
     @classmethod
     def _can_be_dialled(cls, host: str) -> str:
-        check_host_form(host)
-        if _is_any(host):
-            raise ValueError("others dial this address, and it is none: name one of this machine")
+        check_dialled_host(host)
         return host
 
     @field_validator("allowed_hosts")

@@ -10,7 +10,7 @@ from halfmoon_metadata import open_store
 from halfmoon_metadata.cluster_key_source import cluster_key_from_environment
 from halfmoon_metadata.cluster_namespace import CLUSTER_PATTERN, DEFAULT_CLUSTER
 from halfmoon_metadata.tls_trust import tls_ca_from_environment
-from halfmoon_runtime.own_address import resolve_own_address
+from halfmoon_runtime.own_address import check_dialled_host, resolve_own_address
 from halfmoon_transfer.backends.backend_choices import check_backend_choices
 from halfmoon_transfer.cluster_key import ClusterKey
 from halfmoon_transfer.encryption_setting import encryption_from_environment
@@ -96,6 +96,7 @@ def read_connector_settings(extra: Mapping[str, Any]) -> ConnectorSettings:
         check_backend_choices(read.transfer_backends)
         ClusterKey.given(read.cluster_key)
         encryption_from_environment()
+        check_dialled_host(read.advertise_host)
         resolved = resolve_own_address(read.host)
         return msgspec.structs.replace(
             read, host=resolved, transfer_host=read.transfer_host or resolved
