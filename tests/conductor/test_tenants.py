@@ -1,6 +1,8 @@
 """Tenants: their keys, which the file does not have, and their rates."""
 
 import re
+import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from halfmoon_conductor.tenants import (
     main,
 )
 from halfmoon_protocol.blocks import block_hashes
+from halfmoon_testing.full_disk import no_files_above
 
 
 def test_a_key_is_made_once_and_only_its_hash_is_kept(tmp_path: Path) -> None:
@@ -80,6 +83,31 @@ def test_the_command_prints_the_key_and_says_what_is_wrong(
     assert "'no good'" in capsys.readouterr().err
     assert main([]) == 2
     assert main(["add", str(tmp_path), "lab"]) == 1
+
+
+def test_tenants_that_are_added_at_once_are_all_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "tenants.toml"
+    with ThreadPoolExecutor(8) as pool:
+        keys = list(pool.map(lambda i: add_tenant(path, f"lab-{i % 10}"), range(40)))
+    tenants = Tenants.read(path)
+    assert len(tenants) == 10
+    assert all(tenants.of(key) for key in keys)
+
+
+def test_a_file_that_can_not_be_written_whole_stays_as_it_was(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "tenants.toml"
+    key = add_tenant(path, "lab")
+    path.chmod(0o640)
+    before = path.read_text()
+    with no_files_above(len(before)):
+        assert main(["add", str(path), "moon"]) == 1
+    told = capsys.readouterr()
+    assert (told.out, path.read_text()) == ("", before)
+    assert f"tenants file {path} can't be replaced" in told.err
+    assert Tenants.read(path).of(key) is not None
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
 
 
 def test_an_operator_is_made_by_the_command_and_stays_one(tmp_path: Path) -> None:

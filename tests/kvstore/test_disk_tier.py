@@ -2,10 +2,7 @@
 
 import asyncio
 import random
-import resource
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +15,7 @@ from halfmoon_kvstore.disk_tier.superblock import read_shape
 from halfmoon_protocol.ids import BlockHash
 from halfmoon_runtime.channels.network import PeerUnreachable
 from halfmoon_testing.block_client import SMALL_LAYOUT, BlockClient, InstantTiers, prompt_blocks
+from halfmoon_testing.full_disk import no_files_above
 from halfmoon_transfer.interface import TransferError
 
 #: One MiB of memory.
@@ -189,17 +187,6 @@ async def test_told_to_stop_a_node_saves_what_only_memory_has(nodes: Any, tmp_pa
     nodes.start("a", **flags)
     async with nodes.client("a") as client:
         assert await client.get(blocks) == blocks
-
-
-@contextmanager
-def no_files_above(n_bytes: int) -> Iterator[None]:
-    """Whatever is started inside can't make larger files: a full disk, as far as it can tell."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 async def test_a_full_disk_is_said_and_blocks_are_served_from_memory(

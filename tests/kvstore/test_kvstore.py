@@ -1,6 +1,7 @@
 """A kvstore node as its clients meet it: over a link, with bytes moved by transfer."""
 
 import asyncio
+import itertools
 import random
 import threading
 from collections.abc import AsyncIterator, Sequence
@@ -65,6 +66,7 @@ from halfmoon_runtime.observability.otel import OtelTracer
 from halfmoon_runtime.observability.tracing import Tracer
 from halfmoon_scheduling.cache.eviction_policies import EVICTION_POLICIES
 from halfmoon_scheduling.tiers.tier_commands import Erase, Promote, TierOutcome, WriteBack
+from halfmoon_testing.full_disk import no_files_above
 from halfmoon_transfer.engine import TransferEngine
 from halfmoon_transfer.grant_lender import GrantLender
 from halfmoon_transfer.interface import Piece
@@ -698,4 +700,32 @@ async def test_what_the_events_say_is_what_the_store_holds_whatever_is_done_to_i
         assert tiers.counts.evicted > 10, "too little happened for this to mean anything"
         tiers.check()
         listening.cancel()
+    disk.close()
+
+
+async def test_a_node_whose_disk_had_no_room_at_the_start_uses_it_once_there_is_some(
+    tmp_path: Path,
+) -> None:
+    def missing(node: Node) -> Any:
+        return node.worker.metrics()["halfmoon_kvstore_disk_missing_bytes"][1]
+
+    disk = SegmentFolder(tmp_path, 8 << 20, generation=1)
+    async with open_node(disk) as node:
+        client = await node.client()
+        with no_files_above(1 << 20):
+            await client.put(*chain(1))
+        tiers = node.worker.tiers
+        assert tiers is not None
+        assert missing(node) > 0
+        assert tiers.disk.n_slots == 0
+        while missing(node) or tiers.disk.n_slots == 0:
+            node.clock.advance(30)
+            await asyncio.sleep(0.01)
+        for i in itertools.count():
+            if len(tiers.hashes()) > N_SLOTS:  # more than memory holds
+                break
+            reserved = await client.reserve(*chain(1, f"prompt {i}"))
+            if isinstance(reserved, BlocksReserved):  # else later: others are written first
+                checksums = await client.write(reserved)
+                await client.ask(CommitBlocks(ticket=reserved.ticket, checksums=checksums))
     disk.close()

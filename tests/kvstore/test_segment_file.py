@@ -1,5 +1,6 @@
 """Segment files: what is found after a process ended at any moment, and what never is."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_scheduling.tiers.disk_map import BlockRecord
 from halfmoon_scheduling.tiers.tier_commands import Erase, Promote, TierOutcome, WriteBack
 from halfmoon_testing.block_client import SMALL_LAYOUT, block_content
+from halfmoon_testing.full_disk import no_files_above
 
 SHAPE = SegmentShape(SMALL_LAYOUT, 70)
 ODD = KvLayout(model="m", n_layers=3, n_kv_heads=1, head_dim=25, dtype="float32", block_size=17)
@@ -149,3 +151,52 @@ def test_a_folder_is_one_process_own(tmp_path: Path) -> None:
         SegmentFolder(tmp_path, 1 << 20, generation=2)
     disk.close()
     SegmentFolder(tmp_path, 1 << 20, generation=2).close()
+
+
+def test_a_folder_that_had_no_room_is_made_whole_once_there_is_some(tmp_path: Path) -> None:
+    disk = SegmentFolder(tmp_path, 1 << 20, generation=1)
+    with no_files_above(1 << 19):
+        disk.open(SMALL_LAYOUT)
+        assert (disk.n_slots, disk.grow()) == (0, 0)
+    wanted = disk.missing_bytes
+    n_slots = disk.grow()
+    assert (disk.n_slots, disk.missing_bytes, disk.grow()) == (n_slots, 0, 0)
+    assert 0 < n_slots * SMALL_LAYOUT.block_bytes <= wanted
+    view = memoryview(bytearray(block_content(block(1), SMALL_LAYOUT.block_bytes)))
+    assert carry(disk, 1, n_slots - 1, view) == "ok"
+    disk.close()
+    again = SegmentFolder(tmp_path, 1 << 20, generation=2)
+    again.open(SMALL_LAYOUT)
+    assert [found.record for found in again.blocks()] == [record(1)]
+    again.close()
+
+
+def test_files_that_fail_keep_no_others_from_being_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("halfmoon_kvstore.disk_tier.segment_folder._SEGMENT_BYTES", 1 << 20)
+    in_the_way = tmp_path / "segment-00000.kv"
+    in_the_way.mkdir()
+    disk = SegmentFolder(tmp_path, 3 << 20, generation=1)
+    with no_files_above(1 << 19):
+        disk.open(SMALL_LAYOUT)
+    n_slots = disk.grow()
+    assert n_slots == disk.n_slots > 0
+    in_the_way.rmdir()
+    assert disk.grow() == n_slots // 2
+    disk.close()
+
+
+def test_room_is_not_taken_for_an_attempt_that_must_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = SegmentFolder(tmp_path, 1 << 20, generation=1)
+    with no_files_above(1 << 19):
+        disk.open(SMALL_LAYOUT)
+    usage = shutil.disk_usage(tmp_path)
+    lacking = usage._replace(free=(1 << 20) - 1)
+    monkeypatch.setattr(
+        "halfmoon_kvstore.disk_tier.segment_folder.shutil.disk_usage", lambda _: lacking
+    )
+    assert (disk.grow(), disk.n_slots) == (0, 0)
+    disk.close()

@@ -21,7 +21,6 @@ import os
 import signal
 import ssl
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
@@ -31,6 +30,7 @@ import structlog
 import uvloop
 from prometheus_client import disable_created_metrics
 
+from halfmoon_metadata.whole_file import replace_file
 from halfmoon_runtime.gc_tuning import tune_gc
 from halfmoon_runtime.healthcheck import STATUS_FILE
 from halfmoon_runtime.host_check import hosts_to_check
@@ -96,13 +96,8 @@ def _write_status(stage: str, **fields: object) -> None:
     if not target:
         return
     status = json.dumps({"stage": stage, "pid": os.getpid(), **fields}, default=str)
-    path = Path(target)
     try:
-        with tempfile.NamedTemporaryFile(
-            "w", dir=path.parent, prefix=path.name, delete=False
-        ) as draft:
-            draft.write(status)
-        Path(draft.name).replace(path)
+        replace_file(Path(target), status.encode(), durable=False)
     except OSError as error:
         _log.warning("status file can't be written", path=target, error=str(error))
 

@@ -18,11 +18,10 @@ as a user of its own.
 import os
 import secrets
 import sys
-import tempfile
-from contextlib import suppress
 from pathlib import Path
 
 from halfmoon_metadata.cluster_key_source import CLUSTER_KEY_VARIABLE, read_cluster_key_file
+from halfmoon_metadata.whole_file import PRIVATE, create_file, replace_file
 from halfmoon_runtime.observability.operator_tokens import operator_token
 
 _N_BYTES = 32
@@ -47,8 +46,7 @@ def write_operator_token(path: Path, key_path: Path) -> None:
         OSError: it can't be written.
         ValueError: the key can't be read, or is none that services take.
     """
-    _write(path, operator_token(read_cluster_key_file(str(key_path))), replace=True)
-    path.chmod(_READABLE)
+    _write(path, operator_token(read_cluster_key_file(str(key_path))), mode=_READABLE)
 
 
 def make_redis_password(path: Path) -> None:
@@ -58,29 +56,18 @@ def make_redis_password(path: Path) -> None:
         OSError: they can't be written.
     """
     _write_random(path)
+    path.chmod(_READABLE)
     config = path.with_name(f"{path.name}.conf")
-    _write(config, f"requirepass {path.read_text().strip()}", replace=True)
-    for each in (path, config):
-        each.chmod(_READABLE)
+    _write(config, f"requirepass {path.read_text().strip()}", mode=_READABLE)
 
 
 def _write_random(path: Path) -> None:
     if not path.exists():
-        _write(path, secrets.token_hex(_N_BYTES))
+        create_file(path, f"{secrets.token_hex(_N_BYTES)}\n".encode())
 
 
-def _write(path: Path, line: str, *, replace: bool = False) -> None:
-    # Made with mode 0600.
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as draft:
-        draft.write(f"{line}\n")
-    try:
-        if replace:
-            Path(draft.name).replace(path)
-        else:
-            with suppress(FileExistsError):
-                os.link(draft.name, path)
-    finally:
-        Path(draft.name).unlink(missing_ok=True)
+def _write(path: Path, line: str, *, mode: int = PRIVATE) -> None:
+    replace_file(path, f"{line}\n".encode(), mode=mode)
 
 
 def main() -> None:
@@ -91,7 +78,7 @@ def main() -> None:
         )
     path, *others = map(Path, sys.argv[1:])
     if key := os.environ.get(CLUSTER_KEY_VARIABLE, ""):
-        _write(path, key, replace=True)
+        _write(path, key)
     else:
         make_cluster_key(path)
     if others:

@@ -12,7 +12,8 @@ The file has only hashes. A key is 256 random bits, so its plain hash can't be r
 
     python -m halfmoon_conductor.tenants add tenants.toml lab [--operator]
 
-makes a key, adds its hash to the file and prints the key. It is not shown again.
+makes a key, adds its hash to the file and prints the key. It is not shown again. The file is
+replaced whole, and two that are added at once are both there.
 """
 
 import hashlib
@@ -24,6 +25,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from halfmoon_metadata.whole_file import file_lock, replace_file
 from halfmoon_protocol.salts import salt_of
 
 #: Prefix of all keys, by which scanners for leaked secrets recognise them.
@@ -109,29 +111,39 @@ def add_tenant(path: Path, name: str, *, operator: bool = False) -> str:
         operator: whether the tenant is an operator; an existing operator stays one.
 
     Raises:
-        TenantsFileError: the name or the file is not valid.
+        TenantsFileError: the name or the file is not valid, or the file can't be replaced.
     """
     key = new_key()
-    tenants = list(_read(path).tenants) if path.exists() else []
-    hashes: tuple[str, ...] = (hash_api_key(key),)
+    try:
+        with file_lock(path):
+            tenants = list(_read(path).tenants) if path.exists() else []
+            _add_key(tenants, name, hash_api_key(key), operator=operator)
+            text = "\n".join(_written(tenant) for tenant in tenants)
+            replace_file(path, text.encode())
+    except OSError as error:
+        raise TenantsFileError(
+            f"tenants file {path} can't be replaced: {error.strerror or error}; it stays as it "
+            "was. Give a file whose folder this user may write to"
+        ) from None
+    return key
+
+
+def _add_key(tenants: list[Tenant], name: str, hashed: str, *, operator: bool) -> None:
     for index, tenant in enumerate(tenants):
         if tenant.name == name:
-            hashes = (*tenant.key_sha256, *hashes)
             tenants[index] = msgspec.structs.replace(
-                tenant, key_sha256=hashes, operator=operator or tenant.operator
+                tenant,
+                key_sha256=(*tenant.key_sha256, hashed),
+                operator=operator or tenant.operator,
             )
-            break
-    else:
-        try:
-            new = {"name": name, "key_sha256": hashes, "operator": operator}
-            tenants.append(msgspec.convert(new, Tenant))
-        except msgspec.ValidationError:
-            raise TenantsFileError(
-                f"{name!r} can't be a tenant's name: letters, digits, '.', '_' and '-', 64 at most"
-            ) from None
-    path.touch(mode=0o600)
-    path.write_text("\n".join(_written(tenant) for tenant in tenants))
-    return key
+            return
+    try:
+        new = {"name": name, "key_sha256": (hashed,), "operator": operator}
+        tenants.append(msgspec.convert(new, Tenant))
+    except msgspec.ValidationError:
+        raise TenantsFileError(
+            f"{name!r} can't be a tenant's name: letters, digits, '.', '_' and '-', 64 at most"
+        ) from None
 
 
 def _read(path: Path) -> _File:

@@ -189,6 +189,7 @@ class AdminApi:
             memory=memory,
             disk=[] if store.disk is None else store.disk.describe(),
             disk_off=tiers is not None and tiers.disk_is_off,
+            disk_missing_bytes=store.missing_disk_bytes,
             pins=pins,
             tenants={} if tiers is None else _tenants(tiers),
         )

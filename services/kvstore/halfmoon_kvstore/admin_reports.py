@@ -146,6 +146,8 @@ class SegmentsReport(msgspec.Struct, frozen=True):
     disk: list[FileReport]
     #: True while the disk is paused because writes failed.
     disk_off: bool
+    #: Bytes of its files for which the file system has had no room yet.
+    disk_missing_bytes: int
     #: Its pins.
     pins: PinCounts
     #: By tenant.

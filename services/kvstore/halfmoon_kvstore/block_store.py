@@ -5,6 +5,7 @@ runs the I/O of these decisions. Answers and events about them go to the outbox.
 """
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import assert_never
@@ -57,6 +58,8 @@ ModelWorkerLookup = Callable[[], Awaitable[WorkerInfo | None]]
 #: Most blocks in memory, and smallest block in bytes: each costs some of the process's memory.
 MAX_BLOCKS = 2**24
 MIN_BLOCK_BYTES = 512
+#: Seconds between two looks for room on a file system that had too little for the disk's files.
+_LOOK_FOR_ROOM_S = 30.0
 
 
 class BlockStore:
@@ -110,6 +113,8 @@ class BlockStore:
         self.layout: KvLayout | None = None
         #: Held while the disk is opened for a layout.
         self._adopting = asyncio.Lock()
+        #: When the file system is looked at again for room that it lacked; infinite: it is now.
+        self._look_for_room_at_s = 0.0
         #: Set when the last pending write has ended.
         self._all_saved = asyncio.Event()
         #: Parent of all I/O tasks, while the node serves.
@@ -241,6 +246,27 @@ class BlockStore:
         )
         await self._adopted(layout, n_slots)
         return self.tiers
+
+    def look_for_room(self) -> None:
+        """Make more files in a thread, from time to time, while the disk is smaller than wanted."""
+        now = self._clock.now()
+        if self.tiers is None or self.missing_disk_bytes == 0 or now < self._look_for_room_at_s:
+            return
+        assert self._tasks is not None, "room is looked for outside of serve"
+        self._look_for_room_at_s = math.inf
+        self._tasks.create_task(self._grow_disk(self.tiers))
+
+    async def _grow_disk(self, tiers: TieredCache) -> None:
+        assert self.disk is not None, "there is no disk to grow"
+        loop = asyncio.get_running_loop()
+        if n_slots := await loop.run_in_executor(self._threads, self.disk.grow):
+            tiers.grow_disk(n_slots)
+        self._look_for_room_at_s = self._clock.now() + _LOOK_FOR_ROOM_S
+
+    @property
+    def missing_disk_bytes(self) -> int:
+        """Bytes of the disk's files for which the file system has had no room yet."""
+        return 0 if self.disk is None else self.disk.missing_bytes
 
     def layout_hint(self) -> str:
         """Return the advice that ends an error text about layouts."""

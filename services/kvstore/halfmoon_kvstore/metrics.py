@@ -5,13 +5,16 @@ from halfmoon_runtime.observability.metrics import LabelledValues, MetricSnapsho
 from halfmoon_scheduling.tiers.tiered_cache import TieredCache
 
 
-def kvstore_metrics(tiers: TieredCache, block_bytes: int, n_batches: int) -> MetricSnapshot:
+def kvstore_metrics(
+    tiers: TieredCache, block_bytes: int, n_batches: int, missing_disk_bytes: int = 0
+) -> MetricSnapshot:
     """Return the metrics; counts are since the start of the process.
 
     Args:
         tiers: memory and disk.
         block_bytes: size of one block.
         n_batches: number of published messages of KV events.
+        missing_disk_bytes: bytes of the disk's files for which there has been no room yet.
     """
     memory, disk, counts = tiers.memory, tiers.disk, tiers.counts
     used = {"memory": memory.n_used, "disk": len(disk) + tiers.n_writing}
@@ -53,6 +56,10 @@ def kvstore_metrics(tiers: TieredCache, block_bytes: int, n_batches: int) -> Met
         "halfmoon_kvstore_disk_off": (
             "1 while the disk is left alone because writes failed.",
             int(tiers.disk_is_off),
+        ),
+        "halfmoon_kvstore_disk_missing_bytes": (
+            "Bytes of the disk's files for which the file system has had no room yet.",
+            missing_disk_bytes,
         ),
         "halfmoon_kvstore_pinned_blocks": (
             "Blocks with a soft and with a hard pin; held: those and what is before the latter.",

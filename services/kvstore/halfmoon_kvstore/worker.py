@@ -407,6 +407,7 @@ class KvstoreWorker:
             now = self._clock.now()
             self._puts = {key: put for key, put in self._puts.items() if put.deadline_s > now}
             tiers.on_tick(now)
+            self.block_store.look_for_room()
             await self._scrubber.scrub()
             self.block_store.run_commands()
             await self._outbox.send()
@@ -416,4 +417,9 @@ class KvstoreWorker:
         """Return the metrics; none before the layout is known."""
         if self.tiers is None or self.info.layout is None:
             return {}
-        return kvstore_metrics(self.tiers, self.info.layout.block_bytes, self._outbox.sequence + 1)
+        return kvstore_metrics(
+            self.tiers,
+            self.info.layout.block_bytes,
+            self._outbox.sequence + 1,
+            self.block_store.missing_disk_bytes,
+        )

@@ -62,8 +62,20 @@ def test_after_a_restart_the_latest_write_of_a_block_counts_and_the_first_writte
     assert [put(disk, name) for name in "xyz"] == [None, None, b"b"]
 
 
+def test_slots_that_a_disk_gains_are_used_after_the_present_ones() -> None:
+    disk = DiskMap(0)
+    assert disk.allocate(lambda block: False) == (None, None)
+    disk.grow(1)
+    assert put(disk, "a") is None
+    disk.grow(2)
+    disk.check()
+    assert [put(disk, name) for name in "bcd"] == [None, None, b"a"]
+    found = disk.get(BlockHash(b"c"))
+    assert found is not None and found.slot == 2
+
+
 class DiskOfAFew(RuleBasedStateMachine):
-    """A disk of four slots and a handful of names, with its audit after every step."""
+    """A disk of four slots or more and a handful of names, with its audit after every step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,6 +100,10 @@ class DiskOfAFew(RuleBasedStateMachine):
         if name in self.stored:
             self.disk.release(self.disk.forget(BlockHash(name.encode())))
             self.stored.remove(name)
+
+    @rule(n_slots=st.integers(0, 2))
+    def grow(self, n_slots: int) -> None:
+        self.disk.grow(n_slots)
 
     @rule(name=st.text("ab", min_size=1, max_size=3))
     def touch(self, name: str) -> None:

@@ -276,6 +276,18 @@ def test_without_a_disk_blocks_are_dropped_above_the_watermark() -> None:
     assert world.tiers.counts.dropped == 2
 
 
+def test_a_disk_that_had_no_room_at_first_is_used_once_it_has() -> None:
+    world = World(4, 0)
+    world.put("ab")
+    world.tiers.grow_disk(8)
+    assert not world.off()
+    world.put("cd")
+    world.settle()
+    assert len(world.tiers.hashes()) == 4
+    assert len(world.tiers.disk) >= 2
+    world.check()
+
+
 def test_a_disk_that_fails_is_left_alone_for_a_while_and_blocks_are_dropped_meanwhile() -> None:
     world = World(4, 8, low=0.0, high=0.5)
     world.put("abcd")

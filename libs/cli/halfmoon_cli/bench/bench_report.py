@@ -16,6 +16,7 @@ from halfmoon_cli.bench.bench_settings import BenchSettings
 from halfmoon_cli.bench.load_generator import RunProgress
 from halfmoon_cli.bench.load_plan import PlanStats
 from halfmoon_cli.bench.run_summary import BenchSummary
+from halfmoon_metadata.whole_file import replace_file
 from halfmoon_simulator.results.run_report import format_seconds
 from halfmoon_simulator.results.run_results import DistributionSummary
 
@@ -55,7 +56,8 @@ def write_json(path: Path, result: BenchResult) -> None:
         OSError: it can't be written.
     """
     data = {"units": UNITS, "runs": [result]}
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(data), indent=2) + b"\n")
+    text = msgspec.json.format(msgspec.json.encode(data), indent=2) + b"\n"
+    replace_file(path, text, new_mode=0o666)
 
 
 def progress_text(progress: RunProgress, now_s: float) -> str:

@@ -20,6 +20,7 @@ from halfmoon_cli.endpoint.endpoint_address import ApiEndpoint
 from halfmoon_cli.endpoint.endpoint_errors import EndpointError, EndpointRefused
 from halfmoon_cli.endpoint.model_list import list_models
 from halfmoon_cli.endpoint.stream_chunks import StreamChunk
+from halfmoon_metadata.whole_file import replace_file
 
 
 class ChatSession:
@@ -118,8 +119,7 @@ class ChatSession:
 
     def _save(self, path: Path) -> None:
         try:
-            path.touch(0o600)
-            path.write_bytes(self._conversation.saved())
+            replace_file(path, self._conversation.saved())
         except OSError as error:
             self._complain(str(error))
         else:

@@ -9,9 +9,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import msgspec
 import typer
@@ -31,10 +31,13 @@ from rich.table import Table
 
 from halfmoon_cli.common.cluster_key import read_cluster_key
 from halfmoon_cli.common.metadata_address import DEFAULT_METADATA, Metadata, open_metadata
+from halfmoon_metadata.whole_file import replacing_file
 
 if TYPE_CHECKING:
     from halfmoon_cli.kv.kvstore_nodes import KvstoreNodes
     from halfmoon_metadata import MetadataStore
+
+_MIB = 1024 * 1024
 
 app = typer.Typer(no_args_is_help=True, help="Look into the KV pool, put bytes in, get them out.")
 #: Results go to standard output, all else to standard error: bytes may be piped.
@@ -90,9 +93,20 @@ def ls(
                 f"{sum(d['used'] for d in disk)} of {sum(d['n_slots'] for d in disk)}"
                 if disk
                 else "-",
-                "leaving" if row["draining"] else "disk off" if row["disk_off"] else "well",
+                _state(row),
             )
         console.print(table)
+
+
+def _state(row: dict[str, Any]) -> str:
+    """Name what keeps a node from its full service, if anything does."""
+    if row["draining"]:
+        return "leaving"
+    if row["disk_off"]:
+        return "disk off"
+    if missing := row.get("disk_missing_bytes", 0):  # nodes of older builds do not tell
+        return f"disk lacks {missing // _MIB} MiB"
+    return "well"
 
 
 @app.command()
@@ -295,18 +309,8 @@ def _sink(file: str) -> Iterator[BinaryIO]:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
-    path = Path(file)
-    with ExitStack() as stack:
-        draft = stack.enter_context(
-            tempfile.NamedTemporaryFile("wb", dir=path.parent, prefix=path.name, delete=False)
-        )
-        try:
-            yield cast(BinaryIO, draft.file)
-            draft.close()
-            Path(draft.name).replace(path)
-        except BaseException:
-            Path(draft.name).unlink(missing_ok=True)
-            raise
+    with replacing_file(Path(file)) as draft:
+        yield draft
 
 
 def _size(source: BinaryIO) -> int:

@@ -19,6 +19,7 @@ from halfmoon_cli.common.demo_model import DemoModelMissing, demo_model_folder
 from halfmoon_cli.transfer.bandwidth_bench import TransferLoad, run_bandwidth_bench
 from halfmoon_engine.checkpoints.model_folder import check_model
 from halfmoon_engine.profile import REFUSED
+from halfmoon_metadata.whole_file import replace_file
 from halfmoon_models.errors import ModelError
 from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_protocol.messages import DecodeCost, PrefillCost
@@ -92,7 +93,7 @@ def profile_machine(
         console.print("[red]halfmoon:[/red]", escape(str(error)), highlight=False, soft_wrap=True)
         raise typer.Exit(2) from None
     costs = cost_file(points, paths, threads, device_kv_bytes, host_kv_bytes)
-    out.write_text(dump_costs(costs))
+    replace_file(out, dump_costs(costs).encode(), new_mode=0o666)
     misfits = {
         "prefill": _worst_prefill(costs.prefill, points),
         "decode step": _worst_decode(costs.decode, points),

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 from rich.console import Console
 
+from halfmoon_metadata.whole_file import replace_file
 from halfmoon_scheduling.admission_modes import ADMISSION_MODES
 from halfmoon_scheduling.cache.eviction_policies import EVICTION_POLICIES
 from halfmoon_scheduling.placement.modes import PLACEMENT_MODES
@@ -276,7 +277,8 @@ def _write(
     if json is not None:
         from halfmoon_simulator.results.run_report import results_to_json
 
-        json.write_text(results_to_json(runs, with_requests=with_requests))
+        text = results_to_json(runs, with_requests=with_requests)
+        replace_file(json, text.encode(), new_mode=0o666)
         console.print(f"wrote {json}", highlight=False)
     if plots is not None:
         from halfmoon_simulator.results.plots import save_plots

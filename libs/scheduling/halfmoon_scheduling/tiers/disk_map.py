@@ -127,6 +127,13 @@ class DiskMap:
             taken[slot] = True
         self._free = array("i", (i for i in range(self.n_slots - 1, -1, -1) if not taken[i]))
 
+    def grow(self, n_slots: int) -> None:
+        """Add free slots behind the present ones."""
+        self._free = (
+            array("i", range(self.n_slots + n_slots - 1, self.n_slots - 1, -1)) + self._free
+        )
+        self.n_slots += n_slots
+
     def release(self, slot: int) -> None:
         """Free a held slot; it will be the last one to be used again."""
         self._held.remove(slot)

@@ -108,6 +108,13 @@ class TieredCache:
         """Take over what the disk held when it was opened; of one found twice the last counts."""
         self.disk.restore(found)
 
+    def grow_disk(self, n_slots: int) -> None:
+        """Use so many slots more, which the disk has gained behind its present ones."""
+        is_first = self.disk.n_slots == 0
+        self.disk.grow(n_slots)
+        if is_first:
+            self._writer.use_disk()
+
     # -- writing -----------------------------------------------------------------------------
 
     def reserve(

@@ -26,7 +26,11 @@ class WriteBackScheduler:
         #: Failed writes since the last good one, and the end of the disk's pause.
         self._n_failures = 0
         self._paused_until_s = 0.0
-        store.memory.saves_first = store.disk.n_slots > 0
+        self.use_disk()
+
+    def use_disk(self) -> None:
+        """Write blocks to the disk before they leave memory, if it has room for any."""
+        self._store.memory.saves_first = self._store.disk.n_slots > 0
 
     @property
     def n_writing(self) -> int:

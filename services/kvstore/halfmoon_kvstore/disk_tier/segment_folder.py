@@ -8,6 +8,7 @@ Only this node writes here: a process reads its own blocks and those of its earl
 
 import fcntl
 import os
+import shutil
 import threading
 from array import array
 from bisect import bisect_right
@@ -37,6 +38,7 @@ log = structlog.get_logger()
 
 #: Approximate bytes of a segment file; a small disk or large blocks lead to another size.
 _SEGMENT_BYTES = 256 * 1024 * 1024
+_MIB = 1024 * 1024
 
 
 class SegmentFolderInUse(Exception):
@@ -68,6 +70,10 @@ class SegmentFolder:
         self._segments: list[SegmentFile] = []
         #: Number of each segment's first slot.
         self._starts: list[int] = []
+        #: Shape of new segments, once the layout is known; and numbers of those that the file
+        #: system had no room for.
+        self._shape: SegmentShape | None = None
+        self._missing: list[int] = []
         #: Sequence number of the last write.
         self._sequence = 0
         self._lock = threading.Lock()
@@ -87,7 +93,8 @@ class SegmentFolder:
         """Open the segments of this layout and size, and make the missing ones.
 
         Damage in a file is repaired, and lost blocks are logged. A file system that is too full
-        for all segments has room for fewer blocks, or none; that is logged, too.
+        for all segments has room for fewer blocks, or none; that is logged, and `grow` tries the
+        others again.
         """
         n_segments, shape, old_shape = _shapes(layout, self._n_bytes)
         for stale in self._files()[n_segments:]:
@@ -97,6 +104,7 @@ class SegmentFolder:
         of_layout = any(
             front.shape.layout == layout for path in self._files() if (front := _front(path))
         )
+        self._shape = shape
         reason = ""
         for index in range(n_segments):
             path = self._file(index)
@@ -109,19 +117,55 @@ class SegmentFolder:
             elif front is None and _size(path) is not None:
                 _log_lost(path, _why_unreadable(path))
             try:
-                segment = SegmentFile(path, shape if front is None else front.shape, front)
+                self._add(SegmentFile(path, shape if front is None else front.shape, front))
             except OSError as error:
                 reason = f"{path.name}: {error}"
-                continue
-            _log_mended(segment)
-            self._starts.append(self.n_slots)
-            self._segments.append(segment)
+                if front is None:
+                    self._missing.append(index)
         if reason:
             log.error(
                 "disk_smaller_than_wanted",
                 path=str(self.path), reason=reason, n_segments=len(self._segments),
                 wanted=n_segments,
             )  # fmt: skip
+
+    @property
+    def missing_bytes(self) -> int:
+        """Bytes of the files that could not be made yet."""
+        return 0 if self._shape is None else len(self._missing) * self._shape.n_bytes
+
+    def grow(self) -> int:
+        """Make files for which the file system had no room before, as far as it has now.
+
+        Returns:
+            The number of slots gained; they follow the present ones.
+        """
+        n_before = self.n_slots
+        for index in list(self._missing):
+            assert self._shape is not None, "files are missing of an unknown shape"
+            # An attempt takes all room that there is, if only for a moment: others want it, too.
+            if shutil.disk_usage(self.path).free < self._shape.n_bytes:
+                break
+            try:
+                self._add(SegmentFile(self._file(index), self._shape))
+            except OSError as error:
+                log.debug("disk_not_grown", file=self._file(index).name, reason=str(error))
+            else:
+                self._missing.remove(index)
+        if n_gained := self.n_slots - n_before:
+            log.info(
+                "disk_grown",
+                path=str(self.path), n_segments=len(self._segments), n_blocks=self.n_slots,
+                missing_mib=self.missing_bytes // _MIB,
+            )  # fmt: skip
+        return n_gained
+
+    def _add(self, segment: SegmentFile) -> None:
+        _log_mended(segment)
+        start = self.n_slots
+        # Other threads look a segment up by its start.
+        self._segments.append(segment)
+        self._starts.append(start)
 
     def blocks(self) -> Iterator[DiskBlock]:
         """Yield the stored blocks by their headers, in the order in which they were written."""
