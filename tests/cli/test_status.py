@@ -66,6 +66,16 @@ CLUSTER: dict[str, Any] = {
         },
         {"worker_id": "decode-9", "role": "decode", "refused": "another model"},
     ],
+    "unreachable": [
+        {
+            "worker_id": "decode-5",
+            "role": "decode",
+            "address": "tcp://10.9.9.9:5",
+            "for_s": 90.0,
+            "reason": "connection refused",
+            "advice": "set --advertise-host",
+        }
+    ],
     "gone": [{"worker_id": "decode-3", "reason": "its lease ended", "s_ago": 12.0}],
     "hot_prefixes": [
         {"prefix": "51bee5217b03d000", "n_tokens": 256, "uses": 7.9, "holders": ["kvstore-0"]}
@@ -135,6 +145,8 @@ def test_everything_that_operators_ask_for_is_there(conductor: ScriptedEndpoint)
         "requests: 3 waiting, 2 decoding · load over its limit: prefill 0.25",
         "reused: 75.0% of 1,000 tokens in 4 prompts, 50 of them from another kvstore",
         "decode-9 is refused: another model",
+        "decode-5 is unreachable at tcp://10.9.9.9:5 since 90 s: connection refused",
+        "set --advertise-host",
         "decode-3 went 12 s ago: its lease ended",
         "refused since the start, for want of: 3 ttft",
     ):

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -9,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from halfmoon_cli.__main__ import app
-from halfmoon_cli.up.embedded_cluster import ClusterPlan, EmbeddedCluster
+from halfmoon_cli.up.embedded_cluster import ClusterPlan, EmbeddedCluster, ServiceProcess
 from halfmoon_metadata.tcp_ports import free_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -24,6 +25,10 @@ def until(cluster: EmbeddedCluster, condition: Callable[[], object]) -> None:
             for name, process in cluster.processes.items()
         }
         time.sleep(0.05)
+
+
+def has_problem(worker: ServiceProcess) -> bool:
+    return "problem" in worker.status
 
 
 def test_decode_workers_with_a_wrong_advertised_host_are_named_by_conductor_and_worker(
@@ -70,7 +75,7 @@ def test_decode_workers_with_a_wrong_advertised_host_are_named_by_conductor_and_
 
         for name in ("decode-0", "decode-1"):
             worker = cluster.processes[name]
-            until(cluster, lambda worker=worker: "problem" in worker.status)
+            until(cluster, partial(has_problem, worker))
             problem = str(worker.status["problem"])
             assert problem.startswith("conductor-0 can't reach this worker at tcp://127.0.0.2:")
             assert "--advertise-host" in problem

@@ -15,7 +15,7 @@ from halfmoon_runtime.channels.network import Network, Port
 from halfmoon_runtime.channels.zmq_network import ZmqNetwork
 from halfmoon_runtime.membership import MEMBERS
 from halfmoon_runtime.worker.conductor_connections import ConductorConnections
-from halfmoon_runtime.worker.name_check import NameTaken, check_name
+from halfmoon_runtime.worker.name_check import WorkerNameTaken, check_name
 
 NAME = WorkerId("kvstore-0")
 KEY = "the moon is made of green cheese"
@@ -78,7 +78,7 @@ async def test_a_worker_that_lives_elsewhere_keeps_its_name(
     info = info_of(port)
     write(store, info)
     async with living(network, info, port):
-        with pytest.raises(NameTaken) as refused:
+        with pytest.raises(WorkerNameTaken) as refused:
             await check_name(store, network, NAME, answer_s=60)
     text = str(refused.value)
     assert "\n" not in text

@@ -26,7 +26,7 @@ _REACH_S = 1.5
 _log = structlog.get_logger(__name__)
 
 
-class NameTaken(CannotStart):
+class WorkerNameTaken(CannotStart):
     """A worker of this name is in service elsewhere."""
 
 
@@ -42,7 +42,7 @@ async def check_name(
         answer_s: seconds to wait for an answer from that address.
 
     Raises:
-        NameTaken: one is, and answers.
+        WorkerNameTaken: one is, and answers.
     """
     key = MEMBERS + worker_id
 
@@ -54,7 +54,7 @@ async def check_name(
     if there is None or there.draining:
         return
     if await _answers(network, there, answer_s):
-        raise NameTaken(
+        raise WorkerNameTaken(
             f"worker {worker_id} is in service already, generation {there.generation} at "
             f"{there.commands}: stop it first, give this one another name with --worker-id, or "
             "keep the clusters apart with --cluster NAME or another --metadata"

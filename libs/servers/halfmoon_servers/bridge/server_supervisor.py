@@ -12,7 +12,7 @@ from halfmoon_runtime.channels.network import Network
 from halfmoon_runtime.clock import SystemClock
 from halfmoon_runtime.membership import Superseded
 from halfmoon_runtime.worker.conductor_connections import RejectedByConductors
-from halfmoon_runtime.worker.name_check import NameTaken
+from halfmoon_runtime.worker.name_check import WorkerNameTaken
 from halfmoon_servers.bridge.pair_releaser import PairReleaser
 from halfmoon_servers.bridge.server_session import ServerDown, ServerSession
 from halfmoon_servers.bridge.server_target import ServerTarget
@@ -76,7 +76,7 @@ class ServerSupervisor:
         """Bridge the server until cancelled.
 
         Raises:
-            Superseded, NameTaken: another bridge of this name runs.
+            Superseded, WorkerNameTaken: another bridge of this name runs.
         """
         said = ""
         while True:
@@ -91,7 +91,7 @@ class ServerSupervisor:
                     said = str(error)
             except RejectedByConductors:
                 pause_s = _REFUSED_S
-            except (Superseded, NameTaken):
+            except (Superseded, WorkerNameTaken):
                 raise
             except Exception:
                 log.exception("bridge_failed", server=self.target.url)
@@ -127,7 +127,7 @@ def _cause(failures: BaseExceptionGroup[BaseException]) -> BaseException:
     leaves: list[BaseException] = []
     for each in failures.exceptions:
         leaves.append(_cause(each) if isinstance(each, BaseExceptionGroup) else each)
-    known = (Superseded, NameTaken, RejectedByConductors, ServerDown)
+    known = (Superseded, WorkerNameTaken, RejectedByConductors, ServerDown)
     return next((each for each in leaves if isinstance(each, known)), leaves[0])
 
 
