@@ -1,8 +1,12 @@
 """The commands `halfmoon simulate` and `halfmoon paper`, in this process."""
 
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -168,3 +172,24 @@ def test_a_paper_replaces_its_part_of_a_page_of_all(tmp_path: Path) -> None:
     assert "## capacity: Hit rate over capacity" in text
     assert "| `capacity` | share of the maximum with 3 M tokens" in text
     assert "old" not in text.lower().replace("holds", "")
+
+
+@pytest.mark.e2e
+def test_processes_of_a_sweep_end_with_a_command_that_is_killed(tmp_path: Path) -> None:
+    words = [*QUICK, "--requests", "100000", "--sweep", "prefill=1,2", "--jobs", "2"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "halfmoon_cli", *words], cwd=tmp_path, stdout=subprocess.DEVNULL
+    ) as command:
+        parent = psutil.Process(command.pid)
+
+        def workers() -> list[psutil.Process]:
+            children = parent.children()
+            return [child for child in children if "spawn_main" in " ".join(child.cmdline())]
+
+        deadline_s = time.monotonic() + 120
+        while len(workers()) < 2:
+            assert command.poll() is None and time.monotonic() < deadline_s
+            time.sleep(0.05)
+        children = parent.children()
+        command.kill()
+        assert not psutil.wait_procs(children, 60)[1]

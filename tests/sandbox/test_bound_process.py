@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -52,17 +52,10 @@ def test_a_process_ends_when_its_parent_is_killed(session: bool) -> None:
 
 
 def test_a_process_outlives_the_thread_that_started_it() -> None:
-    started: list[subprocess.Popen[str]] = []
-
-    def start() -> None:
-        started.append(
-            start_bound([sys.executable, "-c", STANDS], stdout=subprocess.PIPE, text=True)
-        )
-
-    thread = threading.Thread(target=start)
-    thread.start()
-    thread.join()
-    with started[0] as process:
+    command = [sys.executable, "-c", STANDS]
+    with ThreadPoolExecutor(1) as thread:
+        starting = thread.submit(start_bound, command, stdout=subprocess.PIPE, text=True)
+    with starting.result() as process:
         assert first_pid(process) == process.pid
         assert process.poll() is None
         process.kill()
