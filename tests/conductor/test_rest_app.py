@@ -416,7 +416,7 @@ async def test_a_chat_without_a_limit_gets_what_fits_the_largest_workers(
     assert (limited.open_end, limited.stopping.max_new_tokens) == (False, 3)
     assert behind.stopping.max_new_tokens == 4096 - len(behind.prompt_token_ids) < 2048
     assert refused.status_code == 400
-    assert "memory for 4096 with the answer" in refused.json()["error"]["message"]
+    assert "memory for 4096 tokens of prompt and answer" in refused.json()["error"]["message"]
 
 
 async def test_a_fake_model_chats_without_files() -> None:

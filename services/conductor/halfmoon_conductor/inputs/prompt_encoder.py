@@ -255,9 +255,10 @@ class PromptEncoder:
         requested = body.n_generated_tokens
         if requested is None and card.max_tokens <= n_prompt < card.max_context:
             raise ContextLengthExceeded(
-                f"{_noun(param).capitalize()} {n_prompt} tokens, and the largest workers here have memory for "
-                f"{card.max_tokens} with the answer (the model's context is {card.max_context}). "
-                "Shorten it, or have the operator raise --pool-mib of the workers.",
+                f"The largest workers here have memory for {card.max_tokens} tokens of prompt and "
+                f"answer, and {_noun(param)} {n_prompt} (the model's context is "
+                f"{card.max_context}). Shorten it, or have the operator raise --pool-mib of the "
+                "workers.",
                 param=param,
             )
         if n_prompt + (requested or 1) > card.max_context:
