@@ -32,7 +32,7 @@ Form = Literal["fast", "fast with files", "gemma", "tekken"]
 
 @dataclass(frozen=True)
 class PublishedForm:
-    """What is published of one checkpoint."""
+    """Describe what is published of one checkpoint."""
 
     template: str
     config: Mapping[str, Any]
