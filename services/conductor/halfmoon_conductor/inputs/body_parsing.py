@@ -62,7 +62,7 @@ def parse_json(content: bytes) -> Any:
 def count_keys(content: bytes) -> int:
     """Return how often a key may be in JSON in UTF-8: at least as often as there are keys.
 
-    Texts that look like keys count too, so this number decides who is looked at closely.
+    Texts that look like keys count too, so this number decides what is read once more.
     """
     return len(_KEY.findall(content))
 
