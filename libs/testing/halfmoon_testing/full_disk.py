@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_files_above(n_bytes: int) -> Iterator[None]:
-    """Whatever is started inside can't make larger files: a full disk, as far as it can tell."""
+    """Limit the files of this process, and of those started inside, to this size."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, hard))
     try:
