@@ -57,7 +57,7 @@ SERVED_TEXT = _words(
     "aria aya_vision cosmos3_edge cosmos3_omni deepseek_vl ernie4_5_vl_moe exaone4_5 fuyu gemma3 "
     "glm46v glm4v glm4v_moe glm_ocr glmga got_ocr2 granite_docling hyperclovax_vision_v2 idefics2 "
     "idefics3 internvl lighton_ocr llava llava_next llava_next_video llava_onevision "
-    "mistral3 mllama ovis2 paddleocr_vl pp_chart2table qianfan_ocr "
+    "mistral3 ovis2 paddleocr_vl pp_chart2table qianfan_ocr "
     "qwen2_5_omni_thinker qwen2_5_vl qwen2_vl qwen3_omni_moe_thinker qwen3_vl qwen3_vl_moe smolvlm "
     "step3p7 video_llama_3 video_llava vipllava glmasr moss_transcribe_diarize qwen2_audio "
     "qwen3_asr vibevoice_asr voxtral"
@@ -76,7 +76,9 @@ REFUSED_BY_PROBE = _words(
 #: Types whose own code does not run on text alone.
 NEED_OTHER_INPUTS = ("idefics", "instructblip", "instructblipvideo", "kosmos-2", "voxtral_realtime")
 #: Types whose published layers are of other types than those of the default configuration.
-REFUSED_AS_PUBLISHED = ("lfm2", "lfm2_moe", "lfm2_vl", "minimax_m3_vl", "minimax_m3_vl_text")
+REFUSED_AS_PUBLISHED = (
+    "lfm2", "lfm2_moe", "lfm2_vl", "minimax_m3_vl", "minimax_m3_vl_text", "mllama",
+)  # fmt: skip
 #: Types that no tiny model was made of here: the probe decides when one is loaded.
 NOT_TRIED = _words(
     "chameleon codegen cohere_compass cohere_compass_text dbrx deepseek_ocr2 diffusion_gemma dots1 "
@@ -172,6 +174,16 @@ def test_a_model_that_needs_more_than_text_is_refused_by_its_type(
 ) -> None:
     make(kind).save_pretrained(tmp_path)
     with pytest.raises(ModelError, match=f"{kind!r} can't be served: .* on text alone .*choose a"):
+        open_engine(str(tmp_path), block_size=16, dtype="float32", device="cpu", threads=1)
+
+
+def test_layers_that_attend_to_images_only_are_refused(tmp_path: Path) -> None:
+    config = shrunken_config("mllama")
+    config.text_config.num_hidden_layers = 3
+    config.text_config.cross_attention_layers = [1]
+    model = transformers.MllamaForConditionalGeneration(config)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=r"'mllama'.* in layers \[0, 2\], not in each.*choose one"):
         open_engine(str(tmp_path), block_size=16, dtype="float32", device="cpu", threads=1)
 
 
