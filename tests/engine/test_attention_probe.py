@@ -13,6 +13,7 @@ from halfmoon_engine.load import open_engine
 from halfmoon_engine.stages.stage_model import StageModel
 from halfmoon_models import model_kinds
 from halfmoon_models.errors import ModelError, UnsupportedModel
+from halfmoon_testing.models.shrunken_configs import shrunken_config
 from halfmoon_testing.models.tiny_models import make_tiny_model
 
 transformers: Any = untyped_transformers
@@ -102,6 +103,50 @@ def model(tmp_path: Path) -> Any:
 
 def test_a_small_random_model_whose_attention_adds_little_passes(model: Any) -> None:
     assert probe_attention(StageModel(model)).shape.n_layers == 2
+
+
+def test_an_option_of_attention_that_ours_does_not_read_is_refused(model: Any) -> None:
+    """Short prompts may not show it: a sparse attention sees all of their few blocks."""
+    attention = model.model.layers[1].self_attn
+    forward = attention.forward
+    attention.forward = lambda *given, **options: forward(
+        *given, **options, block_indices=torch.arange(2)
+    )
+    with pytest.raises(UnsupportedModel, match=r"'llama'.*takes block_indices.*choose one"):
+        probe_attention(StageModel(model))
+
+
+@pytest.mark.parametrize("error", [RuntimeError, AssertionError, ImportError, KeyError])
+def test_a_model_that_fails_with_our_attention_alone_is_refused_by_its_type(
+    error: type[Exception], model: Any
+) -> None:
+    attention = model.model.layers[1].self_attn
+    forward = attention.forward
+
+    def fail(*given: Any, **options: Any) -> Any:
+        if model.config._attn_implementation != "eager":
+            raise error("The expanded size of\nthe tensor (48)")
+        return forward(*given, **options)
+
+    attention.forward = fail
+    words = f"'llama'.*does not run with paged attention .{error.__name__}: .*; served are .*choose"
+    with pytest.raises(UnsupportedModel, match=words):
+        probe_attention(StageModel(model))
+
+
+def test_values_of_another_size_are_named_in_place_of_what_torch_says(tmp_path: Path) -> None:
+    config = shrunken_config("mimo_v2_flash")
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(
+        UnsupportedModel, match=r"heads of several sizes .head_dim 16, v_head_dim 8"
+    ):
+        open_engine(str(tmp_path), block_size=16, device="cpu")
+    # Where the file leaves the size to transformers, the probe sees it.
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    with pytest.raises(
+        UnsupportedModel, match=r"'mimo_v2_flash'.*heads of 16, .*heads of 8|several"
+    ):
+        probe_attention(StageModel(model))
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,20 @@ transformers: Any = untyped_transformers
         ({"model_type": "jamba"}, "'jamba'.*linear_attention"),
         ({"model_type": "qwen3_next"}, "'qwen3_next'.*linear_attention"),
         ({"model_type": "deepseek_v3"}, "'deepseek_v3'.*latent attention"),
+        ({"model_type": "kimi_k25", "text_config": {"kv_lora_rank": 512}}, "'kimi_k25'.*latent"),
+        (
+            {"model_type": "mimo_v2_flash", "head_dim": 192, "v_head_dim": 128},
+            "'mimo_v2_flash'.*head_dim 192, v_head_dim 128.*choose one",
+        ),
+        (
+            {"model_type": "gemma4", "text_config": {"head_dim": 256, "global_head_dim": 512}},
+            "'gemma4'.*head_dim 256, global_head_dim 512",
+        ),
+        (
+            {"model_type": "some_omni", "thinker_config": {"text_config": {"kv_lora_rank": 8}}},
+            "'some_omni'.*latent attention",
+        ),
+        ({"model_type": "gemma4", "text_config": {"num_kv_shared_layers": 4}}, "another layer's"),
         ({"model_type": "gemma3n_text"}, "'gemma3n_text'.*another layer's keys"),
         ({"model_type": "llama4_text"}, "'llama4_text'.*chunked_attention"),
         (

@@ -31,6 +31,10 @@ from halfmoon_testing.models.llama_folders import (
 BASES = safetensors_bytes(llama_tensors())
 
 
+#: Formats whose refusal names a command that writes them in bfloat16.
+WRITTEN_WHOLE = ("FP8", "MXFP4")
+
+
 def refusal(folder: Path) -> str:
     """The line that a folder is refused with."""
     with pytest.raises(ModelError) as caught:
@@ -261,12 +265,13 @@ def test_a_type_of_ones_own_code_is_refused_and_a_known_ones_code_is_not_run(
         ("something\nnew", "something new"),
     ],
 )
-def test_a_quantised_checkpoint_is_named_by_its_method(
+def test_a_quantised_checkpoint_is_named_by_its_method_with_a_way_out_that_it_has(
     method: str, name: str, tmp_path: Path
 ) -> None:
     line = refusal(make_llama(tmp_path, quantization_config={"quant_method": method}))
     assert f"quantised with {name} (quantization_config in config.json)" in line
-    assert "save it dequantised" in line
+    assert "serve the model that it was made from" in line
+    assert ("python -m halfmoon_engine.checkpoints.dequantise" in line) == (name in WRITTEN_WHOLE)
 
 
 @pytest.mark.parametrize(

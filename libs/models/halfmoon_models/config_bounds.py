@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from halfmoon_models.config_parts import text_parts
 from halfmoon_models.errors import BrokenCheckpoint, one_line
 
 #: Sizes in a configuration, under the names of all kinds of models, and their largest values: far
@@ -61,7 +62,7 @@ def check_config_bounds(config: Mapping[str, Any]) -> None:
     """
     for path, value in _leaves(config, ""):
         _check_any(path, value)
-    for prefix, part in _text_parts(config):
+    for prefix, part in text_parts(config):
         for field, most in _LIMITS.items():
             if field in part:
                 _check_size(prefix + field, part[field], field, most)
@@ -126,12 +127,6 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
             yield from _leaves(part, path)
     else:
         yield path, value
-
-
-def _text_parts(config: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    """Return the configuration, and the nested one of the language model."""
-    nested = [(f"{key}.", part) for key, part in config.items() if isinstance(part, dict)]
-    return [("", config), *(pair for pair in nested if pair[0] in ("text_config.", "llm_config."))]
 
 
 def _refusal(path: str, value: Any, wanted: str) -> BrokenCheckpoint:

@@ -7,6 +7,7 @@ from typing import Any
 
 from halfmoon_models.bounded_files import MIB, list_files, read_json_object
 from halfmoon_models.config_bounds import check_config_bounds
+from halfmoon_models.config_parts import text_parts
 from halfmoon_models.errors import BrokenCheckpoint, ModelError, UnsupportedModel
 from halfmoon_models.foreign_formats import check_file_names, check_is_folder
 from halfmoon_models.machine_memory import machine_memory_bytes
@@ -118,9 +119,7 @@ def check_fits_memory(
 
 def _check_layers(config: Mapping[str, Any], weights: WeightIndex) -> None:
     """Refuse more layers than tensors, since each layer has at least one tensor."""
-    for part in (config, config.get("text_config")):
-        if not isinstance(part, dict):
-            continue
+    for _, part in text_parts(config):
         for field in ("num_hidden_layers", "n_layer", "n_layers", "num_layers"):
             if type(n := part.get(field)) is int and n > len(weights.tensors):
                 raise BrokenCheckpoint(

@@ -7,13 +7,16 @@ A list is never complete. The engine checks unknown types by their transformers 
 from collections.abc import Mapping
 from typing import Any
 
+from halfmoon_models.config_parts import text_parts
 from halfmoon_models.errors import BrokenCheckpoint, UnsupportedModel, one_line
 from halfmoon_models.model_types import (
     AUDIO,
     ENCODER_DECODERS,
     ENCODERS,
+    LATENT,
     OTHER_STATE,
     PAGEABLE_LAYERS,
+    SHARED_KEYS,
     VISION,
 )
 
@@ -24,6 +27,7 @@ _DYNAMIC = "dynamic rotary scaling turns old keys by the longest sequence in the
 #: Parts of a configuration that read something else than text, and what they read.
 _OTHER_INPUTS = {
     "vision_config": "images",
+    "vq_config": "images",
     "video_config": "videos",
     "audio_config": "sounds",
     "speech_config": "sounds",
@@ -65,15 +69,15 @@ def check_kind(config: Mapping[str, Any]) -> str:
         )
     _refuse_code(config)
     if config.get("is_encoder_decoder") is True or kind in ENCODER_DECODERS:
-        raise _refusal(kind, "it is an encoder-decoder")
+        raise unsupported_kind(kind, "it is an encoder-decoder")
     if kind in AUDIO:
-        raise _refusal(kind, "it is a model of sounds")
+        raise unsupported_kind(kind, "it is a model of sounds")
     if kind in VISION:
-        raise _refusal(kind, "it is a model of images")
+        raise unsupported_kind(kind, "it is a model of images")
     if kind in ENCODERS and config.get("is_decoder") is not True:
-        raise _refusal(kind, "it is an encoder, which reads texts and writes none")
+        raise unsupported_kind(kind, "it is an encoder, which reads texts and writes none")
     if kind in OTHER_STATE:
-        raise _refusal(kind, OTHER_STATE[kind])
+        raise unsupported_kind(kind, OTHER_STATE[kind])
     _refuse_heads(kind, config.get("architectures"))
     _refuse_attention(kind, config)
     return kind
@@ -85,7 +89,10 @@ def unserved_inputs(config: Mapping[str, Any]) -> str:
     Args:
         config: a configuration that `check_kind` let through.
     """
-    there = [part for part in _OTHER_INPUTS if isinstance(config.get(part), dict)]
+    parts = [part for _, part in text_parts(config)]
+    there = [
+        name for name in _OTHER_INPUTS if any(isinstance(part.get(name), dict) for part in parts)
+    ]
     if not there:
         return ""
     inputs = sorted({_OTHER_INPUTS[part] for part in there})
@@ -105,9 +112,9 @@ def _refuse_heads(kind: str, architectures: Any) -> None:
         shown = one_line(name, 80)
         for ending, does in _HEADS:
             if name.endswith(ending):
-                raise _refusal(kind, f"as {shown} (architectures in config.json) it {does}")
+                raise unsupported_kind(kind, f"as {shown} (architectures in config.json) it {does}")
         if name.endswith("Model") and not name.endswith("HeadModel"):
-            raise _refusal(
+            raise unsupported_kind(
                 kind,
                 f"saved as {shown} (architectures in config.json) it has no head to write with, "
                 "as models that embed texts have none",
@@ -115,22 +122,36 @@ def _refuse_heads(kind: str, architectures: Any) -> None:
 
 
 def _refuse_attention(kind: str, config: Mapping[str, Any]) -> None:
-    for part in (config, config.get("text_config")):
-        if not isinstance(part, dict):
-            continue
+    for _, part in text_parts(config):
+        if reason := _other_shapes(part):
+            raise unsupported_kind(kind, reason)
         if part.get("use_bidirectional_attention") or part.get("is_causal") is False:
-            raise _refusal(kind, "its attention looks at later tokens")
+            raise unsupported_kind(kind, "its attention looks at later tokens")
         types = part.get("layer_types")
         named = {one for one in types if isinstance(one, str)} if isinstance(types, list) else set()
         if odd := sorted(named - PAGEABLE_LAYERS):
             listed = ", ".join(one_line(one, 60) for one in odd[:5])
-            raise _refusal(kind, f"its layers of type {listed} keep another kind of state")
+            raise unsupported_kind(kind, f"its layers of type {listed} keep another kind of state")
         for key in ("rope_parameters", "rope_scaling"):
             rope = part.get(key)
             ropes = [rope, *rope.values()] if isinstance(rope, dict) else []
             for one in ropes:
                 if isinstance(one, dict) and "dynamic" in (one.get("rope_type"), one.get("type")):
-                    raise _refusal(kind, _DYNAMIC)
+                    raise unsupported_kind(kind, _DYNAMIC)
+
+
+def _other_shapes(part: Mapping[str, Any]) -> str:
+    """Return the reason if layers keep anything but keys and values of one shape; "" if not."""
+    if part.get("kv_lora_rank"):
+        return LATENT
+    if part.get("num_kv_shared_layers"):
+        return SHARED_KEYS
+    size = part.get("head_dim")
+    for field in ("global_head_dim", "v_head_dim", "swa_head_dim"):
+        other = part.get(field)
+        if isinstance(size, int) and isinstance(other, int) and size != other:
+            return f"it keeps heads of several sizes (head_dim {size}, {field} {other})"
+    return ""
 
 
 def _refuse_code(config: Mapping[str, Any]) -> None:
@@ -151,7 +172,8 @@ def _refuse_code(config: Mapping[str, Any]) -> None:
                 )
 
 
-def _refusal(kind: str, reason: str) -> UnsupportedModel:
+def unsupported_kind(kind: str, reason: str) -> UnsupportedModel:
+    """Return the refusal of a model type, with the reason and what is served."""
     return UnsupportedModel(
         f"a model of type {one_line(kind, 60)!r} (model_type in config.json) can't be served: "
         f"{reason}; {_SERVED}: choose one of these"

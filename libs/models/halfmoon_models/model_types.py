@@ -32,6 +32,8 @@ AUDIO = _types(
     "seamless_m4t seamless_m4t_v2 sew sew-d speech-encoder-decoder speech_to_text speecht5 "
     "unispeech unispeech-sat univnet vits wav2vec2 wav2vec2-bert wav2vec2-conformer wavlm whisper"
 )
+LATENT = "multi-head latent attention has keys and values of different sizes"
+SHARED_KEYS = "some of its layers use another layer's keys and values"
 #: Models with other state than keys and values of one shape, and the kind of that state.
 OTHER_STATE = {
     **dict.fromkeys(
@@ -47,11 +49,9 @@ OTHER_STATE = {
     ),
     **dict.fromkeys(
         ("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "minicpm3"),
-        "multi-head latent attention has keys and values of different sizes",
+        LATENT,
     ),
-    **dict.fromkeys(
-        ("gemma3n", "gemma3n_text"), "some of its layers use another layer's keys and values"
-    ),
+    **dict.fromkeys(("gemma3n", "gemma3n_text"), SHARED_KEYS),
     **dict.fromkeys(
         ("llama4", "llama4_text"),
         "its layers of type chunked_attention keep another kind of state",

@@ -8,7 +8,7 @@ from halfmoon_models.errors import UnsupportedModel, one_line
 from halfmoon_models.safetensors_header import TensorEntry
 
 #: Files that quantising tools write beside config.json.
-_FILES = {
+QUANTISATION_FILES = {
     "quantize_config.json": "GPTQ",
     "quant_config.json": "AWQ",
     "quantization_config.json": "",
@@ -34,17 +34,19 @@ _METHODS = {
     "bitnet": "BitNet",
     "auto-round": "AutoRound",
 }
-_KEYS = ("quantization_config", "compression_config", "quantization")
+#: Fields of a configuration that say how a checkpoint is quantised.
+QUANTISATION_KEYS = ("quantization_config", "compression_config", "quantization")
 _FLOATS = frozenset({"F32", "F16", "BF16", "F64"})
 #: Endings of tensors that only quantised layers have.
 _ENDINGS = (
     ".qweight", ".qzeros", ".scales", ".g_idx", ".SCB", ".absmax", ".quant_map", ".weight_packed",
     ".weight_scale", ".weight_scale_inv", ".weight_zero_point", ".W_q", "_blocks", "_qdata",
 )  # fmt: skip
-_WAY_OUT = (
-    "serve the model that it was made from, or save it dequantised in bfloat16 (transformers' "
-    "dequantize, then save_pretrained)"
-)
+#: The command that writes some formats in bfloat16 (`halfmoon_engine.checkpoints.dequantise`).
+COMMAND = "python -m halfmoon_engine.checkpoints.dequantise"
+#: Methods that the command knows.
+_DEQUANTISED = frozenset({"FP8", "FP8 (FBGEMM)", "MXFP4"})
+_WAY_OUT = "serve the model that it was made from"
 
 
 def check_configuration(folder: Path, config: Mapping[str, Any], names: frozenset[str]) -> None:
@@ -54,11 +56,11 @@ def check_configuration(folder: Path, config: Mapping[str, Any], names: frozense
         UnsupportedModel: naming the method and the field or file.
     """
     for prefix, part in _parts(config):
-        for key in _KEYS:
+        for key in QUANTISATION_KEYS:
             # Null and an empty object stand for no quantisation.
             if part.get(key):
                 raise _refusal(folder, _method(part[key]), f"{prefix}{key} in config.json")
-    for name, method in _FILES.items():
+    for name, method in QUANTISATION_FILES.items():
         if name in names:
             raise _refusal(folder, method, name)
 
@@ -71,10 +73,11 @@ def check_tensors(folder: Path, tensors: Mapping[str, TensorEntry]) -> None:
     """
     for name, entry in tensors.items():
         packed = entry.dtype.startswith(("F8", "F6", "F4"))
+        method = "FP8" if entry.dtype.startswith("F8") else ""
         whole = entry.dtype not in _FLOATS and name.endswith((".weight", "_proj", "_projs"))
         if packed or whole or name.endswith(_ENDINGS):
             seen = f"tensor {name[:120]!r} of dtype {entry.dtype}"
-            raise _refusal(folder, "", seen)
+            raise _refusal(folder, method, seen)
 
 
 def is_quantised(
@@ -91,8 +94,11 @@ def is_quantised(
 
 def _refusal(folder: Path, method: str, seen: str) -> UnsupportedModel:
     with_method = f" with {method}" if method else ""
+    way_out = _WAY_OUT
+    if method in _DEQUANTISED:
+        way_out += f", or write it in bfloat16 ({COMMAND} FOLDER NEW_FOLDER) and serve that"
     return UnsupportedModel(
-        f"{folder} is quantised{with_method} ({seen}), which is not served: {_WAY_OUT}"
+        f"{folder} is quantised{with_method} ({seen}), which is not served: {way_out}"
     )
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from halfmoon_models.bounded_files import MIB, read_json_object, read_text
+from halfmoon_models.config_parts import text_parts
 from halfmoon_models.errors import BrokenCheckpoint, ModelNotFound, one_line
 
 _GENERATION = "generation_config.json"
@@ -150,9 +151,8 @@ def _check_merges(path: Path, model: Mapping[str, Any]) -> None:
 
 def vocabulary_size(config: Mapping[str, Any]) -> int | None:
     """Return how many tokens a model embeds; None where its configuration does not say."""
-    text = config.get("text_config")
-    for part in (text, config):
-        if isinstance(part, dict) and type(part.get("vocab_size")) is int:
+    for _, part in reversed(text_parts(config)):
+        if type(part.get("vocab_size")) is int:
             return int(part["vocab_size"])
     return None
 

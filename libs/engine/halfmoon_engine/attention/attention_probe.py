@@ -31,7 +31,8 @@ from halfmoon_engine.attention.paged_attention import ATTENTION_NAME, use_forwar
 from halfmoon_engine.interface import Run
 from halfmoon_engine.stages.stage_model import StageModel
 from halfmoon_engine.stages.stage_probe import probe_incoming
-from halfmoon_models.errors import BrokenCheckpoint, UnsupportedModel
+from halfmoon_models.errors import BrokenCheckpoint, UnsupportedModel, one_line
+from halfmoon_models.model_kinds import unsupported_kind
 from halfmoon_protocol.kv_layout import KvLayout
 
 _LENGTHS = (19, 13)
@@ -50,6 +51,16 @@ _ATTENTION_TOLERANCE = 1e-3
 #: take their tokens together make sums of other lengths, and so a change.
 _LEAK = {torch.float32: 1e-5}
 _LEAK_HALF = 0.1
+
+#: Options that models pass on to attention and that change nothing of it, or that the probe sees
+#: in the results whatever the prompt's length.
+_HARMLESS_OPTIONS = frozenset(
+    (
+        "cache_position", "dropout", "is_causal", "logits_to_keep", "num_items_in_batch",
+        "output_attentions", "output_hidden_states", "output_router_logits", "position_embeddings",
+        "position_ids", "return_dict", "use_cache",
+    )
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -110,11 +121,14 @@ def probe_attention(staged: StageModel) -> ProbedModel:
     plan = plan_probe(_LENGTHS, staged.first_layer)
     try:
         logits = _packed_logits(staged, torch.cat(prompts), plan)
-    except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
-        raise UnsupportedModel(
-            f"a model of type {kind!r} does not run with paged attention: {error}"
+    except Exception as error:
+        _shape(kind, plan)  # layers of other shapes are a better reason than what torch says
+        said = one_line(error, 200)
+        raise unsupported_kind(
+            kind, f"it does not run with paged attention ({type(error).__name__}: {said})"
         ) from error
     shape = _shape(kind, plan)
+    _check_options(kind, plan.options)
     _check_windows(kind, text, plan.seen, staged.first_layer)
     off = "with paged attention than with its own"
     _compare(kind, logits, expected, off, _TOLERANCE.get(model.dtype, _TOLERANCE_HALF))
@@ -318,23 +332,31 @@ def _shape(kind: str, plan: ForwardPlan) -> KvShape:
             "choose one whose class in transformers leaves attention to a function"
         )
     if sorted(seen) != list(range(len(seen))):
-        raise UnsupportedModel(
-            f"a model of type {kind!r} attends in layers {sorted(seen)}, not in each one once"
+        raise unsupported_kind(
+            kind, f"it attends in layers {sorted(seen)[:20]}, not in each one once"
         )
     if plan.n_calls != len(seen):
-        raise UnsupportedModel(
-            f"a model of type {kind!r} attends {plan.n_calls} times in {len(seen)} layers, each "
-            "time with other keys and values; a KV block has room for one time"
+        raise unsupported_kind(
+            kind,
+            f"it attends {plan.n_calls} times in {len(seen)} layers, each time with other keys "
+            "and values, and a KV block has room for one time",
         )
     shapes = {shape for call in seen.values() for shape in (call.key_shape, call.value_shape)}
     if len(shapes) != 1:
         listed = ", ".join(f"{heads} heads of {dim}" for _, heads, _, dim in sorted(shapes))
-        raise UnsupportedModel(
-            f"a model of type {kind!r} has keys and values of several shapes ({listed}); "
-            "a KV block has one"
+        raise unsupported_kind(
+            kind, f"it has keys and values of several shapes ({listed}), and a KV block has one"
         )
     _, n_kv_heads, _, head_dim = shapes.pop()
     return KvShape(len(seen), n_kv_heads, head_dim)
+
+
+def _check_options(kind: str, options: set[str]) -> None:
+    """Refuse options of attention that ours does not know: short prompts may not show them."""
+    if unknown := sorted(options - _HARMLESS_OPTIONS):
+        raise unsupported_kind(
+            kind, f"its attention takes {', '.join(unknown)[:200]}, which ours does not read"
+        )
 
 
 def _check_windows(kind: str, text: Any, seen: dict[int, SeenAttention], first_layer: int) -> None:

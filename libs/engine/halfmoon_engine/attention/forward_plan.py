@@ -151,6 +151,8 @@ class ForwardPlan:
     seen: dict[int, SeenAttention] = field(default_factory=dict)
     #: Calls of attention over all layers.
     n_calls: int = 0
+    #: While a model is probed: names of options that attention was given and does not read.
+    options: set[str] = field(default_factory=set)
 
 
 def plan_probe(lengths: Sequence[int], first_layer: int = 0) -> ForwardPlan:

@@ -80,7 +80,7 @@ def paged_attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
-    **_: Any,
+    **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """Compute one layer's attention, with the signature that transformers calls.
 
@@ -94,6 +94,8 @@ def paged_attention(
         sliding_window: keys that a query sees, its own included; none for all.
         softcap: scores are bounded by ±softcap with tanh (Gemma 2).
         s_aux: [n_heads] attention sinks (gpt-oss).
+        others: what the model passes on besides; a probe sees their names, and no forward reads
+            them.
 
     Returns:
         [1, n_tokens, n_heads, head_dim], and no weights.
@@ -103,6 +105,8 @@ def paged_attention(
     index: Any = module.layer_idx
     layer = _Layer(int(index), scaling, sliding_window, softcap, s_aux)
     plan.n_calls += 1
+    if plan.pool is None:
+        plan.options.update(name for name, value in others.items() if value is not None)
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     plan.seen[layer.index - plan.first_layer] = SeenAttention(
         tuple(key.shape), tuple(value.shape), sliding_window, scale, softcap, s_aux

@@ -6,8 +6,8 @@ loaded model for all that a configuration does not tell.
 
 from typing import Any
 
-from halfmoon_models.errors import UnsupportedModel
-from halfmoon_models.model_types import PAGEABLE_LAYERS
+from halfmoon_models.model_kinds import unsupported_kind
+from halfmoon_models.model_types import LATENT, PAGEABLE_LAYERS, SHARED_KEYS
 
 
 def check_architecture(config: Any) -> None:
@@ -20,11 +20,7 @@ def check_architecture(config: Any) -> None:
     kind = str(config.model_type)
 
     def refuse(reason: str) -> None:
-        raise UnsupportedModel(
-            f"a model of type {kind!r} can't be served: {reason}; served are "
-            "decoder-only language models whose layers all keep keys and values of one shape: "
-            "choose one of these"
-        )
+        raise unsupported_kind(kind, reason)
 
     if getattr(config, "is_encoder_decoder", False):
         refuse("it is an encoder-decoder")
@@ -34,9 +30,9 @@ def check_architecture(config: Any) -> None:
     if odd_layers:
         refuse(f"its layers of type {', '.join(sorted(odd_layers))} keep another kind of state")
     if getattr(text, "num_kv_shared_layers", 0):
-        refuse("some of its layers use another layer's keys and values")
+        refuse(SHARED_KEYS)
     if getattr(text, "kv_lora_rank", None):
-        refuse("multi-head latent attention has keys and values of different sizes")
+        refuse(LATENT)
     if getattr(text, "use_bidirectional_attention", False) or not getattr(text, "is_causal", True):
         refuse("its attention looks at later tokens")
     if "dynamic" in _rope_types(text):

@@ -1,4 +1,4 @@
-"""Choose the class of transformers that writes a model's text, and leave out what text does not use.
+"""Choose the class of transformers that writes a model's text, and leave out other parts.
 
 A model that reads images or sounds has towers beside its language model. Text alone never passes
 through them, so they are replaced before weights are loaded: they take neither time nor memory.
@@ -40,7 +40,7 @@ class UnusedPart(torch.nn.Module):
 
 
 def text_config_of(config: Any) -> Any:
-    """Return the configuration of what writes text: the whole one, or that of a speaker's thinker."""
+    """Return the configuration of what writes text: of a model that speaks, its thinker's."""
     return getattr(config, _THINKER, None) or config
 
 

@@ -53,6 +53,10 @@ log = logging.getLogger(__name__)
 transformers: Any = _transformers
 
 _MIB = 1 << 20
+_FETCH_CONFIG = (
+    "fetch config.json once more; where it is as its maker published it, transformers "
+    f"{transformers.__version__} can't make the model, and another version may"
+)
 
 
 def load_torch_engine(
@@ -79,24 +83,31 @@ def load_torch_engine(
         on_cpu=target.type == "cpu",
         native=has_native_form(inspected.config["model_type"], native),
     )
-    with _library_errors(f"{folder}/config.json is not one that can be used"):
+    with _library_errors(f"{folder}/config.json is not one that can be used", _FETCH_CONFIG):
         config = text_config_of(_read_config(inspected))
         auto_class = text_class(config)
         check_architecture(config)
         stage = stage_of(config, stage_index, n_stages)
-    with _library_errors(f"{folder}: its config.json describes no model that can be made"):
+    made = f"{folder}: its config.json describes no model that can be made"
+    with _library_errors(made, _FETCH_CONFIG):
         empty = check_config_matches_files(auto_class, config, inspected, n_stages)
         cut_model(empty, stage)
     model_class = partial_class(type(empty), leave_out_other_inputs, lambda m: cut_model(m, stage))
-    with _library_errors(f"{folder} can't be loaded"):
+    with _library_errors(f"{folder} can't be loaded", "fetch the model once more"):
         model = _load(inspected, dtype, model_class, config)
         staged = StageModel(model.eval().requires_grad_(False).to(target), stage)
-    with _library_errors(f"a model of type {str(config.model_type)!r} can't be run"):
+    kind = one_line(config.model_type, 60)
+    unserved = unserved_inputs(inspected.config)
+    alone = " on text alone" if unserved else ""
+    run = f"a model of type {kind!r} can't be served: it can't be run{alone}"
+    with _library_errors(run, "choose a decoder-only language model"):
         check_cut(staged)
         probed = probe_attention(staged)
         if stage.is_whole:
             stage = msgspec.structs.replace(stage, n_layers=probed.shape.n_layers)
-    with _library_errors(f"{folder}: its tokenizer can't be used"):
+    with _library_errors(
+        f"{folder}: its tokenizer can't be used", "fetch tokenizer.json once more"
+    ):
         tokenizer = read_model_tokenizer(folder, inspected.config)
         eos_token_ids = tuple(tokenizer.end_tokens if tokenizer else ()) or _eos_token_ids(model)
         grammars = (
@@ -126,7 +137,7 @@ def load_torch_engine(
         native,
     )
     log.info("computing with %s", runner.description)
-    if unserved := unserved_inputs(inspected.config):
+    if unserved:
         log.info("%s", unserved)
     return PagedEngine(
         runner,
@@ -161,7 +172,7 @@ def _log_stage(staged: StageModel, inspected: InspectedModel) -> None:
 
 
 @contextmanager
-def _library_errors(what: str) -> Iterator[None]:
+def _library_errors(what: str, way_out: str) -> Iterator[None]:
     """Turn a library's error about a checkpoint into an `UnsupportedModel` of one line.
 
     Log lines of transformers meanwhile, tables and texts of the checkpoint, are not shown.
@@ -175,7 +186,9 @@ def _library_errors(what: str) -> Iterator[None]:
     except BaseException as error:  # a panic in a library of Rust is no Exception
         lines = [line for line in map(str.strip, str(error).splitlines()) if line]
         reason = one_line(" ".join(lines[:3]) or type(error).__name__, 300)
-        raise UnsupportedModel(f"{what} ({type(error).__name__}: {reason})") from error
+        if isinstance(error, ImportError):
+            way_out = "install the package that its class in transformers asks for"
+        raise UnsupportedModel(f"{what} ({type(error).__name__}: {reason}); {way_out}") from error
     finally:
         transformers.logging.set_verbosity(before)
 
