@@ -21,11 +21,7 @@ from halfmoon_engine.checkpoints.architecture import check_architecture, max_con
 from halfmoon_engine.checkpoints.compute_dtype import compute_dtype
 from halfmoon_engine.checkpoints.fingerprint import fingerprint
 from halfmoon_engine.checkpoints.meta_model import check_config_matches_files, check_loaded_weights
-from halfmoon_engine.checkpoints.text_part import (
-    leave_out_other_inputs,
-    text_class,
-    text_config_of,
-)
+from halfmoon_engine.checkpoints.text_class import text_class, text_config_of
 from halfmoon_engine.interface import Device
 from halfmoon_engine.native.extension import NativeMode, native_extension
 from halfmoon_engine.paged_engine import PagedEngine
@@ -40,6 +36,7 @@ from halfmoon_engine.stages.model_cut import (
 )
 from halfmoon_engine.stages.stage_model import StageModel
 from halfmoon_engine.stages.stage_probe import check_cut
+from halfmoon_engine.stages.unused_parts import leave_out_other_inputs
 from halfmoon_models.errors import ModelError, UnsupportedModel, one_line
 from halfmoon_models.folder_inspection import InspectedModel
 from halfmoon_models.machine_cores import machine_cores
