@@ -18,14 +18,10 @@ from transformers.models.auto.modeling_auto import (
 
 from halfmoon_engine.attention.attention_probe import probe_attention
 from halfmoon_engine.checkpoints.architecture import check_architecture
-from halfmoon_engine.checkpoints.text_part import (
-    UnusedPart,
-    leave_out_other_inputs,
-    text_class,
-    text_config_of,
-)
+from halfmoon_engine.checkpoints.text_class import text_class, text_config_of
 from halfmoon_engine.load import open_engine
 from halfmoon_engine.stages.stage_model import StageModel
+from halfmoon_engine.stages.unused_parts import UnusedPart, leave_out_other_inputs
 from halfmoon_models.errors import ModelError
 from halfmoon_models.model_kinds import check_kind
 from halfmoon_testing.models.byte_tokenizer import train_tokenizer, write_tokenizer
@@ -206,8 +202,7 @@ def test_the_page_lists_the_types_that_are_served() -> None:
         ("Text models", SERVED),
         ("Text of multimodal models", (*SERVED_TEXT, *SERVED_TEXT_LARGE, *SPEAKERS)),
     ):
-        start = page.index(f"**{title}:**")
-        listed = re.findall(r"`([\w.-]+)`", page[start : page.index("\n\n", start)])
+        listed = page[page.index(f"**{title}:**") :].split("```")[1].split()
         assert listed == sorted(kinds), f"docs/models.md, {title}"
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn.modules.module import register_module_module_registration_hook
 
-from halfmoon_engine.checkpoints.text_part import leave_out_other_inputs
+from halfmoon_engine.stages.unused_parts import leave_out_other_inputs
 from halfmoon_models.errors import BrokenCheckpoint, UnsupportedModel
 from halfmoon_models.folder_inspection import InspectedModel, check_fits_memory
 

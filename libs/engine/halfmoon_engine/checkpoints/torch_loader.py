@@ -23,6 +23,7 @@ from halfmoon_engine.checkpoints.compute_dtype import compute_dtype
 from halfmoon_engine.checkpoints.fingerprint import fingerprint
 from halfmoon_engine.checkpoints.meta_model import check_config_matches_files, check_loaded_weights
 from halfmoon_engine.checkpoints.model_tokenizer import read_model_tokenizer
+from halfmoon_engine.checkpoints.text_class import text_class, text_config_of
 from halfmoon_engine.checkpoints.text_part import (
     leave_out_other_inputs,
     text_class,
@@ -42,6 +43,7 @@ from halfmoon_engine.stages.model_cut import (
 )
 from halfmoon_engine.stages.stage_model import StageModel
 from halfmoon_engine.stages.stage_probe import check_cut
+from halfmoon_engine.stages.unused_parts import leave_out_other_inputs
 from halfmoon_models.errors import ModelError, UnsupportedModel, one_line
 from halfmoon_models.folder_inspection import InspectedModel
 from halfmoon_models.machine_cores import machine_cores

@@ -17,10 +17,10 @@ from typing import Any, Literal
 
 import torch
 
-from halfmoon_engine.checkpoints.text_part import UnusedPart
 from halfmoon_engine.errors import BadEngineStage
 from halfmoon_engine.interface import EngineStage
 from halfmoon_engine.stages.stage_checks import ACTIVATION_ITEM_BYTES, cut_layers
+from halfmoon_engine.stages.unused_parts import UnusedPart
 
 #: What a replaced layer does with its input.
 _Role = Literal["pass", "enter", "leave"]
