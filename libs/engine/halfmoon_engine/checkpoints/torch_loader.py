@@ -24,11 +24,6 @@ from halfmoon_engine.checkpoints.fingerprint import fingerprint
 from halfmoon_engine.checkpoints.meta_model import check_config_matches_files, check_loaded_weights
 from halfmoon_engine.checkpoints.model_tokenizer import read_model_tokenizer
 from halfmoon_engine.checkpoints.text_class import text_class, text_config_of
-from halfmoon_engine.checkpoints.text_part import (
-    leave_out_other_inputs,
-    text_class,
-    text_config_of,
-)
 from halfmoon_engine.interface import Device
 from halfmoon_engine.native.extension import NativeMode, native_extension
 from halfmoon_engine.paged_engine import PagedEngine
