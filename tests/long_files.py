@@ -25,6 +25,7 @@ LONG_FILES = (
     "polyglot/test_mixed_clusters.py",
     "e2e/test_refused_models.py",
     "e2e/test_hostile.py",
+    "engine/test_model_types.py",
     "e2e/test_dead_conductor.py",
     "services/test_hostile_sequences.py",
     "e2e/test_local_prefill.py",
