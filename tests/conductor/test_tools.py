@@ -9,8 +9,11 @@ import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
 
 from halfmoon_conductor.engine_io.gateway_interface import ModelCard
+from halfmoon_conductor.routes.rest_app import create_app
+from halfmoon_conductor.text.fake_tokenizer import FakeTokenizer
 from halfmoon_conductor.text.hub_tokenizer import HubTokenizer
 from halfmoon_conductor.tools.tool_call_bodies import ParsedCall
 from halfmoon_conductor.tools.tool_call_parser import ToolCallParser
@@ -176,6 +179,35 @@ async def test_the_template_sees_tools_calls_and_results(
     assert '"arguments": {"at": "Cork"}' in prompt
     assert "tool:high" in prompt
     assert '"name": "moon_phase"' in prompt
+
+
+async def test_a_form_of_calls_that_is_not_known_is_told_of_tools_and_answers_with_text(
+    card: ModelCard,
+) -> None:
+    tokenizer = FakeTokenizer()
+    tokenizer.chat_templates = {"default": "[TOOLS]{{ tools | tojson }}[CALLS]"}
+    gateway = ScriptedGateway([5, 6], model=card)
+    app = create_app(gateway, tokenizer, registry=CollectorRegistry())
+    transport = httpx.ASGITransport(app=app)
+    strict = {"type": "function", "function": {**TIDE["function"], "strict": True}}
+    async with httpx.AsyncClient(transport=transport, base_url="http://front") as client:
+        for choice in ({}, {"tool_choice": "auto"}):
+            message = (await ask(client, max_tokens=2, **choice)).json()["choices"][0]["message"]
+            assert message["content"] == " t5 t6" and "tool_calls" not in message
+            assert '"moon_phase"' in bytes(gateway.requests[-1].prompt_token_ids).decode()
+        for wish in (
+            {"tool_choice": "required"},
+            {"tool_choice": allowed("auto", "tide")},
+            {"tools": [strict]},
+        ):
+            refused = (await ask(client, **wish)).json()["error"]
+            assert (refused["param"], refused["code"]) == ("tools", "not_supported")
+            assert "needs to know how it writes calls" in refused["message"]
+        tokenizer.chat_templates = {"default": "{{ messages }}"}
+    app = create_app(gateway, tokenizer, registry=CollectorRegistry())
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://front") as client:
+        assert "tells the model of none" in (await ask(client)).json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

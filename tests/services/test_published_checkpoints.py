@@ -32,7 +32,7 @@ N_NEW = 24
 SEEDS = range(24)
 #: Checkpoints whose templates know no tools, and leave them out, or write calls in a form that the
 #: conductor does not read. It takes tools where it is told of a form.
-TOLD_OF_CALLS = {"qwen2.5-vl", "gemma3", "phi4", "mistral-small", "minimax-m2"}
+TOLD_OF_CALLS = {"qwen2.5-vl", "gemma3", "phi4"}
 #: Checkpoints whose templates refuse calls too.
 WITHOUT_CALLS = {"gemma3", "phi4"}
 
@@ -165,6 +165,5 @@ async def test_a_chat_has_the_tokens_of_transformers_and_ends_where_it_should(
                 assert choice["token_ids"] == tokens
                 ended = tokens[-1] in reference.stops
                 assert choice["finish_reason"] == ("stop" if ended else "length")
-                assert all(
-                    text not in choice["message"]["content"] for text in PUBLISHED[name].stops
-                )
+                content = choice["message"]["content"] or ""  # none: it is all thought
+                assert all(text not in content for text in PUBLISHED[name].stops)

@@ -58,11 +58,11 @@ class PromptEncoder:
         self._aliases = frozenset(aliases)
         self._alias_beginnings = tuple(each[:-1] for each in aliases if each.endswith("*"))
         self._tokenizer = tokenizer
+        source = source_with_tools(tokenizer.chat_templates)
         self._tool_call_format = (
-            tool_call_format_of(source_with_tools(tokenizer.chat_templates))
-            if tool_call_parser == "auto"
-            else tool_call_parser
+            tool_call_format_of(source) if tool_call_parser == "auto" else tool_call_parser
         )
+        self._tells_of_tools = "tools" in source
         self._templates = NamedTemplates(tokenizer)
 
     def model_card(self, name: str | None) -> ModelCard:
@@ -203,20 +203,31 @@ class PromptEncoder:
         return self._encode(text, False, "messages")
 
     def tool_call_format(self, body: ChatRequest) -> ToolCallFormat | None:
-        """Return how this model writes tool calls; None if the chat offers no tools.
+        """Return how this model writes tool calls; None if calls are not told from text.
+
+        That is so if the chat offers no tools, and if the model's template tells of them in a way
+        that is not known.
 
         Raises:
-            NotSupported: the chat offers tools, and the model's format is not known.
+            NotSupported: the chat offers tools that the template would leave out, or asks for
+                calls of a form, and the model's form is not known.
         """
-        if not body.offered_tools:
+        if not body.offered_tools or self._tool_call_format is not None:
+            return self._tool_call_format if body.offered_tools else None
+        strict = any(tool.function.strict for tool in body.offered_tools)
+        if self._tells_of_tools and not strict and body.tool_choice in (None, "auto"):
             return None
-        if self._tool_call_format is None:
-            raise NotSupported(
-                "tools is not supported with this model: how it writes calls is not known from "
-                "its chat template; start the conductor with --tool-call-parser.",
-                param="tools",
-            )
-        return self._tool_call_format
+        what = (
+            f"{'a strict function' if strict else 'this tool_choice'} needs to know how it writes "
+            "calls, which its chat template does not show"
+            if self._tells_of_tools
+            else "its chat template tells the model of none"
+        )
+        raise NotSupported(
+            f"tools is not supported with this model: {what}; start the conductor with "
+            "--tool-call-parser.",
+            param="tools",
+        )
 
     # -- texts and tokens --------------------------------------------------------------------
 
