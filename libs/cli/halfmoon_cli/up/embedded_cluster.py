@@ -20,7 +20,6 @@ from typing import Any
 from halfmoon_metadata.cluster_namespace import DEFAULT_CLUSTER
 from halfmoon_metadata.tcp_ports import free_port, is_free
 from halfmoon_runtime.own_address import resolve_own_address
-from halfmoon_sandbox.bound_process import start_bound
 
 #: Order in which services are started, and also stopped: the conductor lets its requests finish
 #: while the others still serve them.
@@ -194,6 +193,9 @@ class ServiceProcess:
             "HALFMOON_STATUS_FILE": str(self._status_path),
             "PYTHONUNBUFFERED": "1",
         }
+        # Here: it imports asyncio, which no help needs.
+        from halfmoon_sandbox.bound_process import start_bound
+
         self.log_path.touch(0o600)
         with self.log_path.open("ab") as log:
             self._process = start_bound(
