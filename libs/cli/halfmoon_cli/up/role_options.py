@@ -13,6 +13,7 @@ from halfmoon_runtime.setting_names import ENVIRONMENT_PREFIX, SECRETS
 RESERVED_FLAGS = {
     "worker-id": "halfmoon up names its processes itself",
     "metadata": "all processes meet in one metadata server: use --metadata",
+    "cluster": "all processes are of one cluster: use --cluster",
     "cluster-key-file": "all processes have one cluster key: set HALFMOON_CLUSTER_KEY_FILE",
     "model": "all processes serve one model: use --model",
     "served-model-name": "use --name",
