@@ -138,7 +138,11 @@ def test_services_end_with_up_that_is_killed_while_they_start(tmp_path: Path) ->
 
 
 @pytest.mark.e2e
-def test_a_closed_terminal_stops_everything_in_order(tmp_path: Path) -> None:
+def test_a_closed_terminal_stops_everything_in_order(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    inherited = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests may run under nohup
+    request.addfinalizer(lambda: signal.signal(signal.SIGHUP, inherited))
     with up(tmp_path, MODEL=FAKE, PORT=str(free_port())) as running:
         running.until(lambda: "Ctrl-C stops it" in running.text)
         children = running.children()
