@@ -346,4 +346,4 @@ async def test_ready_and_the_first_refusal_give_the_reason(
     refused = await client.post("/v1/completions", json=body)
     assert refused.status_code == 503
     message = refused.json()["error"]["message"]
-    assert message.startswith("No worker has joined yet") and gateway.hint in message
+    assert message.startswith("No model is served yet") and gateway.hint in message

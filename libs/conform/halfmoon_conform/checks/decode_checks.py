@@ -415,7 +415,7 @@ async def _stop(context: CheckContext) -> None:
     "decode.tokens.min-new-tokens",
     roles=_DECODE,
     features=("min_tokens",),
-    says="of the first `min_new_tokens` tokens none is a stop token",
+    says="Of the first `min_new_tokens` tokens none is a stop token",
 )
 async def _min_new(context: CheckContext) -> None:
     client = await DecodeClient.open(context)

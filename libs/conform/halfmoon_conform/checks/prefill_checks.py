@@ -167,7 +167,7 @@ async def _finish(context: CheckContext) -> None:
     "prefill.done.min-new-tokens",
     roles=_PREFILL,
     features=("min_tokens",),
-    says="of the first `min_new_tokens` tokens none is a stop token",
+    says="Of the first `min_new_tokens` tokens none is a stop token",
 )
 async def _min_new(context: CheckContext) -> None:
     client = await PrefillClient.open(context)
