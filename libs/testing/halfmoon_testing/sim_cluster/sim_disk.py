@@ -46,6 +46,15 @@ class VirtualDisk:
             record, stored = self._slots[self._newest]
             self._slots[self._newest] = record, stored[: len(stored) // 2].ljust(len(stored))
 
+    @property
+    def missing_bytes(self) -> int:
+        """Return 0: a simulated disk has all its slots."""
+        return 0
+
+    def grow(self) -> int:
+        """Return 0, as no slot is missing."""
+        return 0
+
     def layout(self) -> KvLayout | None:
         """See `SegmentFolder.layout`."""
         return self._layout
