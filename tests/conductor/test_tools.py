@@ -189,7 +189,7 @@ async def test_a_form_of_calls_that_is_not_known_is_told_of_tools_and_answers_wi
     gateway = ScriptedGateway([5, 6], model=card)
     app = create_app(gateway, tokenizer, registry=CollectorRegistry())
     transport = httpx.ASGITransport(app=app)
-    strict = {"type": "function", "function": {**TIDE["function"], "strict": True}}
+    strict = {"type": "function", "function": {"name": "tide", "strict": True}}
     async with httpx.AsyncClient(transport=transport, base_url="http://front") as client:
         for choice in ({}, {"tool_choice": "auto"}):
             message = (await ask(client, max_tokens=2, **choice)).json()["choices"][0]["message"]
