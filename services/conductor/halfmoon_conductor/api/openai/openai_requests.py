@@ -3,7 +3,6 @@
 `request_fields` explains the kinds of fields and how unsupported ones are refused.
 """
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -110,22 +109,6 @@ class Prediction(ApiModel):
 
     type: Literal["content"]
     content: Content
-
-
-def check_thinking_switch(
-    variables: Mapping[str, JsonValue] | None, enable_thinking: bool | None
-) -> None:
-    """Check that a conversation does not turn thoughts on in one place and off in the other.
-
-    Raises:
-        PydanticCustomError: it does.
-    """
-    given = (variables or {}).get("enable_thinking")
-    if None not in (given, enable_thinking) and given != enable_thinking:
-        raise contradiction(
-            "enable_thinking",
-            "enable_thinking and that of chat_template_kwargs differ; send one of them",
-        )
 
 
 class ChatRequest(SharedFields):
