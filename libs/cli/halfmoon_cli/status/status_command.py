@@ -2,7 +2,7 @@
 
 import json
 import sys
-import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
@@ -11,6 +11,7 @@ from rich.live import Live
 from rich.text import Text
 
 from halfmoon_cli.common.printable_text import printable
+from halfmoon_cli.common.stop_signals import catch_stop_signals
 from halfmoon_cli.endpoint.endpoint_address import (
     DEFAULT_URL,
     ApiEndpoint,
@@ -70,19 +71,21 @@ def _look(client: "httpx.Client", endpoint: ApiEndpoint, n_decisions: int) -> Re
 
 
 def _watch(client: "httpx.Client", endpoint: ApiEndpoint, every_s: float, n_decisions: int) -> None:
-    """Show the cluster until Ctrl-C. Only the first fetch must succeed."""
+    """Show the cluster until Ctrl-C or SIGTERM. Only the first fetch must succeed."""
     shown = _look(client, endpoint, n_decisions)
-    try:
-        with Live(shown, console=console, screen=console.is_terminal, auto_refresh=False) as live:
-            while True:
-                live.update(shown, refresh=True)
-                time.sleep(every_s)
-                try:
-                    shown = _look(client, endpoint, n_decisions)
-                except EndpointError as error:
-                    shown = Text(printable(str(error)), "red")
-    except KeyboardInterrupt:
-        return
+    with (
+        suppress(KeyboardInterrupt),
+        catch_stop_signals(interrupting=True) as stop,
+        Live(shown, console=console, screen=console.is_terminal, auto_refresh=False) as live,
+    ):
+        while not stop.came:
+            live.update(shown, refresh=True)
+            if stop.wait(every_s):
+                return
+            try:
+                shown = _look(client, endpoint, n_decisions)
+            except EndpointError as error:
+                shown = Text(printable(str(error)), "red")
 
 
 def _give_up(message: str, status: int) -> NoReturn:

@@ -12,6 +12,8 @@ from halfmoon_conform.verdict import CheckFailed, CheckSkipped, require
 from halfmoon_protocol.blocks import block_hashes
 
 _DECODE: tuple[ServiceRole, ...] = ("decode",)
+#: Requests that are cancelled in turn, until one is cut short.
+_CANCELS = 5
 #: Statuses of an access by a key that is over, or for other bytes.
 _VOID = (1, 2, 11)
 _KEY = (
@@ -579,21 +581,36 @@ async def _cancel_landing(context: CheckContext) -> None:
 async def _cancel_running(context: CheckContext) -> None:
     client = await DecodeClient.open(context)
     n_tokens, kv = _prompt(context)
-    room = context.subject.record.get("max_context", 512) - n_tokens
+    for _ in range(_CANCELS):
+        if await _stops_when_cancelled(client, kv, n_tokens):
+            return
+    raise CheckFailed(f"{_CANCELS} requests were cancelled, and each of them ran to its end")
+
+
+async def _stops_when_cancelled(client: DecodeClient, kv: list[bytes], n_tokens: int) -> bool:
+    """Cancel a request while it runs; return False if it had its last token all the same.
+
+    Raises:
+        CheckFailed: it goes on after its cancel.
+    """
+    room = client.context.subject.record.get("max_context", 512) - n_tokens
     limit = min(room, 400)
     reserved = await client.landing(n_tokens, limit)
+    request_id = reserved["request_id"]
     await client.write(reserved["landing"], kv)
-    await client.start(reserved["request_id"], n_prompt=n_tokens, max_new_tokens=limit)
-    await client.answer(reserved["request_id"], n_tokens=1)
-    await client.caller.send({"type": "cancel", "request_id": reserved["request_id"]})
+    await client.start(request_id, n_prompt=n_tokens, max_new_tokens=limit)
+    await client.answer(request_id, n_tokens=1)
+    await client.caller.send({"type": "cancel", "request_id": request_id})
     await client.caller.settle()
     # What was under way may still have come; from now on nothing does.
     again = await client.run(kv, n_tokens, 8)
-    while client.has_part_of(reserved["request_id"]):
-        await client.answer(reserved["request_id"], n_tokens=1)
+    while client.has_part_of(request_id):
+        if (await client.answer(request_id, n_tokens=1)).finish:
+            return False
     other = await client.run(kv, n_tokens, 8)
-    require(not client.has_part_of(reserved["request_id"]), "tokens of a cancelled request")
+    require(not client.has_part_of(request_id), "tokens of a cancelled request")
     require(again.tokens == other.tokens, "other tokens after a cancel")
+    return True
 
 
 @check("decode.cancel.foreign", roles=_DECODE, says="*Foreign* is one about something that another")

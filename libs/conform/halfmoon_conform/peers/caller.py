@@ -82,7 +82,8 @@ class Caller:
         """Take the first message that a function wants.
 
         Raises:
-            CheckFailed: none came in time; the text names `what`.
+            CheckFailed: none came in time, and the text names `what`; or a frame came that is no
+                message.
         """
         found: list[WireMap] = []
         within_s = self._answer_s if within_s is None else within_s
@@ -104,7 +105,7 @@ class Caller:
                 raise CheckFailed(
                     f"no answer within {within_s:g} s: waited for {_short(what)}; received {heard}"
                 ) from None
-        if self._fault is not None and not found:
+        if self._fault is not None:
             raise self._fault
         return found[0]
 
@@ -116,6 +117,9 @@ class Caller:
         `welcome` may come at any time.
         """
         self.inbox = [message for message in self.inbox if message.get("type") not in _UNASKED]
+        await self._read_answers()
+
+    async def _read_answers(self) -> None:
         version = next(self._foreign_versions)
         hello: WireMap = {"type": "hello", "conductor_id": self._name, "session": 2}
         await self.send({**hello, "min_version": version, "max_version": version})
@@ -130,7 +134,8 @@ class Caller:
         Raises:
             CheckFailed: one came.
         """
-        await self.settle()
+        # What nobody asks for stays here: it may be what must not come.
+        await self._read_answers()
         for message in self.inbox:
             if not difference(pattern, message):
                 raise CheckFailed(f"answered {_short(message)}, and should not")
