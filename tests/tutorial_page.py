@@ -33,7 +33,7 @@ _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$(?:\n+<!-- shows: (.*?) -->$)?", re.M
 _START = re.compile(r"(?:make|\.venv/bin/halfmoon) up\b")
 #: What pages name relative to a clone.
 _LINKED = ("examples", "libs")
-_WITHIN_S = 120.0
+_WITHIN_S = 240.0
 
 
 class PageReader:

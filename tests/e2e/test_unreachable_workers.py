@@ -71,7 +71,8 @@ def test_decode_workers_with_a_wrong_advertised_host_are_named_by_conductor_and_
         assert 'halfmoon_unreachable_workers{role="decode"} 2.0' in get("/metrics").text
         shown = CliRunner().invoke(app, ["status", "--url", plan.url], env={"COLUMNS": "400"})
         assert "decode-0 is unreachable at tcp://127.0.0.2:" in shown.output, shown.output
-        assert "worker_unreachable" in cluster.processes["conductor-0"].log_path.read_text()
+        log = cluster.processes["conductor-0"].log_path
+        until(cluster, lambda: "worker_unreachable" in log.read_text())
 
         for name in ("decode-0", "decode-1"):
             worker = cluster.processes[name]
