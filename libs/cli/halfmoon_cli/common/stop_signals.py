@@ -24,7 +24,7 @@ class StopSignals:
 
     @property
     def came(self) -> bool:
-        """Whether one came."""
+        """Return whether one came."""
         return self._came
 
     def wait(self, seconds: float | None) -> bool:

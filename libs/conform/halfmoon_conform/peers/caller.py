@@ -134,7 +134,7 @@ class Caller:
         Raises:
             CheckFailed: one came.
         """
-        # What nobody asks for stays here: it may be what must not come.
+        # What answers no question stays here: it may be what must not come.
         await self._read_answers()
         for message in self.inbox:
             if not difference(pattern, message):
