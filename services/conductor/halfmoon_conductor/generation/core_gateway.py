@@ -58,6 +58,8 @@ log = structlog.get_logger()
 _UNAVAILABLE_RETRY_S = 1.0
 #: The finishes that workers report, as the type checker knows them.
 _FINISHES: Mapping[str, Finish] = {finish: finish for finish in get_args(Finish)}
+#: Read once: a request must not need a file, nor a descriptor for it.
+_VERSION = version("halfmoon-conductor")
 #: Tokens of one try that prove a request harmless: prefill's token and decode's first.
 _HARMLESS_TOKENS = 2
 
@@ -385,5 +387,5 @@ def _largest_pool(workers: Sequence[WorkerInfo], block_size: int) -> int:
 
 def _fingerprint(model: str) -> str:
     """Return a short name for what computes answers: the model's fingerprint, and our version."""
-    made_of = f"{model}/{version('halfmoon-conductor')}"
+    made_of = f"{model}/{_VERSION}"
     return f"fp_{blake2b(made_of.encode(), digest_size=6).hexdigest()}"

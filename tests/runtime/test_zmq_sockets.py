@@ -1,0 +1,40 @@
+"""What a monitor of a ZeroMQ socket says, and what reading it leaves behind."""
+
+import struct
+
+import pytest
+import zmq
+
+from halfmoon_runtime.channels.zmq_sockets import monitor_event
+
+
+def frames(event: int, value: int) -> list[bytes]:
+    return [struct.pack("=hi", event, value), b"tcp://127.0.0.1:7"]
+
+
+@pytest.mark.parametrize("event", [zmq.EVENT_CONNECTED, zmq.EVENT_HANDSHAKE_FAILED_AUTH])
+def test_an_event_and_its_endpoint_are_read(event: zmq.Event) -> None:
+    assert monitor_event(frames(event, -1)) == (event, "tcp://127.0.0.1:7")
+
+
+def test_no_number_that_an_event_brings_is_kept() -> None:
+    def n_kept() -> int:
+        return len(zmq.Event._value2member_map_)
+
+    before = n_kept()
+    for value in range(1000, 3000):
+        monitor_event(frames(zmq.EVENT_CONNECT_RETRIED, value))
+    assert n_kept() == before
+
+
+def test_an_event_of_a_real_socket_is_read() -> None:
+    context = zmq.Context()
+    socket = context.socket(zmq.ROUTER)
+    monitor = socket.get_monitor_socket(zmq.EVENT_LISTENING)
+    try:
+        port = socket.bind_to_random_port("tcp://127.0.0.1")
+        found = monitor_event(monitor.recv_multipart())
+        assert found == (zmq.EVENT_LISTENING, f"tcp://127.0.0.1:{port}")
+    finally:
+        socket.disable_monitor()
+        context.destroy(linger=0)
