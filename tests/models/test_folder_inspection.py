@@ -51,6 +51,18 @@ def test_a_whole_model_passes(tmp_path: Path) -> None:
     check_model(str(tmp_path))
 
 
+@pytest.mark.parametrize("others", [["config.4.0.0.json"], [1], "config.4.0.0.json", {}])
+def test_a_second_configuration_is_refused_unread(tmp_path: Path, others: object) -> None:
+    make_llama(tmp_path, configuration_files=others)
+    (tmp_path / "config.4.0.0.json").write_text('{"_attn_implementation": "someone/kernel"}')
+    line = refusal(tmp_path)
+    assert "configuration_files in config.json leads to " in line and "remove that field" in line
+
+
+def test_a_list_of_the_one_configuration_passes(tmp_path: Path) -> None:
+    check_model(str(make_llama(tmp_path, configuration_files=["config.json"])))
+
+
 def test_nothing_heavy_is_imported_for_a_refusal(tmp_path: Path) -> None:
     make_llama(tmp_path, quantization_config={"quant_method": "awq"})
     program = (

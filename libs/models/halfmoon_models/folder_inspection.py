@@ -8,7 +8,7 @@ from typing import Any
 from halfmoon_models.bounded_files import MIB, list_files, read_json_object
 from halfmoon_models.config_bounds import check_config_bounds
 from halfmoon_models.config_parts import text_parts
-from halfmoon_models.errors import BrokenCheckpoint, ModelError, UnsupportedModel
+from halfmoon_models.errors import BrokenCheckpoint, ModelError, UnsupportedModel, one_line
 from halfmoon_models.foreign_formats import check_file_names, check_is_folder
 from halfmoon_models.machine_memory import machine_memory_bytes
 from halfmoon_models.model_kinds import check_kind
@@ -91,11 +91,25 @@ def _read_config(folder: Path, names: frozenset[str], quantised: bool) -> Mappin
     if not quantised:
         check_configuration(folder, config, names)
     try:
+        _check_only_one(config)
         check_kind(config)
         check_config_bounds(config)
     except ModelError as error:
         raise type(error)(f"{folder}: {error}") from None
     return config
+
+
+def _check_only_one(config: Mapping[str, Any]) -> None:
+    """Refuse a configuration that leads transformers to another one, which nothing has checked.
+
+    Of the names in `configuration_files` it reads that of its version in place of config.json.
+    """
+    others = config.get("configuration_files")
+    if others is not None and others != [CONFIG_FILE]:
+        raise UnsupportedModel(
+            f"configuration_files in config.json leads to {one_line(others, 80)}, and "
+            "config.json alone is read here: remove that field"
+        )
 
 
 def check_fits_memory(
