@@ -140,3 +140,10 @@ def test_a_stage_needs_memory_for_its_share_of_the_weights_only(
             str(folder), block_size=16, device="cpu", threads=1, stage_index=index, n_stages=2
         )
         assert engine.stage.first_layer == index
+
+
+@pytest.mark.parametrize("name", ["flash_attention_2", "flash_attention_3", "flex_attention", 7])
+def test_the_attention_that_trained_a_model_need_not_be_installed(
+    name: object, tmp_path: Path
+) -> None:
+    open_engine(str(make_llama(tmp_path, _attn_implementation=name)), block_size=16)

@@ -205,9 +205,12 @@ def _read_config(inspected: InspectedModel) -> Any:
         )
     if "auto_map" in inspected.config:
         log.info("the code that auto_map names is not run: transformers has the type %r", kind)
-    return transformers.AutoConfig.from_pretrained(
+    config = transformers.AutoConfig.from_pretrained(
         inspected.folder, local_files_only=True, trust_remote_code=False
     )
+    # Ours replaces it in any case, and what trained the model may not be installed.
+    config._attn_implementation = "eager"
+    return config
 
 
 def _load(
