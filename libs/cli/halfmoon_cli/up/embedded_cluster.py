@@ -128,12 +128,10 @@ def plan_processes(plan: ClusterPlan) -> list[ProcessSpec]:
     specs: list[ProcessSpec] = []
     files = {"cert": plan.tls_cert, "key": plan.tls_key, "ca": plan.tls_ca}
     tls = [f"--tls-{name}={path}" for name, path in files.items() if path]
-    # Said always: each service would take another name from the environment.
-    shared = ["--cluster", plan.cluster, *tls]
 
     def add(role: str, index: int, *arguments: str) -> None:
         name = f"{role}-{index}"
-        common = ("--worker-id", name, "--host", plan.host, *shared, *plan.extra.get(role, ()))
+        common = ("--worker-id", name, "--host", plan.host, *tls, *plan.extra.get(role, ()))
         python = plan.worker_python if role in ("prefill", "decode") else ""
         specs.append(ProcessSpec(name, role, (*arguments, *common), python))
 
@@ -311,4 +309,6 @@ class EmbeddedCluster:
                     process.wait(grace_s)
 
     def _open(self, spec: ProcessSpec) -> ServiceProcess:
-        return ServiceProcess(spec, self.folder, self.plan.environment)
+        # A variable, no flag: in a rolling upgrade, services of the build before know no such flag.
+        named = {"HALFMOON_CLUSTER": self.plan.cluster}
+        return ServiceProcess(spec, self.folder, {**named, **self.plan.environment})
