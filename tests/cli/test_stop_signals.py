@@ -26,7 +26,6 @@ def test_a_signal_ends_a_wait(number: signal.Signals) -> None:
         sender = threading.Timer(0.05, os.kill, (os.getpid(), number))
         sender.start()
         assert stop.wait(None)
-        assert stop.came
         sender.join()
 
 
@@ -40,7 +39,6 @@ def test_a_signal_before_a_wait_is_not_lost() -> None:
 def test_no_signal_is_none() -> None:
     with catch_stop_signals() as stop:
         assert not stop.wait(0.01)
-        assert not stop.came
 
 
 def test_the_first_signal_interrupts_and_further_ones_leave_the_way_out_alone() -> None:
@@ -49,7 +47,7 @@ def test_the_first_signal_interrupts_and_further_ones_leave_the_way_out_alone() 
             signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGTERM)
-        assert stop.came
+        assert stop.wait(60)
 
 
 def test_an_interrupt_that_a_destructor_swallowed_is_known_all_the_same(

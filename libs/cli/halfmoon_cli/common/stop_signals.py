@@ -22,11 +22,6 @@ class StopSignals:
         self._reader, self._writer = os.pipe()
         self._came = False
 
-    @property
-    def came(self) -> bool:
-        """Return whether one came."""
-        return self._came
-
     def wait(self, seconds: float | None) -> bool:
         """Wait for one, at most so long (None: for ever); return whether one came."""
         if not self._came:
@@ -38,7 +33,7 @@ class StopSignals:
 
         Raises:
             KeyboardInterrupt: it is the first, and the block wants to be interrupted. Python drops
-                that inside of a destructor or a callback: `came` is true all the same.
+                that inside of a destructor or a callback: `wait` returns at once all the same.
         """
         if self._came:
             return

@@ -78,14 +78,12 @@ def _watch(client: "httpx.Client", endpoint: ApiEndpoint, every_s: float, n_deci
         catch_stop_signals(interrupting=True) as stop,
         Live(shown, console=console, screen=console.is_terminal, auto_refresh=False) as live,
     ):
-        while not stop.came:
-            live.update(shown, refresh=True)
-            if stop.wait(every_s):
-                return
+        while not stop.wait(every_s):
             try:
                 shown = _look(client, endpoint, n_decisions)
             except EndpointError as error:
                 shown = Text(printable(str(error)), "red")
+            live.update(shown, refresh=True)
 
 
 def _give_up(message: str, status: int) -> NoReturn:
