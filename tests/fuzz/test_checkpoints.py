@@ -229,8 +229,11 @@ def reference_logits(folder: Path, tokens: list[int]) -> Any:
     import transformers as untyped_transformers
 
     transformers: Any = untyped_transformers
+    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+    # It reads the field before it takes the argument: a number there ends it.
+    config._attn_implementation = "eager"
     model = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, attn_implementation="eager", local_files_only=True
+        folder, config=config, attn_implementation="eager", local_files_only=True
     ).eval()
     with torch.inference_mode():
         return model(torch.tensor([tokens]), use_cache=False).logits[0, -1].float()

@@ -15,8 +15,9 @@ from halfmoon_transfer.backends.socket_io import connect_any
 from halfmoon_transfer.metadata.descriptor import SegmentDescriptor
 from halfmoon_transfer.threads.stop_signal import StopSignal
 
-#: Tries to bind a connection while the peer's regions keep changing.
-MAX_BINDS = 5
+#: Tries to bind a connection while the peer's regions keep changing. A try is lost to each region
+#: that goes in its few milliseconds: five in a row were on a busy machine.
+MAX_BINDS = 50
 T = TypeVar("T")
 
 
