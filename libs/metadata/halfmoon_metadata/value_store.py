@@ -23,7 +23,8 @@ class ValueStore(Protocol):
         """Store a value; the owner's oldest ones make room for it.
 
         Returns:
-            False if it alone is larger than an owner's limit: then nothing has changed.
+            False if it alone is larger than an owner's limit, or the server has no room for it
+            beside what others keep there: it is not stored.
         """
         ...
 

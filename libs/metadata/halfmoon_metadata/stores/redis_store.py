@@ -35,8 +35,27 @@ _BATCH = 500
 _UNVERIFIED = ("ssl_cert_reqs", "ssl_check_hostname", "ssl_exclude_verify_flags")
 T = TypeVar("T")
 
+#: Sets KEYS[1] for a lease in ms, or for ever with "0". A Redis whose memory is full refuses SET and
+#: takes PEXPIRE: so a lease of the same value is renewed without the one.
+_WRITE = """
+local function write(value, lease)
+  if redis.call('GET', KEYS[1]) ~= value then
+    if lease == '0' then
+      redis.call('SET', KEYS[1], value)
+    else
+      redis.call('SET', KEYS[1], value, 'PX', lease)
+    end
+  elseif lease == '0' then
+    redis.call('PERSIST', KEYS[1])
+  else
+    redis.call('PEXPIRE', KEYS[1], lease)
+  end
+end
+"""
 #: KEYS[1]; ARGV: "1" and the expected value, or "0"; "1" and the new value, or "0"; lease in ms.
-_SWAP = """
+_SWAP = (
+    _WRITE
+    + """
 local current = redis.call('GET', KEYS[1])
 if ARGV[1] == '1' then
   if current ~= ARGV[2] then return 0 end
@@ -45,13 +64,14 @@ elseif current then
 end
 if ARGV[3] == '0' then
   redis.call('DEL', KEYS[1])
-elseif ARGV[5] == '0' then
-  redis.call('SET', KEYS[1], ARGV[4])
 else
-  redis.call('SET', KEYS[1], ARGV[4], 'PX', ARGV[5])
+  write(ARGV[4], ARGV[5])
 end
 return 1
 """
+)
+#: KEYS[1]; ARGV: the value; lease in ms.
+_PUT = _WRITE + "write(ARGV[1], ARGV[2])"
 #: Returns -1 if the record is no counter, or is at its limit.
 _INCREMENT = """
 local count = redis.pcall('INCR', KEYS[1])
@@ -125,6 +145,7 @@ class RedisStore:
         self._name, self._client = self._redis.name, self._redis.client
         self._call = self._redis.call
         self._swap = self._client.register_script(_SWAP)
+        self._put = self._client.register_script(_PUT)
         self._increment = self._client.register_script(_INCREMENT)
 
     def get(self, key: str) -> bytes | None:
@@ -137,7 +158,8 @@ class RedisStore:
         check_key(key)
         check_value(key, value)
         check_ttl(key, ttl_s)
-        self._call(lambda: self._client.set(key, value, px=_milliseconds(ttl_s) or None))
+        arguments = [value, str(_milliseconds(ttl_s)).encode()]
+        self._call(lambda: self._put(keys=[key], args=arguments))
 
     def delete(self, key: str) -> bool:
         """See `MetadataStore.delete`."""

@@ -2,6 +2,10 @@
 
 A hash has the values, a sorted set the times of their ends, and another hash their sizes with the
 sum under the empty name. The three expire together with the newest value.
+
+Members of the cluster keep their records in the same server, where a full memory (``maxmemory``)
+refuses new ones. So values leave a part of it free: an owner's older ones make room, and where that
+is not enough a value is not kept.
 """
 
 from collections.abc import Callable
@@ -13,6 +17,8 @@ from halfmoon_metadata.value_store import check_names
 T = TypeVar("T")
 
 _PREFIX = "halfmoon-values"
+#: Share of the server's memory, in percent, above which no value is added. Other keys count too.
+_MAX_MEMORY_PERCENT = 75
 #: What the scripts share. KEYS: values, ends, sizes.
 _COMMON = """
 local time = redis.call('TIME')
@@ -29,15 +35,28 @@ local function drop(name)
   return 1
 end
 """
-#: ARGV: name, value, milliseconds to its end, most bytes.
+#: ARGV: name, value, milliseconds to its end, most bytes, most percent of the server's memory.
+#: INFO may be forbidden to this user; then the server's memory is not known.
 _PUT = (
     _COMMON
     + """
+local function is_tight()
+  local info = redis.pcall('INFO', 'memory')
+  if type(info) ~= 'string' then return false end
+  local most = tonumber(string.match(info, 'maxmemory:(%d+)') or '0')
+  local used = tonumber(string.match(info, 'used_memory:(%d+)') or '0')
+  return most > 0 and used + #ARGV[2] > most * tonumber(ARGV[5]) / 100
+end
 for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now)) do drop(name) end
 drop(ARGV[1])
 while total > 0 and total + #ARGV[2] > tonumber(ARGV[4]) do
   local oldest = redis.call('ZRANGE', KEYS[2], 0, 0)[1]
   if not oldest then break end
+  drop(oldest)
+end
+while is_tight() do
+  local oldest = redis.call('ZRANGE', KEYS[2], 0, 0)[1]
+  if not oldest then return 0 end
   drop(oldest)
 end
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
@@ -97,9 +116,14 @@ class RedisValues:
         check_names(owner, name)
         if len(value) > self._max_bytes:
             return False
-        arguments: list[str | bytes | int] = [name, value, self._ttl_ms, self._max_bytes]
-        self._call(lambda: self._put(keys=self._keys(owner), args=arguments))
-        return True
+        arguments: list[str | bytes | int] = [
+            name,
+            value,
+            self._ttl_ms,
+            self._max_bytes,
+            _MAX_MEMORY_PERCENT,
+        ]
+        return bool(self._call(lambda: self._put(keys=self._keys(owner), args=arguments)))
 
     def get(self, owner: str, name: str) -> bytes | None:
         """See `ValueStore.get`."""
