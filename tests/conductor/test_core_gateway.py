@@ -23,6 +23,7 @@ from halfmoon_protocol.logprobs import TokenScore
 from halfmoon_protocol.messages import (
     Cancel,
     DecodeFailed,
+    DecodeLoad,
     DecodeRefused,
     DecodeReserved,
     Message,
@@ -286,9 +287,48 @@ async def test_a_refusal_once_tokens_are_out_is_a_failure() -> None:
     async with asking(script) as client:
         script.reserve("cmpl-1")
         script.prefill("cmpl-1", 50)
+        script.shell.post(WorkerJoined(a_worker("decode-1")))
+        no_room = DecodeLoad(
+            n_running=1, n_reserved=0, context_tokens=9, free_pages=0, n_pages=64, step_s=0
+        )
+        script.say(WorkerId("decode-1"), no_room)
         script.shell.post(WorkerLost(DECODE, "killed"))
+        script.wait(301.0)
+        script.shell.post(Tick())
         with pytest.raises(GenerationFailed):
             await client.task
+        assert [event.token for event in client.events] == [50]
+
+
+async def test_a_stream_goes_on_when_the_last_worker_comes_back() -> None:
+    script = Script("prefill-0", "decode-0")
+    async with asking(script, n_new=3) as client:
+        script.reserve("cmpl-1")
+        script.prefill("cmpl-1", 50)
+        script.shell.post(WorkerLost(DECODE, "it answers no heartbeats"))
+        script.shell.post(WorkerLost(PREFILL, "it answers no heartbeats"))
+        script.wait(5.0)
+        script.shell.post(Tick())
+        script.shell.post(WorkerJoined(a_worker("prefill-0")))
+        script.shell.post(WorkerJoined(a_worker("decode-0")))
+        script.reserve("cmpl-1~2")
+        assert script.last(StartPrefill).token_ids[-1] == 50
+        script.prefill("cmpl-1~2", 51)
+        script.decode("cmpl-1~2", 52, "length")
+        assert await client.task == [50, 51, 52]
+
+
+async def test_a_stream_ends_with_unavailable_when_no_worker_comes_back() -> None:
+    script = Script("prefill-0", "decode-0")
+    async with asking(script) as client:
+        script.reserve("cmpl-1")
+        script.prefill("cmpl-1", 50)
+        script.shell.post(WorkerLost(DECODE, "killed"))
+        script.wait(10.0)
+        script.shell.post(Tick())
+        with pytest.raises(ServiceUnavailable) as caught:
+            await client.task
+        assert caught.value.retry_after_s
         assert [event.token for event in client.events] == [50]
 
 

@@ -33,7 +33,7 @@ from halfmoon_protocol.messages import (
 from halfmoon_protocol.sampling import Finish, Sampling, Stopping
 from halfmoon_runtime.channels.network import PeerUnreachable, Port
 from halfmoon_runtime.clock import FakeClock
-from halfmoon_runtime.membership import Membership
+from halfmoon_runtime.membership import MEMBERS, Membership
 from halfmoon_runtime.worker.message_loop import FAILED_MESSAGES
 from halfmoon_scheduling.commands import AnyCommand
 from halfmoon_scheduling.conductor.conductor_machine import Conductor
@@ -148,6 +148,34 @@ async def test_a_start_of_the_same_generation_elsewhere_is_dialled_there() -> No
         moved = msgspec.structs.replace(a_worker("decode-0"), commands="memory://elsewhere")
         await Membership(running.store, moved).join()
         await running.until(lambda: running.network.dialled[-1] == "memory://elsewhere")
+        await running.until(lambda: DECODE in running.core.cluster)
+
+
+async def test_a_worker_that_answers_stays_whatever_the_metadata_server_forgets() -> None:
+    async with Running() as running:
+        lost: list[AnyEvent] = []
+
+        def note(now: float, event: AnyEvent, commands: list[AnyCommand]) -> None:
+            if isinstance(event, WorkerLost):
+                lost.append(event)
+
+        running.links.shell.add_recorder(note)
+        key = MEMBERS + DECODE
+        running.store.delete(key)
+        member = running.links._members[DECODE]
+        await running.until(lambda: not member.has_record)
+        await Membership(running.store, a_worker("decode-0")).join()
+        await running.until(lambda: member.has_record)
+        running.store.delete(key)
+        await running.until(lambda: not member.has_record)
+        assert not lost
+        assert len(running.network.links) == 1
+
+        running.network.links[0].break_off("")
+        await running.until(lambda: lost)
+        await running.until(lambda: not running.links._members)
+        assert len(running.network.links) == 1, "without a record nothing says that it is there"
+        await Membership(running.store, a_worker("decode-0")).join()
         await running.until(lambda: DECODE in running.core.cluster)
 
 

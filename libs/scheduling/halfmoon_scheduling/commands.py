@@ -32,7 +32,7 @@ class Deliver(Command, frozen=True, tag="deliver"):
 
 
 class Reject(Command, frozen=True, tag="reject"):
-    """Refuse a request before its client got anything."""
+    """Refuse a request that holds nothing; its client may have the tokens of earlier tries."""
 
     request_id: RequestId
     #: overloaded → 429, unavailable → 503, too_long and unsupported → 400.

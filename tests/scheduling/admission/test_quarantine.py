@@ -233,7 +233,7 @@ def test_a_link_that_goes_down_and_up_again_counts_once() -> None:
     assert them.where("one", StartPrefill) == [first]
     them.lose(first)
     assert them.casualties["one"] == (Casualty(first, 1),)
-    assert them.ended == {"one": "failed"}  # no worker is left
+    assert them.ended == {}
 
 
 def test_a_prefill_worker_that_hangs_counts() -> None:

@@ -628,9 +628,11 @@ def test_waiting_ends_with_the_slo_or_the_timeout() -> None:
     core.load(free_pages=0)
     reject = only(core.handle(Tick(), 5.0), Reject)
     assert (reject.request_id, reject.kind) == (R1, "overloaded")
-    reject, fail = core.handle(Tick(), 100.0)  # type: ignore[assignment]
-    assert (reject.request_id, reject.kind) == (R2, "overloaded")
-    assert isinstance(fail, Fail)
+    rejects = core.handle(Tick(), 100.0)
+    assert [(r.request_id, r.kind) for r in rejects if isinstance(r, Reject)] == [
+        (R2, "overloaded"),
+        ("cmpl-3~2", "overloaded"),
+    ]
 
 
 def test_without_admission_nobody_is_refused_for_a_limit_while_waiting() -> None:
@@ -648,7 +650,47 @@ def test_who_waits_hears_when_nobody_is_left() -> None:
     core = Core("prefill-0", "decode-0")
     core.load(free_pages=0)
     core.arrive()
-    assert only(core.lose("decode-0"), Reject).kind == "unavailable"
+    assert core.lose("decode-0") == []
+    core.now = 9.9
+    assert core.arrive("cmpl-2") == []
+    assert core.handle(Tick(), 9.9) == []
+    rejects = core.handle(Tick(), 10.0)
+    assert [(r.request_id, r.kind, r.reason) for r in rejects if isinstance(r, Reject)] == [
+        (rid, "unavailable", "no decode worker is live that takes requests")
+        for rid in (R1, "cmpl-2")
+    ]
+    assert only(core.arrive("cmpl-3"), Reject).kind == "unavailable"
+
+
+@pytest.mark.parametrize("lost", [("decode-0",), ("prefill-0",), ("prefill-0", "decode-0")])
+def test_requests_wait_for_workers_that_come_back(lost: tuple[str, ...]) -> None:
+    core = Core("prefill-0", "decode-0")
+    core.arrive()
+    resubmits = [c for name in lost for c in core.lose(name) if isinstance(c, Resubmit)]
+    assert [resubmit.request_id for resubmit in resubmits] == [R1]
+    assert core.arrive("cmpl-1~2", attempt=2) == core.arrive("cmpl-2") == []
+    core.now = 8.0
+    commands = [c for name in lost for c in core.handle(WorkerJoined(a_worker(name)))]
+    assert sent(commands) == [("decode-0", ReserveDecode)] * 2
+
+
+def test_requests_do_not_wait_for_a_worker_that_was_told_to_leave() -> None:
+    core = Core("prefill-0", "decode-0")
+    core.handle(WorkerJoined(a_worker("decode-0", draining=True)))
+    core.lose("decode-0")
+    assert only(core.arrive(), Reject).kind == "unavailable"
+
+
+def test_requests_that_wait_end_when_another_model_comes() -> None:
+    core = Core("prefill-0", "decode-0")
+    for name in ("prefill-0", "decode-0"):
+        core.lose(name)
+    assert core.arrive() == []
+    other = msgspec.structs.replace(LAYOUT, n_layers=LAYOUT.n_layers + 1)
+    reject = only(core.handle(WorkerJoined(a_worker("decode-1", layout=other))), Reject)
+    assert (reject.request_id, reject.kind) == (R1, "unavailable")
+    assert core.conductor.cluster.layout == other
+    assert core.n_requests == {}
 
 
 def test_a_refusal_for_ever_is_too_long() -> None:
@@ -656,7 +698,7 @@ def test_a_refusal_for_ever_is_too_long() -> None:
     core.arrive()
     assert only(core.refused(retryable=False), Reject).kind == "too_long"
     core.arrive("cmpl-2~2", attempt=2)
-    assert isinstance(only(core.refused(rid="cmpl-2~2", retryable=False), Fail), Fail)
+    assert only(core.refused(rid="cmpl-2~2", retryable=False), Reject).kind == "too_long"
 
 
 @pytest.mark.parametrize(

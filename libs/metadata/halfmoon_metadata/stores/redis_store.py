@@ -35,8 +35,8 @@ _BATCH = 500
 _UNVERIFIED = ("ssl_cert_reqs", "ssl_check_hostname", "ssl_exclude_verify_flags")
 T = TypeVar("T")
 
-#: Sets KEYS[1] for a lease in ms, or for ever with "0". A Redis whose memory is full refuses SET and
-#: takes PEXPIRE: so a lease of the same value is renewed without the one.
+#: Sets KEYS[1] for a lease in ms, or for ever with "0". A Redis whose memory is full refuses SET
+#: and takes PEXPIRE, so the lease of the same value is renewed without a SET.
 _WRITE = """
 local function write(value, lease)
   if redis.call('GET', KEYS[1]) ~= value then

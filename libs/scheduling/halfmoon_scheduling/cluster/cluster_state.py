@@ -50,8 +50,9 @@ class Cluster:
         """
         self._costs = costs
         self._block_size = block_size
-        #: The common KV layout: set by the first prefill or decode worker, and forgotten with the
-        #: last one. A kvstore with blocks of another layout is not used.
+        #: The common KV layout: set by the first prefill or decode worker. It stays when the last
+        #: one has left, which may come back, until one of another layout joins. A kvstore with
+        #: blocks of another layout is not used.
         self.layout: KvLayout | None = None
         self.model = ""
         self._infos: dict[WorkerId, WorkerInfo] = {}
@@ -98,10 +99,11 @@ class Cluster:
             UnfitWorker: it can't work with the others; nothing changed.
         """
         self._require_fit(info)
+        model = self.model if self._has_model_workers() else ""
         self._infos[info.worker_id] = info
         self._forget_capacities()
         if info.layout is not None and info.role != "kvstore":
-            self._set_layout(info.layout, self.model or info.model)
+            self._set_layout(info.layout, model or info.model)
         if info.role == "prefill":
             self.prefills.join(info)
             self._forget_home(info.worker_id)
@@ -122,8 +124,6 @@ class Cluster:
         else:
             self._forget_homes()
         self._costs.forget(worker_id)
-        if all(other.role == "kvstore" for other in self._infos.values()):
-            self._set_layout(None, "")
 
     def home_of(self, prefill: WorkerId) -> WorkerId | None:
         """Return the kvstore that keeps the blocks of a live prefill worker; None without one."""
@@ -310,8 +310,6 @@ class Cluster:
             assert (info.worker_id in self.prefills) == (info.role == "prefill")
             assert (info.worker_id in self.decodes) == (info.role == "decode")
             assert info.role == "kvstore" or info.layout == self.layout
-        if self.layout is not None:
-            assert any(info.role != "kvstore" for info in self._infos.values())
         self.prefills.check()
         self.decodes.check()
         for worker_id, home in self._homes.items():
@@ -361,6 +359,9 @@ class Cluster:
         parts = [i for i in infos if i.stage_layers_only and self._takes_work(i)]
         return [*singles, *(info for info in parts if info.role == "prefill")]
 
+    def _has_model_workers(self) -> bool:
+        return any(info.role != "kvstore" for info in self._infos.values())
+
     def _takes_work(self, info: WorkerInfo) -> bool:
         return not info.draining and self._is_usable(info)
 
@@ -398,11 +399,12 @@ class Cluster:
                 f"block_size is {self._block_size} by the conductor's settings, "
                 f"{info.layout.block_size} at {info.worker_id}"
             )
-        if self.layout is not None:
-            try:
-                self.layout.require_same(info.layout, "the cluster", info.worker_id)
-            except LayoutMismatch as error:
-                raise UnfitWorker(str(error)) from None
+        if self.layout is None or not self._has_model_workers():
+            return
+        try:
+            self.layout.require_same(info.layout, "the cluster", info.worker_id)
+        except LayoutMismatch as error:
+            raise UnfitWorker(str(error)) from None
         if self.model and info.model and info.model != self.model:
             raise UnfitWorker(
                 f"model is {self.model!r} at the cluster, {info.model!r} at {info.worker_id}"

@@ -499,12 +499,15 @@ class Conductor:
             if (info.generation, info.role) != (known.generation, known.role):
                 commands += self._on_worker_lost(info.worker_id, "it was started again", now)
                 known = None
+        layout = self.cluster.layout
         try:
             self.cluster.join(info)
         except UnfitWorker as error:
             if known is not None:
                 commands += self._on_worker_lost(info.worker_id, str(error), now)
             return [*commands, RefuseWorker(info.worker_id, str(error))]
+        if layout not in (None, self.cluster.layout):
+            commands += self._admission.on_other_layout()
         self._admission.on_workers_changed()
         if info.role == "kvstore" and known is None:
             commands += self._kvstores.on_joined(info.worker_id, now)
@@ -517,7 +520,7 @@ class Conductor:
         self._kvstores.on_lost(worker_id)
         self._table.decode_shares.on_lost(worker_id)
         commands = self._endings.give_up_at(lost, reason, now)
-        self._admission.on_workers_changed()  # perhaps none is left for requests that wait
+        self._admission.on_worker_lost(lost, now)
         return commands
 
     # -- time --------------------------------------------------------------------------------

@@ -7,9 +7,10 @@
 """
 
 from dataclasses import replace
+from math import inf
 
 from halfmoon_protocol.ids import WorkerId
-from halfmoon_protocol.messages import Cancel, ReserveDecode
+from halfmoon_protocol.messages import Cancel, ReserveDecode, Role, WorkerInfo
 from halfmoon_scheduling.admission import admission_policy
 from halfmoon_scheduling.admission.admission_policy import AdmissionCase, AdmissionVerdict
 from halfmoon_scheduling.admission.limit_bounds import LimitBounds
@@ -31,8 +32,13 @@ from halfmoon_scheduling.placement.worker_limits import FeatureMissing, NoWorker
 from halfmoon_scheduling.prediction.decode_forecast import DecodeStay
 from halfmoon_scheduling.requests.request_state import Phase, RequestRank, RequestState
 
+#: Seconds for which requests wait for a role whose last worker was lost: that of a worker's lease.
+#: What cuts off all workers at once, as a conductor that stood still, is over before that.
+RETURN_S = 10.0
 #: Placements of deferred requests that may fail, each time one of them is tried.
 MAX_FAILED_RETRIES = 4
+#: Roles of which every request needs a worker.
+_ROLES: tuple[Role, ...] = ("prefill", "decode")
 
 
 class RequestAdmission:
@@ -62,6 +68,8 @@ class RequestAdmission:
         self._log = log
         #: The time of the last tick.
         self._ticked_s = 0.0
+        #: When a worker of a role was last lost that had not been told to leave.
+        self._lost_s: dict[Role, float] = {}
 
     # -- when requests are placed ------------------------------------------------------------
 
@@ -141,6 +149,21 @@ class RequestAdmission:
         self._table.waiting.reconsider()
         self._table.quarantine.request_retry()
 
+    def on_worker_lost(self, lost: WorkerInfo, now: float) -> None:
+        """Have requests that wait placed again, on the workers that are left or come back."""
+        if not lost.draining:
+            self._lost_s[lost.role] = now
+        self.on_workers_changed()
+
+    def on_other_layout(self) -> list[AnyCommand]:
+        """Refuse what waits for workers that were lost: others have joined in their place."""
+        reason = "all its workers were lost, and workers of another model have joined"
+        return [
+            command
+            for state in self._table.all()
+            for command in self._endings.refuse_unavailable(state, reason)
+        ]
+
     def on_tick(self, now: float) -> list[AnyCommand]:
         """Place deferred requests whose turn has come."""
         self._cluster.decodes.on_tick(now)
@@ -202,6 +225,8 @@ class RequestAdmission:
         if state.phase is Phase.QUARANTINED:
             reason = f"a worker was lost under it, and none came free to try it in {waited_s:.3g} s"
             return self._endings.refuse_overloaded(state, "quarantine", reason)
+        if not all(map(self._cluster.accepting, _ROLES)):
+            return self._refuse_without_workers(state)
         reason = f"no decode pages came free in {waited_s:.3g} s"
         return self._endings.refuse_overloaded(state, "pages", reason)
 
@@ -210,10 +235,11 @@ class RequestAdmission:
     def _try_place(self, state: RequestState, now: float, *, may_reserve: bool) -> list[AnyCommand]:
         """Reserve pages for a request that holds nothing, let it wait, or end it."""
         request = state.request
-        for role in ("prefill", "decode"):
-            if not self._cluster.accepting(role):
-                reason = f"no {role} worker is live that takes requests"
-                return self._endings.refuse_unavailable(state, reason)
+        missing = [role for role in _ROLES if not self._cluster.accepting(role)]
+        if missing:
+            if all(now < self._lost_s.get(role, -inf) + RETURN_S for role in missing):
+                return self._wait(state)
+            return self._refuse_without_workers(state)
         if state.unresponsive:
             decodes = {info.worker_id for info in self._cluster.accepting("decode")}
             if decodes <= state.unresponsive:
@@ -253,6 +279,11 @@ class RequestAdmission:
         if not may_reserve:
             return self._wait(state)
         return self._reserve(state, placement, placement.decode, job, verdict, now)
+
+    def _refuse_without_workers(self, state: RequestState) -> list[AnyCommand]:
+        role = next(role for role in _ROLES if not self._cluster.accepting(role))
+        reason = f"no {role} worker is live that takes requests"
+        return self._endings.refuse_unavailable(state, reason)
 
     def _verdict(self, state: RequestState, placement: Placement, now: float) -> AdmissionVerdict:
         if state.is_retry:

@@ -173,7 +173,7 @@ class RequestEndings:
     def _refuse(self, state: RequestState, reject: Reject) -> list[AnyCommand]:
         self._table.discard(state)
         self._placer.forget(state.request_id)
-        return [Fail(state.request_id, reject.reason) if state.is_retry else reject]
+        return [reject]
 
     def refuse_harmful(self, state: RequestState) -> list[AnyCommand]:
         """Fail a request under which too many workers were lost."""

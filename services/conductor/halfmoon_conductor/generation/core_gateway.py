@@ -266,18 +266,17 @@ class CoreGateway:
         return len(stream.tokens) - stream.n_tokens_before
 
     def reject(self, command: Reject) -> None:
-        """Refuse a request; once tokens are delivered, end it with an error."""
+        """Refuse a request; one that has tokens and could be served elsewhere has failed."""
         stream = self._streams.get(original_request_id(command.request_id))
         if stream is None or stream.current != command.request_id:
             return
-        if stream.tokens:
-            stream.end(GenerationFailed(command.reason))
-            return
         match command.kind:
-            case "overloaded":
-                stream.end(ServerOverloaded(command.reason, command.retry_after_s))
             case "unavailable":
                 stream.end(self._unavailable(command.reason, command.retry_after_s))
+            case _ if stream.tokens:
+                stream.end(GenerationFailed(command.reason))
+            case "overloaded":
+                stream.end(ServerOverloaded(command.reason, command.retry_after_s))
             case "too_long":
                 stream.end(ContextLengthExceeded(command.reason))
             case "unsupported":
@@ -326,10 +325,7 @@ class CoreGateway:
     def _start_try(self, stream: _Stream, *, made_room: bool = False) -> None:
         layout = self._shell.core.cluster.layout
         if layout is None:
-            if stream.tokens:
-                stream.end(GenerationFailed("no worker is left to go on with it"))
-            else:
-                stream.end(self._unavailable("no worker is there", _UNAVAILABLE_RETRY_S))
+            stream.end(self._unavailable("no worker has joined yet", _UNAVAILABLE_RETRY_S))
             return
         if len(stream.tokens) > stream.n_tokens_before:
             stream.fruitless = 0

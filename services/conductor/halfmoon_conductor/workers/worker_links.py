@@ -4,6 +4,9 @@ One task per member of the cluster dials the worker, says hello and reads all of
 Commands are sent at once, in order. When a link goes down, the worker counts as lost at once.
 While its lease lives, it is dialled again.
 
+A record is needed to join, not to stay: a metadata server that forgets one knows less than a link
+over which its worker answers.
+
 What comes of each attempt to reach a worker is noted in `UnreachableWorkers`.
 
 A worker that answers heartbeats may hang all the same. If requests decode there and no token comes
@@ -133,6 +136,8 @@ class _Member:
     task: asyncio.Task[None] | None = None
     #: The link; None while it is down.
     link: WorkerLink | None = None
+    #: Whether the metadata server has its record; without one it is not dialled again.
+    has_record: bool = True
     #: Whether the core knows the worker.
     joined: bool = False
     #: Why the worker is not used; empty when it is.
@@ -186,14 +191,14 @@ class WorkerLinks:
             tasks.create_task(self._tick())
             async for change in watch_members(self.store, interval_s=_POLL_S):
                 match change:
-                    case MemberJoined(info=info):
-                        self._add(info, tasks)
-                    case MemberChanged(info=info):
+                    case MemberJoined(info=info) | MemberChanged(info=info):
                         member = self._members.get(info.worker_id)
                         if member is None or member.is_another_start(info):
                             self._add(info, tasks)
+                        else:
+                            member.has_record = True
                     case MemberGone(worker_id=worker_id, generation=generation):
-                        self._remove(worker_id, generation)
+                        self._on_record_gone(worker_id, generation)
 
     def send(self, worker_id: WorkerId, message: Message) -> None:
         """Send a message. A failure comes back as `WorkerLost`."""
@@ -232,21 +237,30 @@ class WorkerLinks:
     # -- membership --------------------------------------------------------------------------
 
     def _add(self, info: WorkerInfo, tasks: asyncio.TaskGroup) -> None:
-        self._remove(info.worker_id, None)
+        self._remove(info.worker_id, "it was started again")
         member = _Member(info)
         self._members[info.worker_id] = member
         member.task = tasks.create_task(self._follow(member), name=f"link {info.worker_id}")
 
-    def _remove(self, worker_id: WorkerId, generation: int | None) -> None:
-        """Remove a member; with a generation, only if it is that one."""
+    def _on_record_gone(self, worker_id: WorkerId, generation: int) -> None:
+        """Remove a member that does not answer; one that does stays as long as its link."""
         member = self._members.get(worker_id)
-        if member is None or generation not in (None, member.info.generation):
+        if member is None or generation != member.info.generation:
             return
-        del self._members[worker_id]
+        if member.joined and member.link is not None:
+            member.has_record = False
+            log.warning("worker_record_gone", worker_id=worker_id, reaction="it answers and stays")
+        else:
+            self._remove(worker_id, "its lease is over")
+
+    def _remove(self, worker_id: WorkerId, reason: str) -> None:
+        """Remove a member, if it is there."""
+        if (member := self._members.pop(worker_id, None)) is None:
+            return
         self.unreachable.on_gone(worker_id)
         if member.task is not None:
             member.task.cancel()
-        self._lose(member, "its lease is over")
+        self._lose(member, reason)
 
     def _lose(self, member: _Member, reason: str) -> None:
         """Note that a member's link is down; a member that had joined is lost."""
@@ -286,6 +300,11 @@ class WorkerLinks:
                         record_failure(message, member.info.worker_id)
             except PeerUnreachable as error:
                 self._lose(member, str(error))
+                if not member.has_record:
+                    if self._members.get(info.worker_id) is member:
+                        del self._members[info.worker_id]
+                        self.unreachable.on_gone(info.worker_id)
+                    return
             finally:
                 await link.close()
             await asyncio.sleep(max(_REDIAL_S, member.rest_s))
