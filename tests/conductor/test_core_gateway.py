@@ -36,6 +36,7 @@ from halfmoon_protocol.messages import (
 )
 from halfmoon_protocol.sampling import Sampling, Stopping
 from halfmoon_runtime.clock import FakeClock
+from halfmoon_scheduling.admission.loss_history import EVENT_S
 from halfmoon_scheduling.commands import Resubmit
 from halfmoon_scheduling.conductor.conductor_machine import Conductor
 from halfmoon_scheduling.config import SchedulingConfig
@@ -108,6 +109,11 @@ class Script:
         """It dies, and is there again at once."""
         self.n_lost += 1
         self.shell.post(WorkerJoined(a_worker(worker, generation=1 + self.n_lost)))
+
+    def settle(self) -> None:
+        """Losses that come now are not of the same moment as those before."""
+        self.wait(EVENT_S + 0.1)
+        self.shell.post(Tick())
 
 
 async def test_a_model_is_listed_from_the_moment_at_which_the_cluster_is_ready() -> None:
@@ -210,7 +216,7 @@ async def test_tries_that_made_room_for_another_tenant_count_towards_no_limit() 
             rid = RequestId("cmpl-1" if attempt == 1 else f"cmpl-1~{attempt}")
             script.reserve(rid)
             script.shell.post(RequestCancelled(rid))
-            script.gateway.resubmit(Resubmit(rid, "it made room", made_room=True))
+            script.gateway.resubmit(Resubmit(rid, "it made room", counts=False))
         script.reserve("cmpl-1~5")
         refused = PrefillFailed(request_id=RequestId("cmpl-1~5"), reason="no", retryable=True)
         script.say(PREFILL, refused)
@@ -437,24 +443,27 @@ async def test_a_request_that_waits_for_room_waits_in_its_place_stage() -> None:
 # -- requests under which workers are lost -------------------------------------------------------
 
 
-async def test_a_request_under_which_two_workers_are_lost_is_the_clients_error() -> None:
+async def test_a_request_under_which_workers_are_lost_is_the_clients_error() -> None:
     script = Script("prefill-0", "decode-0")
     async with asking(script, tenant="acme") as client:
         script.reserve("cmpl-1")
-        script.lose(PREFILL)
-        script.reserve("cmpl-1~2")
+        for attempt in (2, 3):
+            script.lose(PREFILL)
+            script.settle()
+            script.reserve(f"cmpl-1~{attempt}")
         n_told = len(script.told)
         with capture_logs() as logs:
             script.lose(PREFILL)
+            script.settle()
         with pytest.raises(
-            HarmfulRequest, match=r"2 workers .* prefill-0 \(start 1\), prefill-0"
+            HarmfulRequest, match=r"3 workers .* prefill-0 \(start 1\), prefill-0"
         ) as error:
             await client.task
         assert (error.value.status, error.value.code) == (400, "harmful_request")
         assert not [m for _, m in script.told[n_told:] if not isinstance(m, Cancel)]
         (line,) = (one for one in logs if one["event"] == "harmful_request")
         assert (line["request_id"], line["tenant"]) == ("cmpl-1", "acme")
-        assert line["workers"] == ["prefill-0", "prefill-0"]
+        assert line["workers"] == ["prefill-0"] * 3
 
 
 async def test_it_is_so_though_prefill_brought_a_token_each_time() -> None:
@@ -462,13 +471,16 @@ async def test_it_is_so_though_prefill_brought_a_token_each_time() -> None:
     async with asking(script) as client:
         script.reserve("cmpl-1")
         script.prefill("cmpl-1", 50)
+        for attempt in (2, 3):
+            script.lose(DECODE)
+            script.settle()
+            script.reserve(f"cmpl-1~{attempt}")
+            script.prefill(f"cmpl-1~{attempt}", 49 + attempt)
         script.lose(DECODE)
-        script.reserve("cmpl-1~2")
-        script.prefill("cmpl-1~2", 51)
-        script.lose(DECODE)
+        script.settle()
         with pytest.raises(HarmfulRequest):
             await client.task
-        assert [event.token for event in client.events] == [50, 51]
+        assert [event.token for event in client.events] == [50, 51, 52]
 
 
 async def test_a_token_from_decode_between_two_losses_lets_it_go_on() -> None:

@@ -1,4 +1,4 @@
-"""A request that hangs or takes down its workers: stopped after two, and the others are served."""
+"""A request that hangs or takes down its workers: stopped after three, others are served."""
 
 import signal
 from collections.abc import Callable
@@ -28,11 +28,11 @@ def prefills_of(cluster: Any, request_id: str) -> list[str]:
     ]
 
 
-def test_a_request_that_hangs_two_workers_never_reaches_the_third(
+def test_a_request_that_hangs_workers_is_tried_alone_and_reaches_no_other(
     start_cluster: StartCluster,
 ) -> None:
     with (
-        start_cluster(MODEL, n_prefill=3, extra={"prefill": LIMIT}) as cluster,
+        start_cluster(MODEL, n_prefill=4, extra={"prefill": LIMIT}) as cluster,
         ThreadPoolExecutor(1) as client,
     ):
         model = cluster.model
@@ -50,15 +50,15 @@ def test_a_request_that_hangs_two_workers_never_reaches_the_third(
         error = answer.json()["error"]
         assert error["code"] == "harmful_request"
         tried = prefills_of(cluster, bad_id)
-        assert len(tried) == len(set(tried)) == 2
+        assert len(tried) == len(set(tried)) == 3
         for name in tried:
             process = cluster.process(name)
             cluster.until(lambda process=process: process.exit_code is not None)
             assert process.exit_code == HUNG_STATUS
             assert name in error["message"]
             assert any("in forward" in line for line in process.last_lines(200))
-        (third,) = {"prefill-0", "prefill-1", "prefill-2"} - set(tried)
-        assert cluster.process(third).exit_code is None
+        (last,) = {f"prefill-{n}" for n in range(4)} - set(tried)
+        assert cluster.process(last).exit_code is None
         assert n_served > 0
         assert cluster.complete(prompt=[7, 8], max_tokens=3)["usage"]["completion_tokens"] == 3
         # The last one: nothing is computed any more, and the conductor says so.
@@ -67,18 +67,18 @@ def test_a_request_that_hangs_two_workers_never_reaches_the_third(
         assert httpx.get(f"{cluster.url}/ready", timeout=10).status_code == 503
 
 
-def test_a_request_whose_decode_workers_die_is_stopped_after_two(
+def test_a_request_whose_decode_workers_die_is_stopped_after_three(
     start_cluster: StartCluster,
 ) -> None:
-    """Each try brings a token, from prefill; a kill before decode's first is the second's end."""
+    """Each try brings a token, from prefill; a kill before decode's first is its try's end."""
     slow_steps = "fake://slow?step_s=1.5&max_context=8192"
-    with start_cluster(slow_steps, n_decode=3) as cluster, ThreadPoolExecutor(1) as client:
+    with start_cluster(slow_steps, n_decode=4) as cluster, ThreadPoolExecutor(1) as client:
         model = cluster.model
         bad = client.submit(
             lambda: cluster.post("/v1/completions", model=model, prompt=[1, 2, 3], max_tokens=50)
         )
         killed: list[str] = []
-        while len(killed) < 2:
+        while len(killed) < 3:
             cluster.until(lambda: cluster.get("/debug/cluster")["requests"]["decoding"] == 1)
             decode = cluster.decisions()[-1]["placement"]["decode"]
             cluster.process(decode).signal(signal.SIGKILL)
@@ -92,21 +92,21 @@ def test_a_request_whose_decode_workers_die_is_stopped_after_two(
         assert answer.status_code == 400, answer.text
         assert answer.json()["error"]["code"] == "harmful_request"
         assert {d["placement"]["decode"] for d in cluster.decisions()} == set(killed)
-        assert len(set(killed)) == 2
+        assert len(set(killed)) == 3
         assert cluster.complete(prompt=[7, 8], max_tokens=3)["usage"]["completion_tokens"] == 3
 
 
 def test_a_decode_worker_whose_step_hangs_ends_itself(start_cluster: StartCluster) -> None:
     slow_steps = "fake://slow?step_s=1.5&max_context=8192"
     limit = {"decode": ["--forward-limit-s", "0.5"]}
-    with start_cluster(slow_steps, n_decode=3, extra=limit) as cluster:
+    with start_cluster(slow_steps, n_decode=4, extra=limit) as cluster:
         answer = cluster.post(
             "/v1/completions", model=cluster.model, prompt=[1, 2, 3], max_tokens=50
         )
         assert answer.status_code == 400, answer.text
         tried = {d["placement"]["decode"] for d in cluster.decisions()}
-        assert len(tried) == 2
-        for name in ("decode-0", "decode-1", "decode-2"):
+        assert len(tried) == 3
+        for name in (f"decode-{n}" for n in range(4)):
             process = cluster.process(name)
             if name in tried:
                 process.wait(10)

@@ -52,9 +52,10 @@ class Resubmit(Command, frozen=True, tag="resubmit"):
     reason: str
     #: The worker that was lost, or hung, while it computed this try; the next try names it.
     casualty: Casualty | None = None
-    #: True when it was stopped for another tenant's request: then it does not count among the
-    #: tries that brought no token.
-    made_room: bool = False
+    #: False when its end says nothing about the request, which was stopped for another tenant's,
+    #: or met the second worker that was lost at one moment. Then it does not count among the tries
+    #: that brought no token.
+    counts: bool = True
 
 
 class Fail(Command, frozen=True, tag="fail"):

@@ -23,6 +23,14 @@ class Casualty(msgspec.Struct, frozen=True):
     worker_id: WorkerId
     #: Counts the worker's starts: a restarted worker is another one.
     generation: int
+    #: Whether it computed nothing else then: the request was tried alone.
+    alone: bool = False
+
+
+def with_casualty(known: tuple[Casualty, ...], more: Casualty) -> tuple[Casualty, ...]:
+    """Return a request's casualties with one more: each start once, as it was last lost."""
+    start = (more.worker_id, more.generation)
+    return (*(c for c in known if (c.worker_id, c.generation) != start), more)
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""A request that takes workers down is stopped after two; what dies beside it is not."""
+"""A request that takes workers down is stopped after two and one alone; no other one is."""
 
 import random
 from collections import Counter
@@ -14,6 +14,7 @@ from halfmoon_protocol.messages import (
     StartDecode,
     StartPrefill,
 )
+from halfmoon_scheduling.admission.loss_history import EVENT_S
 from halfmoon_scheduling.commands import AnyCommand, Deliver, Fail, Reject, Resubmit, Send
 from halfmoon_scheduling.conductor.conductor_machine import Conductor
 from halfmoon_scheduling.config import SchedulingConfig
@@ -29,6 +30,7 @@ from halfmoon_scheduling.events import (
     Tick,
     WorkerJoined,
     WorkerLost,
+    with_casualty,
 )
 from halfmoon_scheduling.requests.request_state import Phase
 from halfmoon_testing.scheduling_inputs import a_landing, a_prefill_done, a_request, a_worker
@@ -141,7 +143,7 @@ class Cluster:
             case Deliver(request_id=rid):
                 self._token(original_request_id(rid))
             case Resubmit(request_id=rid):
-                self._resubmit(original_request_id(rid), command.casualty)
+                self._resubmit(original_request_id(rid), command.casualty, counts=command.counts)
             case Fail(request_id=rid) | Reject(request_id=rid):
                 harmful = isinstance(command, Fail) and command.casualties
                 self.ended[original_request_id(rid)] = "harmful" if harmful else "failed"
@@ -149,12 +151,12 @@ class Cluster:
             case _:
                 pass
 
-    def _resubmit(self, request: str, casualty: Casualty | None) -> None:
+    def _resubmit(self, request: str, casualty: Casualty | None, *, counts: bool) -> None:
         known = self.casualties.get(request, ())
-        if casualty is not None and casualty not in known:
-            known = self.casualties[request] = (*known, casualty)
+        if casualty is not None:
+            known = self.casualties[request] = with_casualty(known, casualty)
         before = self.requests[request]
-        fruitless = 0 if self.n_new[request] else before.fruitless + 1
+        fruitless = 0 if self.n_new[request] else before.fruitless + counts
         self.n_new[request] = 0
         self.requests[request] = msgspec.structs.replace(
             before,
@@ -164,6 +166,11 @@ class Cluster:
             casualties=known,
         )
         self.handle(RequestArrived(self.requests[request]))
+
+    def settle(self) -> None:
+        """Let losses that come now be another event than those before."""
+        self.now += EVENT_S + 0.1
+        self.handle(Tick())
 
 
 def cluster(n_prefill: int, n_decode: int, **config: float) -> Cluster:
@@ -176,38 +183,42 @@ def cluster(n_prefill: int, n_decode: int, **config: float) -> Cluster:
 # -- who takes workers down ----------------------------------------------------------------------
 
 
-def test_a_request_that_takes_down_two_prefill_workers_is_tried_on_no_third() -> None:
+def test_a_request_that_takes_down_two_prefill_workers_is_tried_on_one_more_alone() -> None:
     them = cluster(4, 1)
     them.arrive("bad")
-    for _ in range(2):
+    for n_lost in (1, 2, 3):
         (worker,) = them.where("bad", StartPrefill)
         them.lose(worker)
+        assert them.phase("bad") is (Phase.PREFILLING if n_lost == 1 else Phase.QUARANTINED)
+        them.settle()
     assert them.ended == {"bad": "harmful"}
-    assert len(set(them.seen_by["bad"])) == 2
+    assert len(set(them.seen_by["bad"])) == 3
     assert all(worker in them.reasons["bad"] for worker, _ in them.seen_by["bad"])
     assert them.core.refusals == {"harmful": 1}
 
 
-def test_a_request_that_takes_down_two_decode_workers_is_tried_on_no_third() -> None:
+def test_a_request_that_takes_down_two_decode_workers_is_tried_on_one_more_alone() -> None:
     """Though each try brings the client a token, from prefill."""
     them = cluster(1, 4)
     them.arrive("bad")
-    for _ in range(2):
+    for _ in range(3):
         them.prefill("prefill-0", "bad")
         (worker,) = them.where("bad", StartDecode)
         them.lose(worker)
+        them.settle()
     assert them.ended == {"bad": "harmful"}
-    assert len({w for w in them.seen_by["bad"] if w[0].startswith("decode")}) == 2
+    assert len({w for w in them.seen_by["bad"] if w[0].startswith("decode")}) == 3
 
 
 def test_a_worker_started_again_is_another_worker() -> None:
     them = cluster(1, 1)
     them.arrive("bad")
-    them.join("prefill-0")  # as its next generation: the earlier start is lost
-    assert them.where("bad", StartPrefill) == ["prefill-0"]
-    them.join("prefill-0")
+    for _ in range(3):
+        assert them.where("bad", StartPrefill) == ["prefill-0"]
+        them.join("prefill-0")  # as its next generation: the earlier start is lost
+        them.settle()
     assert them.ended == {"bad": "harmful"}
-    assert "prefill-0 (start 1), prefill-0 (start 2)" in them.reasons["bad"]
+    assert "prefill-0 (start 1), prefill-0 (start 2), prefill-0 (start 3)" in them.reasons["bad"]
 
 
 def test_one_of_either_side_is_two() -> None:
@@ -216,8 +227,108 @@ def test_one_of_either_side_is_two() -> None:
     (worker,) = them.where("bad", StartPrefill)
     them.prefill(worker, "bad")
     them.lose(them.where("bad", StartDecode)[0])
+    them.settle()
     them.lose(them.where("bad", StartPrefill)[0])
+    them.settle()
+    them.lose(them.where("bad", StartPrefill)[0])
+    them.settle()
+    assert them.ended == {"bad": "harmful"} or not them.core.cluster.accepting("prefill")
+
+
+# -- workers that are lost together --------------------------------------------------------------
+
+
+def test_a_rack_that_dies_is_not_charged_to_a_request_that_was_there() -> None:
+    """Its decode worker, then a prefill worker that was not yet known to be dead, and a kvstore."""
+    them = cluster(2, 2)
+    them.join("kvstore-0")
+    them.arrive("one")
+    them.prefill(them.where("one", StartPrefill)[0], "one")
+    them.lose(them.where("one", StartDecode)[0])
+    them.now += 0.1
+    them.lose(them.where("one", StartPrefill)[0])
+    assert them.phase("one") is Phase.QUARANTINED, "other workers may be dead too"
+    them.now += 0.1
+    them.handle(WorkerLost(WorkerId("kvstore-0"), "connection reset"))
+    assert them.phase("one") is Phase.PREFILLING, "the kvstore had nothing of it"
+    assert them.requests["one"].fruitless <= 1
+    # It is no suspect: a further loss is its first.
+    them.settle()
+    them.lose(them.where("one", StartPrefill)[0])
+    assert not them.ended
+
+
+def test_losses_at_one_moment_are_waited_out_and_are_no_tries_without_a_token() -> None:
+    them = cluster(4, 1, max_attempts=2)
+    them.arrive("one")
+    for _ in range(2):
+        them.lose(them.where("one", StartPrefill)[0])
+    assert them.requests["one"].fruitless == 1
+    assert them.phase("one") is Phase.QUARANTINED
+    them.now += EVENT_S / 2
+    them.handle(Tick())
+    assert them.phase("one") is Phase.QUARANTINED
+    them.settle()
+    assert them.phase("one") is Phase.PREFILLING
+    assert not them.ended
+
+
+def test_a_request_is_excused_for_others_losses_a_few_times_only() -> None:
+    them = cluster(12, 1, max_attempts=100)
+    them.arrive("bad")
+    n_events = 0
+    while not them.ended:
+        (worker,) = them.where("bad", StartPrefill)
+        other = next(w for w in them.told if w != worker and w.startswith("prefill"))
+        them.lose(worker)
+        them.lose(other)
+        them.settle()
+        n_events += 1
+        assert n_events < 10
     assert them.ended == {"bad": "harmful"}
+
+
+# -- tried alone ---------------------------------------------------------------------------------
+
+
+def lost_twice(them: Cluster) -> None:
+    them.arrive("bad")
+    for _ in range(2):
+        them.lose(them.where("bad", StartPrefill)[0])
+        them.now += EVENT_S + 0.1
+
+
+def test_a_request_that_is_tried_alone_waits_for_idle_workers_and_keeps_others_off() -> None:
+    them = cluster(4, 2)
+    lost_twice(them)
+    them.arrive("early")
+    (busy,) = them.where("early", StartPrefill)
+    them.handle(Tick())
+    (alone,) = them.where("bad", StartPrefill)
+    assert alone != busy
+    at = them.core.holds_at(them.requests["bad"].request_id)
+    for n in range(6):
+        them.arrive(f"late-{n}")
+        assert them.where(f"late-{n}", StartPrefill) == [busy]
+        assert them.core.holds_at(them.requests[f"late-{n}"].request_id) != at
+    them.prefill(alone, "bad")
+    them.arrive("later")
+    assert them.where("later", StartPrefill) == [alone], "it has done no harm there"
+    them.decode(them.where("bad", StartDecode)[0], "bad")
+    assert not them.core._table.quarantine.workers_kept_alone
+    assert not them.ended
+
+
+def test_others_wait_while_the_only_worker_is_kept_for_one() -> None:
+    them = cluster(3, 1)
+    lost_twice(them)
+    them.handle(Tick())
+    assert len(them.where("bad", StartPrefill)) == 1
+    them.arrive("other")
+    assert them.phase("other") is Phase.WAITING
+    them.prefill(them.where("bad", StartPrefill)[0], "bad")
+    them.decode(them.where("bad", StartDecode)[0], "bad")
+    assert them.phase("other") is Phase.PREFILLING
 
 
 def test_a_link_that_goes_down_and_up_again_counts_once() -> None:
@@ -239,7 +350,7 @@ def test_a_link_that_goes_down_and_up_again_counts_once() -> None:
 def test_a_prefill_worker_that_hangs_counts() -> None:
     them = cluster(3, 1, request_timeout_s=100.0)
     them.arrive("bad")
-    for i in range(2):
+    for i in range(3):
         assert len(them.where("bad", StartPrefill)) == i + 1  # at each other one
         them.now += 100.0
         them.handle(Tick())
@@ -301,7 +412,9 @@ def test_a_client_that_leaves_ends_a_trial() -> None:
     for name in ("prefill-0", "prefill-1"):
         for told in list(them.told[WorkerId(name)]):
             them.prefill(name, original_request_id(told.request_id))
-    them.join("decode-0", "decode-1")
+    them.join("decode-0")
+    them.settle()
+    them.join("decode-1")
     assert sorted(p.value for p in map(them.phase, "abc") if p) == [
         "prefilling",
         "prefilling",
@@ -321,9 +434,13 @@ def run(them: Cluster, dice: random.Random, poisons: set[str], where: str) -> No
     A lost worker comes back at once, as another start.
     """
     for _ in range(10_000):
+        them.now += 0.3
+        them.handle(Tick())
         workers = [w for w, told in them.told.items() if told]
         if not workers:
-            return
+            if not any(them.core.n_requests.values()):
+                return
+            continue
         worker = dice.choice(workers)
         told = them.told[worker]
         role = worker.split("-")[0]
@@ -362,7 +479,7 @@ def test_what_is_computed_beside_a_request_that_takes_workers_down_is_served(
     assert set(them.ended.values()) == {"finished"}, them.reasons
     assert len(them.ended) == 12
     took = [w for w in them.seen_by["bad"] if w[0].split("-")[0] in where]
-    assert len(set(took)) == 2
+    assert len(set(took)) <= 3
     assert not any(them.core.n_requests.values())
 
 
@@ -373,7 +490,9 @@ def test_a_suspect_waits_for_a_worker_that_tries_no_other_and_holds_up_no_one_el
         them.prefill("prefill-0", name)
     (first,) = them.where("a", StartDecode)
     (second,) = them.where("b", StartDecode)
-    them.join(first, second)  # as other starts: the earlier ones are lost
+    them.join(first)  # as another start: the earlier one is lost
+    them.settle()
+    them.join(second)
     one, other = sorted("ab", key=lambda name: them.phase(name) is Phase.QUARANTINED)
     assert (them.phase(one), them.phase(other)) == (Phase.PREFILLING, Phase.QUARANTINED)
     them.arrive("new")
@@ -387,7 +506,9 @@ def test_a_suspect_that_no_worker_comes_free_for_ends_in_an_error() -> None:
     them.arrive("a", "b")
     for name in "ab":
         them.prefill("prefill-0", name)
-    them.join("decode-0", "decode-1")
+    them.join("decode-0")
+    them.settle()
+    them.join("decode-1")
     quarantined = next(n for n in "ab" if them.phase(n) is Phase.QUARANTINED)
     for seconds in (50.0, 50.0):
         them.now += seconds

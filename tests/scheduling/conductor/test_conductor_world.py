@@ -38,6 +38,7 @@ from halfmoon_protocol.messages import (
     WorkerInfo,
 )
 from halfmoon_protocol.sampling import Finish
+from halfmoon_scheduling.admission.loss_history import MAX_EXCUSES
 from halfmoon_scheduling.admission_modes import ADMISSION_MODES
 from halfmoon_scheduling.commands import (
     AnyCommand,
@@ -65,6 +66,7 @@ from halfmoon_scheduling.events import (
     Tick,
     WorkerJoined,
     WorkerLost,
+    with_casualty,
 )
 from halfmoon_scheduling.placement.modes import PLACEMENT_MODES
 from halfmoon_testing.scheduling_inputs import a_landing, a_request, a_worker
@@ -239,8 +241,8 @@ class World(RuleBasedStateMachine):
         self.progressed: set[RequestId] = set()
         #: Tries that delivered a token.
         self.fruitful: set[RequestId] = set()
-        #: Tries that were stopped for another tenant.
-        self.made_room: set[RequestId] = set()
+        #: Tries that do not count among those without a token.
+        self.uncounted: set[RequestId] = set()
         self.heard: list[tuple[WorkerId, int, ToConductor]] = []
         self.n_clients = 0
         #: What prefill workers that nobody hears any more still write, and until when.
@@ -270,8 +272,9 @@ class World(RuleBasedStateMachine):
                     assert rid not in self.started, f"{rid} is prefilled twice"
                     assert rid not in self.ended
                     self.started.add(rid)
-                    n_lost = len(self.casualties.get(original_request_id(rid), ()))
-                    assert n_lost < self.config.max_casualties, f"{rid} took down {n_lost}"
+                    lost = self.casualties.get(original_request_id(rid), ())
+                    n_alone = sum(casualty.alone for casualty in lost)
+                    assert n_alone <= MAX_EXCUSES, f"{rid} took down {lost}"
                     if self.served:
                         self.stays_at_one_server(command.worker_id, command.message)
                 worker = self.workers.get(command.worker_id)
@@ -289,7 +292,6 @@ class World(RuleBasedStateMachine):
                 late = self.config.double_check or self.config.admission == "baseline"
                 assert late or command.request_id not in self.started, f"{command} is late"
                 assert command.request_id not in self.fruitful
-                assert self.requests[command.request_id].attempt == 1
                 assert command.reason
                 if command.kind != "too_long":
                     assert command.retry_after_s > 0
@@ -301,11 +303,10 @@ class World(RuleBasedStateMachine):
                 self.end(command.request_id, "resubmitted")
                 if command.casualty is not None:
                     known = self.casualties.get(original_request_id(command.request_id), ())
-                    if command.casualty not in known:
-                        known = (*known, command.casualty)
+                    known = with_casualty(known, command.casualty)
                     self.casualties[original_request_id(command.request_id)] = known
-                if command.made_room:
-                    self.made_room.add(command.request_id)
+                if not command.counts:
+                    self.uncounted.add(command.request_id)
                 self.to_resubmit.append(command.request_id)
             case RefuseWorker():
                 raise AssertionError(f"{command}: they are all alike here")
@@ -365,7 +366,7 @@ class World(RuleBasedStateMachine):
             before,
             request_id=rid,
             attempt=attempt,
-            fruitless=before.fruitless + (before.request_id not in self.made_room),
+            fruitless=before.fruitless + (before.request_id not in self.uncounted),
             casualties=self.casualties.get(original_request_id(rid), ()),
         )
         if before.request_id in self.fruitful:  # it goes on behind what was delivered

@@ -53,6 +53,7 @@ from halfmoon_scheduling.events import (
     Tick,
     WorkerJoined,
     WorkerLost,
+    with_casualty,
 )
 from halfmoon_scheduling.placement.modes import PLACEMENT_MODES
 from halfmoon_testing.scheduling_inputs import a_landing, a_request, a_worker
@@ -143,7 +144,7 @@ class Pair:
                 before = self.requests.pop(command.request_id)
                 casualties = before.casualties
                 if command.casualty is not None:
-                    casualties = (*casualties, command.casualty)
+                    casualties = with_casualty(casualties, command.casualty)
                 self.arrive(
                     msgspec.structs.replace(
                         before,

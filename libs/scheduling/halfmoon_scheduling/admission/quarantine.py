@@ -21,6 +21,8 @@ class Quarantine:
     """Track which workers have a suspect, and which suspects wait."""
 
     def __init__(self) -> None:
+        #: Workers that take nothing but their suspect.
+        self.workers_kept_alone: frozenset[WorkerId] = frozenset()
         #: The suspect at each worker that has one.
         self._trials: dict[WorkerId, RequestId] = {}
         #: Suspects in phase QUARANTINED, in the order in which they began to wait.
@@ -29,9 +31,9 @@ class Quarantine:
         self._retry_requested = False
 
     @property
-    def first(self) -> RequestState | None:
-        """The suspect that has waited longest, if any waits."""
-        return next(iter(self._queue.values()), None)
+    def waiting(self) -> list[RequestState]:
+        """The suspects that wait, the one that has waited longest first."""
+        return list(self._queue.values())
 
     @property
     def busy_workers(self) -> frozenset[WorkerId]:
@@ -49,15 +51,19 @@ class Quarantine:
     def begin(self, state: RequestState) -> None:
         """Note that a suspect is at its workers, none of which has another one."""
         assert state.decode is not None
-        for worker in (*state.writers, state.decode):
+        workers = (*state.writers, state.decode)
+        for worker in workers:
             assert worker not in self._trials, f"{worker} has two suspects"
             self._trials[worker] = state.request_id
+        if state.is_alone:
+            self.workers_kept_alone |= frozenset(workers)
 
     def on_harmless(self, state: RequestState, workers: Iterable[WorkerId]) -> None:
         """Free those of `workers` that have this suspect: it has done them no harm."""
         for worker in workers:
             if self._trials.get(worker) == state.request_id:
                 del self._trials[worker]
+                self.workers_kept_alone -= {worker}
                 self._retry_requested = True
 
     def request_retry(self) -> None:
@@ -77,6 +83,7 @@ class Quarantine:
     def check(self, requests: Iterable[RequestState], waiting: set[RequestId]) -> None:
         """Audit: suspects are live requests at their workers, and exactly `waiting` are queued."""
         assert self._queue.keys() == waiting
+        assert self.workers_kept_alone <= self._trials.keys()
         places = {s.request_id: (*s.writers, s.decode) for s in requests if s.decode is not None}
         for worker, request_id in self._trials.items():
             assert worker in places.get(request_id, ()), f"{worker} has none of its requests"

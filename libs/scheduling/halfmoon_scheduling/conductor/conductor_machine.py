@@ -43,6 +43,7 @@ from halfmoon_protocol.messages import (
     WrongVersion,
 )
 from halfmoon_scheduling.admission.limit_bounds import LimitBounds
+from halfmoon_scheduling.admission.loss_history import LossHistory
 from halfmoon_scheduling.admission.slos import Slos
 from halfmoon_scheduling.cluster.cluster_state import Cluster, UnfitWorker
 from halfmoon_scheduling.cluster.role_balancer import RoleBalancer
@@ -112,7 +113,8 @@ class Conductor:
         q = config.admission_quantile
         self._bounds = LimitBounds(q) if q else None
         self._table = RequestTable(config, self.cluster, slos, self._bounds)
-        self._endings = RequestEndings(config, self.cluster, self._table, self._placer)
+        losses = LossHistory()
+        self._endings = RequestEndings(config, self.cluster, self._table, self._placer, losses)
         self._admission = RequestAdmission(
             config,
             self.cluster,
@@ -123,6 +125,7 @@ class Conductor:
             self._endings,
             self._log,
             self._bounds,
+            losses,
         )
         self._handover = DecodeHandover(
             self.cluster, self._placer, self._table, self._endings, self._log, self._bounds

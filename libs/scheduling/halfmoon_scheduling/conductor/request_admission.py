@@ -14,6 +14,7 @@ from halfmoon_protocol.messages import Cancel, ReserveDecode, Role, WorkerInfo
 from halfmoon_scheduling.admission import admission_policy
 from halfmoon_scheduling.admission.admission_policy import AdmissionCase, AdmissionVerdict
 from halfmoon_scheduling.admission.limit_bounds import LimitBounds
+from halfmoon_scheduling.admission.loss_history import LossHistory
 from halfmoon_scheduling.admission.page_queue import PageShortage
 from halfmoon_scheduling.admission.slos import Slos
 from halfmoon_scheduling.admission_modes import ADMISSION_MODES
@@ -55,7 +56,9 @@ class RequestAdmission:
         endings: RequestEndings,
         log: DecisionLog,
         bounds: LimitBounds | None,
+        losses: LossHistory,
     ) -> None:
+        self._losses = losses
         self._bounds = bounds
         self._config = config
         self._mode = ADMISSION_MODES[config.admission]
@@ -80,8 +83,6 @@ class RequestAdmission:
         state = self._table.add(request, now)
         if self._is_one_too_many(state):
             return self._refuse_one_too_many(state)
-        if len(request.casualties) >= self._config.max_casualties:
-            return self._endings.refuse_harmful(state)
         self._cluster.decodes.on_tick(now)
         commands: list[AnyCommand] = []
         first_deferred = self._table.deferred.first
@@ -122,13 +123,11 @@ class RequestAdmission:
             assert state.decode is not None
             self._table.decode_shares.on_stopped(state.decode)
             because = "it made room for a tenant with fewer requests at decode"
-            commands += self._endings.give_up(state, now, because=because, made_room=True)
+            commands += self._endings.give_up(state, now, because=because, counts=False)
             commands += self._place_first(now)
-        while worker_is_free and (suspect := quarantine.first) is not None:
+        for suspect in quarantine.waiting if worker_is_free else ():
             may_reserve = self._is_before_waiting(suspect.rank)
             commands += self._try_place(suspect, now, may_reserve=may_reserve)
-            if quarantine.first is suspect:
-                break
         return commands
 
     def _place_first(self, now: float) -> list[AnyCommand]:
@@ -170,6 +169,8 @@ class RequestAdmission:
         if self._bounds is not None and not self._table.is_empty:
             self._bounds.on_tick(now - self._ticked_s)
         self._ticked_s = now
+        if self._table.quarantine.waiting:
+            self._table.quarantine.request_retry()  # a worker may be idle, or an event over, by now
         if self._mode.checks_limits:
             self._table.waiting.reconsider()  # its first token may be late by now
         return self._place_deferred(now, max_failed=MAX_FAILED_RETRIES)
@@ -245,10 +246,17 @@ class RequestAdmission:
             if decodes <= state.unresponsive:
                 reason = f"no answer from {', '.join(sorted(decodes))}"
                 return self._endings.retry(state, reason, now)
-        apart_from = self._table.quarantine.busy_workers if state.is_suspect else frozenset()
+        if request.casualties:
+            state.charges = self._losses.charges(request.casualties)
+            if self._is_to_be_alone(state):
+                if now < self._losses.settled_s(state.charges):
+                    return self._quarantine(state)
+                if any(charge.alone for charge in state.charges):
+                    return self._endings.refuse_harmful(state)
+        apart_from = self._apart_from(state)
         try:
             if apart_from and not self._placer.can_keep_apart(request, apart_from):
-                return self._quarantine(state)
+                return self._quarantine(state) if state.is_suspect else self._wait(state)
             not_to_ask = state.refused_by | state.unresponsive
             placement, job = self._placer.place(request, not_to_ask, now, apart_from=apart_from)
         except FeatureMissing as error:
@@ -279,6 +287,18 @@ class RequestAdmission:
         if not may_reserve:
             return self._wait(state)
         return self._reserve(state, placement, placement.decode, job, verdict, now)
+
+    def _is_to_be_alone(self, state: RequestState) -> bool:
+        return len(state.charges) >= self._config.max_casualties
+
+    def _apart_from(self, state: RequestState) -> frozenset[WorkerId]:
+        """Return the workers at which a request must not be tried now."""
+        quarantine = self._table.quarantine
+        if not state.is_suspect:
+            return quarantine.workers_kept_alone
+        if not self._is_to_be_alone(state):
+            return quarantine.busy_workers
+        return quarantine.busy_workers | self._table.busy_workers()
 
     def _refuse_without_workers(self, state: RequestState) -> list[AnyCommand]:
         role = next(role for role in _ROLES if not self._cluster.accepting(role))
@@ -414,6 +434,7 @@ class RequestAdmission:
         self._cluster.promise(placement, decode, job, stay, now, tbt_slo_s=tbt_slo_s)
         state.phase = Phase.RESERVING
         state.placement = placement
+        state.is_alone = state.is_suspect and self._is_to_be_alone(state)
         if state.is_suspect:
             self._table.quarantine.begin(state)
         state.reserve_sent_s = now
@@ -454,7 +475,7 @@ class RequestAdmission:
         if first is None or not is_ready:
             return
         state = self._table[first[-1]]
-        apart_from = self._table.quarantine.busy_workers if state.is_suspect else frozenset()
+        apart_from = self._apart_from(state)
         if apart_from and not self._placer.can_keep_apart(state.request, apart_from):
             return
         placement, _ = self._placer.place(

@@ -8,6 +8,7 @@ rejected: its stream has begun, so it fails instead.
 from collections import Counter
 
 from halfmoon_protocol.messages import Cancel, WorkerInfo
+from halfmoon_scheduling.admission.loss_history import LossHistory
 from halfmoon_scheduling.cluster.cluster_state import Cluster
 from halfmoon_scheduling.cluster.send_if_live import send_if_live
 from halfmoon_scheduling.commands import AnyCommand, Fail, Reject, Resubmit
@@ -26,8 +27,14 @@ class RequestEndings:
     """End the requests of a table."""
 
     def __init__(
-        self, config: SchedulingConfig, cluster: Cluster, table: RequestTable, placer: Placer
+        self,
+        config: SchedulingConfig,
+        cluster: Cluster,
+        table: RequestTable,
+        placer: Placer,
+        losses: LossHistory,
     ) -> None:
+        self._losses = losses
         self._config = config
         self._cluster = cluster
         self._table = table
@@ -48,7 +55,7 @@ class RequestEndings:
         now: float,
         *,
         because: str = "",
-        made_room: bool = False,
+        counts: bool = True,
         casualty: Casualty | None = None,
     ) -> list[AnyCommand]:
         """Cancel what a request holds at live workers, and end it; retry it if `because`.
@@ -57,7 +64,7 @@ class RequestEndings:
             state: the request.
             now: seconds.
             because: the reason to try it again; empty: it is not tried again.
-            made_room: whether it is stopped for another tenant's request.
+            counts: whether it counts among the tries that brought no token.
             casualty: the worker that was lost, or hung, while it computed this try, if so.
         """
         request_id, prefill, decode = state.request_id, state.prefill, state.decode
@@ -78,7 +85,7 @@ class RequestEndings:
                 because,
                 now,
                 keep_landing=keep_landing,
-                made_room=made_room,
+                counts=counts,
                 casualty=casualty,
             )
         self._table.remove(state, now, keep_landing=keep_landing)
@@ -103,16 +110,19 @@ class RequestEndings:
 
         A draining worker was told to leave, so its loss counts against no request.
         """
-        worker_id = lost.worker_id
+        worker_id, generation = lost.worker_id, lost.generation
+        counts = lost.draining or self._losses.note(worker_id, generation, now)
         commands = self._table.orphaned.on_worker_lost(worker_id)
         for state in self._table.all():
             on_prefill = worker_id in state.writers and state.phase not in PREFILLED
             if on_prefill or state.decode == worker_id:
                 casualty = None
                 if state.is_computed_at(worker_id) and not lost.draining:
-                    casualty = Casualty(worker_id, lost.generation)
+                    casualty = Casualty(worker_id, generation, state.is_alone)
                 because = f"{worker_id} is lost: {reason}"
-                commands += self.give_up(state, now, because=because, casualty=casualty)
+                commands += self.give_up(
+                    state, now, because=because, counts=counts, casualty=casualty
+                )
         return commands
 
     def retry(
@@ -125,15 +135,15 @@ class RequestEndings:
         invalid: bool = False,
         code: str = "",
         keep_landing: bool = False,
-        made_room: bool = False,
+        counts: bool = True,
         casualty: Casualty | None = None,
     ) -> list[AnyCommand]:
         """End a try, whose workers know; start another one if that may help and is allowed."""
         if casualty is not None:
             self._placer.avoid(state.request_id, casualty.worker_id)
         self._table.remove(state, now, keep_landing=keep_landing)
-        if made_room:
-            return [Resubmit(state.request_id, reason, made_room=True)]
+        if not counts:
+            return [Resubmit(state.request_id, reason, casualty, counts=False)]
         # A try that came to decoding has delivered a token: it is progress, however often
         # the request is preempted.
         decoding = state.phase is Phase.DECODING
@@ -176,7 +186,7 @@ class RequestEndings:
         return [reject]
 
     def refuse_harmful(self, state: RequestState) -> list[AnyCommand]:
-        """Fail a request under which too many workers were lost."""
+        """Fail a request under which a worker was lost that computed nothing else."""
         casualties = state.request.casualties
         starts = ", ".join(f"{c.worker_id} (start {c.generation})" for c in casualties)
         self.refusals["harmful"] += 1
@@ -184,7 +194,7 @@ class RequestEndings:
         self._placer.forget(state.request_id)
         reason = (
             f"{len(casualties)} workers were lost or hung while they computed this request: "
-            f"{starts}; it is not tried on another"
+            f"{starts}; the last one computed nothing else, and it is not tried on another"
         )
         return [Fail(state.request_id, reason, invalid=True, casualties=casualties)]
 

@@ -107,6 +107,12 @@ class RequestTable:
             return None
         return self.decode_shares.choose(state, shortage, self.orphaned.decodes)
 
+    def busy_workers(self) -> frozenset[WorkerId]:
+        """Return the workers that compute requests, or are about to."""
+        placed = [state for state in self._requests.values() if state.phase not in UNPLACED]
+        writers = (w for s in placed if s.phase not in PREFILLED for w in s.writers)
+        return frozenset((*writers, *(s.decode for s in placed if s.decode is not None)))
+
     # -- changes -----------------------------------------------------------------------------
 
     def add(self, request: Request, now: float) -> RequestState:

@@ -62,4 +62,4 @@ class RequestTimeouts:
             return None
         if not self._cluster.prefills.hangs(worker.worker_id, state.request_id):
             return None
-        return Casualty(worker.worker_id, worker.generation)
+        return Casualty(worker.worker_id, worker.generation, state.is_alone)

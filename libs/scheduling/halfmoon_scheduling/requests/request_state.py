@@ -19,7 +19,7 @@ from enum import Enum
 from halfmoon_protocol.ids import RequestId, WorkerId
 from halfmoon_protocol.messages import KvstoreAddress, PrefillDone
 from halfmoon_protocol.sampling import Stopping
-from halfmoon_scheduling.events import Request
+from halfmoon_scheduling.events import Casualty, Request
 from halfmoon_scheduling.fair_queueing import FairTag
 from halfmoon_scheduling.placement.estimates import Placement
 
@@ -80,6 +80,10 @@ class RequestState:
     joined_tbt_s: float = 0.0
     #: Whether its decode worker may share pages with it, of blocks that are there already.
     may_share_pages: bool = False
+    #: Casualties that it may have caused, as of the last look.
+    charges: tuple[Casualty, ...] = ()
+    #: Whether its workers take nothing else until it has proved harmless.
+    is_alone: bool = False
     #: When its decode worker was asked for pages.
     reserve_sent_s: float = 0.0
     #: When decode frees the pages held for it, unless it starts decoding.
@@ -137,7 +141,7 @@ class RequestState:
     @property
     def is_suspect(self) -> bool:
         """True when workers were lost under it, and it has not proved harmless since."""
-        return bool(self.request.casualties)
+        return bool(self.charges)
 
     @property
     def is_placed_once(self) -> bool:

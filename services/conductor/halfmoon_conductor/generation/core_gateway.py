@@ -51,6 +51,7 @@ from halfmoon_scheduling.events import (
     RequestArrived,
     RequestCancelled,
     RequestProgressed,
+    with_casualty,
 )
 
 log = structlog.get_logger()
@@ -288,9 +289,9 @@ class CoreGateway:
         if stream is None or stream.is_over or stream.current != command.request_id:
             return
         casualty = command.casualty
-        if casualty is not None and casualty not in stream.casualties:
-            stream.casualties = (*stream.casualties, casualty)
-        self._start_try(stream, made_room=command.made_room)
+        if casualty is not None:
+            stream.casualties = with_casualty(stream.casualties, casualty)
+        self._start_try(stream, counts=command.counts)
 
     def fail(self, command: Fail) -> None:
         """End a request with an error: the client's if the request is invalid, else ours."""
@@ -322,14 +323,14 @@ class CoreGateway:
 
     # -- tries -------------------------------------------------------------------------------
 
-    def _start_try(self, stream: _Stream, *, made_room: bool = False) -> None:
+    def _start_try(self, stream: _Stream, *, counts: bool = True) -> None:
         layout = self._shell.core.cluster.layout
         if layout is None:
             stream.end(self._unavailable("no worker has joined yet", _UNAVAILABLE_RETRY_S))
             return
         if len(stream.tokens) > stream.n_tokens_before:
             stream.fruitless = 0
-        elif stream.attempt and not made_room:
+        elif stream.attempt and counts:
             stream.fruitless += 1
         stream.attempt += 1
         stream.n_tokens_before = len(stream.tokens)
