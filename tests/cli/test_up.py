@@ -9,8 +9,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -31,6 +33,7 @@ from halfmoon_cli.up.foreground import status_table
 from halfmoon_cli.up.restart_policy import MAX_DEATHS, WINDOW_S, RestartPolicy
 from halfmoon_cli.up.worker_threads import worker_threads
 from halfmoon_metadata.tcp_ports import free_port, is_free
+from halfmoon_runtime.lifecycle import SAME_SIGNAL_S
 from halfmoon_runtime.observability.operator_tokens import operator_token
 from halfmoon_sandbox.bound_process import start_bound
 
@@ -100,6 +103,41 @@ def test_up_prints_a_curl_line_that_works_and_stops_everything_on_ctrl_c(tmp_pat
         running.process.send_signal(signal.SIGINT)
         assert running.process.wait(60) == 0
         assert not any(child.is_running() for child in children)
+
+
+@pytest.mark.e2e
+def test_ctrl_c_lets_streams_end_and_a_second_one_does_not(tmp_path: Path) -> None:
+    for n_signals in (1, 2):
+        port = free_port()
+        with (
+            up(tmp_path, MODEL="fake://tiny?step_s=0.1", PORT=str(port)) as running,
+            ThreadPoolExecutor(1) as client,
+        ):
+            running.until(lambda running=running: "Ctrl-C stops it" in running.text)
+            api, begun = f"http://127.0.0.1:{port}/v1", threading.Event()
+
+            def ask(api: str = api, begun: threading.Event = begun) -> str:
+                model = httpx.get(f"{api}/models", timeout=30).json()["data"][0]["id"]
+                body = {"model": model, "prompt": [1, 2, 3], "max_tokens": 120, "stream": True}
+                last = ""
+                with httpx.stream("POST", f"{api}/completions", json=body, timeout=60) as answer:
+                    try:
+                        for line in filter(None, answer.iter_lines()):
+                            last = line
+                            begun.set()
+                    except httpx.TransportError as error:
+                        last = type(error).__name__
+                return last
+
+            asked = client.submit(ask)
+            assert begun.wait(60)
+            running.process.send_signal(signal.SIGINT)
+            running.until(lambda running=running: "30 s to end" in running.text)
+            if n_signals == 2:
+                time.sleep(SAME_SIGNAL_S)
+                running.process.send_signal(signal.SIGINT)
+            assert (asked.result() == "data: [DONE]") == (n_signals == 1)
+            assert running.process.wait(60) == 0
 
 
 @pytest.mark.e2e

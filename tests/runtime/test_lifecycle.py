@@ -15,7 +15,7 @@ import pytest
 
 from halfmoon_metadata.tcp_ports import free_port
 from halfmoon_runtime.healthcheck import STATUS_FILE
-from halfmoon_runtime.lifecycle import report_stage
+from halfmoon_runtime.lifecycle import SAME_SIGNAL_S, report_stage
 from halfmoon_sandbox.bound_process import start_bound
 
 PRELUDE = """
@@ -379,10 +379,25 @@ def test_a_second_signal_cuts_the_drain_short(start: Callable[[str], Running]) -
     running.until_stage("ready")
     running.process.terminate()
     running.until_stage("draining")
+    time.sleep(SAME_SIGNAL_S)
     running.process.send_signal(signal.SIGINT)
     code, printed = running.end()
     assert code == 128 + signal.SIGINT
     assert "cleaned up" in printed
+
+
+def test_signals_within_a_second_are_one(start: Callable[[str], Running]) -> None:
+    """As where a service manager signals all processes, and the leader passes its own on."""
+    running = start("STUBBORN = False\n" + SLOW)
+    running.until_stage("ready")
+    running.process.terminate()
+    running.until_stage("draining")
+    for _ in range(3):
+        running.process.terminate()
+    time.sleep(SAME_SIGNAL_S)
+    assert running.status["stage"] == "draining" and running.process.poll() is None
+    running.process.terminate()
+    assert "cleaned up" in running.end()[1]
 
 
 def test_a_third_signal_ends_it_at_once(start: Callable[[str], Running]) -> None:
@@ -390,8 +405,10 @@ def test_a_third_signal_ends_it_at_once(start: Callable[[str], Running]) -> None
     running.until_stage("ready")
     running.process.terminate()
     running.until_stage("draining")
+    time.sleep(SAME_SIGNAL_S)
     running.process.terminate()
     running.until_stage("cleaning")
+    time.sleep(SAME_SIGNAL_S)
     running.process.terminate()
     code, _ = running.end()
     assert code == 128 + signal.SIGTERM

@@ -10,6 +10,8 @@
     a second signal: main is cancelled where it is ─────────────────────► exit 128 + signal
     a third one: the process ends at once
 
+Signals within a second are one: a service manager signals a group and its leader passes that on.
+
 Every task has a parent. Tasks that `Service.spawn` starts belong to the process's task group: they
 end with it, and their failure ends it.
 """
@@ -23,6 +25,7 @@ import ssl
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
+from math import inf
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -44,6 +47,8 @@ from halfmoon_runtime.server_tls import BadTlsFiles, date_problem, server_contex
 from halfmoon_runtime.settings import ServiceSettings
 
 _log = structlog.get_logger(__name__)
+#: Seconds in which a further signal to stop says nothing new.
+SAME_SIGNAL_S = 1.0
 
 
 class CannotStart(Exception):
@@ -288,6 +293,8 @@ class _Run:
         self._service: Service | None = None
         self._main_task: asyncio.Task[None] | None = None
         self._n_signals = 0
+        #: When the last signal came that was counted.
+        self._signalled_s = -inf
         #: Exit status if nothing failed.
         self._code = 0
 
@@ -333,6 +340,10 @@ class _Run:
             self._service.cancel_spawned()
 
     def _on_signal(self, number: signal.Signals) -> None:
+        now = asyncio.get_running_loop().time()
+        if now < self._signalled_s + SAME_SIGNAL_S:
+            return
+        self._signalled_s = now
         self._n_signals += 1
         _log.info("signal", signal=number.name, n=self._n_signals)
         if self._n_signals >= 3:

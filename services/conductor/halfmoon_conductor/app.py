@@ -213,13 +213,15 @@ async def run(settings: ConductorSettings, service: Service) -> None:
             settings.drain_s,
         )
         where = {"url": _url(listener, service.tls)}
+        # It closes last: workers renew their leases there while requests end.
+        metadata_closing = asyncio.Event()
         if embedded:
             service.spawn(lease_clock.tick_forever(), name="leases")
             metadata = metadata_app(records, tokens=metadata_tokens(cluster_key))
             limits = msgspec.structs.replace(limits, max_connections=_MAX_METADATA_CONNECTIONS)
             hosts = hosts_to_check(settings, service.tls, has_keys=bool(cluster_key))
             http = bounded_http(limits, service.tls, hosts)
-            metadata_server = _make_server(metadata, http, service.stopping, 1.0)
+            metadata_server = _make_server(metadata, http, metadata_closing, 1.0)
             service.spawn(
                 metadata_server.serve(sockets=[metadata_listener]), name="metadata server"
             )
@@ -229,7 +231,10 @@ async def run(settings: ConductorSettings, service: Service) -> None:
         service.report_stage("ready", worker_id=settings.worker_id, **where)
         await service.stopping.wait()
         service.report_stage("draining", worker_id=settings.worker_id)
-        await serving
+        try:
+            await serving
+        finally:
+            metadata_closing.set()
 
 
 async def _follow(claim: ClusterClaim, links: WorkerLinks, presence: ConductorPresence) -> None:

@@ -13,6 +13,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,14 @@ class ClusterPlan:
             host = reachable_host(resolve_own_address(chosen))
             base = f"{base.partition('://')[0]}://{f'[{host}]' if ':' in host else host}"
         return f"{base}:{self._of_conductor('metadata-port') or self.metadata_port}/metadata"
+
+    @property
+    def drain_s(self) -> float:
+        """Seconds in which the conductor finishes its requests; its own setting, or 30."""
+        stated = self._of_conductor("drain-s") or os.environ.get("HALFMOON_DRAIN_S", "")
+        with suppress(ValueError):
+            return float(stated)
+        return 30.0
 
     def _of_conductor(self, name: str) -> str:
         """Return the value of a flag that is set for the conductor; empty: it is not."""
@@ -297,7 +306,7 @@ class EmbeddedCluster:
         return [p for p in self.processes.values() if p.exit_code is not None]
 
     def stop(self, grace_s: float = 15.0) -> None:
-        """Stop all processes, each role before the next; kill those that do not end."""
+        """Stop all processes, each role before the next; kill those that do not end in time."""
         for role in (*START_ORDER, "servers"):
             members = [p for p in self.processes.values() if p.spec.role == role]
             for process in members:

@@ -35,10 +35,13 @@ from halfmoon_metadata.cluster_key_source import (
 )
 from halfmoon_metadata.store_interface import MetadataError
 from halfmoon_metadata.tls_trust import certificate_problem, trust_context
+from halfmoon_runtime.lifecycle import SAME_SIGNAL_S
 from halfmoon_runtime.membership import MEMBERS, readable_members
 from halfmoon_runtime.observability.operator_tokens import operator_token
 
 _POLL_S = 0.2
+#: Seconds beyond its drain in which a process ends.
+_STOP_S = 15.0
 #: A question that the demo model can answer. It has no apostrophe, which a shell would need quoted.
 #: It is longer than a block: a second request finds a part of it cached.
 _EXAMPLE = (
@@ -125,12 +128,28 @@ def _run(plan: ClusterPlan, folder: Path, console: Console, chosen: _KeyChoice) 
         console.print("Ctrl-C stops it.")
         return _watch(cluster, console)
     except _Stop:
-        console.print("\nstopping …")
+        console.print(
+            f"\nstopping: requests under way have {plan.drain_s:g} s to end, "
+            "Ctrl-C again stops at once …"
+        )
         return 0
     finally:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)  # what ends this process ends all others at once
-        cluster.stop()
+        _stop(cluster)
+
+
+def _stop(cluster: EmbeddedCluster) -> None:
+    """Stop the cluster; a further signal after a second kills what still runs."""
+    began = time.monotonic()
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        # A signal to the whole group comes twice, if its leader passes it on.
+        if time.monotonic() > began + SAME_SIGNAL_S:
+            for process in cluster.processes.values():
+                process.signal(signal.SIGKILL)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, on_signal)
+    cluster.stop(cluster.plan.drain_s + _STOP_S)
 
 
 def _wait_ready(cluster: EmbeddedCluster, console: Console) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
+from halfmoon_runtime.membership import LEASE_S
 from halfmoon_testing.sim_cluster.sim_cluster import SimCluster
 from halfmoon_testing.sim_cluster.sim_network import NetworkFaults
 from halfmoon_transfer.backends.fault_injection import FaultPlan
@@ -45,6 +46,8 @@ class SimFaults:
             "clock step": self._step_clock,
             "metadata down": self._stop_metadata,
             "metadata loss": self._lose_metadata,
+            "metadata is full": self._fill_metadata,
+            "kill a rack": self._kill_rack,
         }
 
     async def run(self) -> None:
@@ -78,6 +81,21 @@ class SimFaults:
 
     async def _kill_worker(self, lasts_s: float) -> None:
         await self._kill(self._dice.choice(self._workers), lasts_s)
+
+    async def _kill_rack(self, lasts_s: float) -> None:
+        """Kill two to four processes within 200 ms, workers and kvstores alike."""
+        names = self._dice.sample(
+            self._workers, min(len(self._workers), self._dice.choice((2, 3, 4)))
+        )
+        delays_s = [self._dice.uniform(0.0, 0.2) for _ in names]
+
+        async def kill_soon(name: str, delay_s: float) -> None:
+            await asyncio.sleep(delay_s)
+            await self._kill(name, lasts_s)
+
+        async with asyncio.TaskGroup() as tasks:
+            for name, delay_s in zip(names, delays_s, strict=True):
+                tasks.create_task(kill_soon(name, delay_s))
 
     async def _kill_conductor(self, lasts_s: float) -> None:
         await self._kill("conductor-0", lasts_s)
@@ -184,6 +202,12 @@ class SimFaults:
         self._cluster.metadata.is_down = True
         await asyncio.sleep(lasts_s)
         self._cluster.metadata.is_down = False
+
+    async def _fill_metadata(self, lasts_s: float) -> None:
+        self._cluster.metadata.is_full = True
+        # Longer than a lease: records that are not renewed are gone by then.
+        await asyncio.sleep(lasts_s + LEASE_S)
+        self._cluster.metadata.is_full = False
 
     async def _lose_metadata(self, lasts_s: float) -> None:
         self._cluster.metadata.is_down = True

@@ -4,7 +4,7 @@ Those of requests look at what clients received; those of the cluster look at ea
 nothing is under way any more.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 
 from halfmoon_engine.fake_engine import FakeEngine
@@ -17,9 +17,14 @@ from halfmoon_testing.sim_cluster.violation import Violation
 
 #: How a request may end.
 NAMED_ENDS = frozenset(
-    {"ok", "left", "ConnectionBroken", "ServiceUnavailable", "ServerOverloaded"}
-    | {"GenerationFailed", "HarmfulRequest"}
+    {"ok", "left", "ConnectionBroken", "ServiceUnavailable", "ServerOverloaded", "GenerationFailed"}
 )
+#: Faults one of which alone costs no request.
+HARMLESS_ALONE = frozenset(
+    {"kill a worker", "kill a rack", "pause", "cut", "isolate"}
+    | {"metadata down", "metadata loss", "metadata is full"}
+)
+_NOTHING_LOST = frozenset({"ok", "left", "ServerOverloaded"})
 #: Seconds within which the cluster holds nothing of requests that are over.
 QUIET_S = 45.0
 #: Seconds from the last fault to the first success; with lost records, workers write them again
@@ -108,6 +113,21 @@ def _common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
             break
         n += 1
     return n
+
+
+def check_nothing_lost(cluster: SimCluster, faults: Mapping[str, int]) -> None:
+    """Check that one fault of a kind that costs no request has cost none.
+
+    Raises:
+        Violation: a request failed.
+    """
+    if sum(faults.values()) > 1 or not HARMLESS_ALONE.issuperset(faults):
+        return
+    for request in cluster.clients.requests:
+        if request.end not in _NOTHING_LOST:
+            raise Violation(
+                "a loss costs no request", f"{request.request_id}: {request.end}, {request.error}"
+            )
 
 
 async def check_end(cluster: SimCluster) -> None:

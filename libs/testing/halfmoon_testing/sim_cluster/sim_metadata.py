@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from halfmoon_metadata import MemoryStore
-from halfmoon_metadata.store_interface import MetadataUnreachable
+from halfmoon_metadata.store_interface import MetadataError, MetadataUnreachable
 
 
 class SimMetadataServer:
@@ -14,6 +14,8 @@ class SimMetadataServer:
         self._clock = clock
         self.records = MemoryStore(clock)
         self.is_down = False
+        #: Whether it takes no new values, as a Redis whose memory is full; leases are renewed.
+        self.is_full = False
 
     def lose_everything(self) -> None:
         """Start again without any record."""
@@ -34,6 +36,7 @@ class SimStore:
 
     def put(self, key: str, value: bytes, *, ttl_s: float | None = None) -> None:
         """See `MetadataStore.put`."""
+        self._require_room(key, value)
         self._records.put(key, value, ttl_s=ttl_s)
 
     def delete(self, key: str) -> bool:
@@ -48,14 +51,21 @@ class SimStore:
         self, key: str, expected: bytes | None, value: bytes | None, *, ttl_s: float | None = None
     ) -> bool:
         """See `MetadataStore.compare_and_swap`."""
+        if value is not None:
+            self._require_room(key, value)
         return self._records.compare_and_swap(key, expected, value, ttl_s=ttl_s)
 
     def increment(self, key: str) -> int:
         """See `MetadataStore.increment`."""
+        self._require_room(key, b"")
         return self._records.increment(key)
 
     def close(self) -> None:
         """See `MetadataStore.close`."""
+
+    def _require_room(self, key: str, value: bytes) -> None:
+        if self._server.is_full and self._records.get(key) != value:
+            raise MetadataError("the metadata server's memory is full")
 
     @property
     def _records(self) -> MemoryStore:

@@ -18,6 +18,7 @@ from halfmoon_testing.sim_cluster.sim_cluster import SimCluster
 from halfmoon_testing.sim_cluster.sim_faults import SimFaults
 from halfmoon_testing.sim_cluster.sim_invariants import (
     check_end,
+    check_nothing_lost,
     check_recovery,
     check_requests,
 )
@@ -93,6 +94,7 @@ class SimRun:
         for task in [*tasks, recovery]:
             task.result()
         check_requests(self.cluster)
+        check_nothing_lost(self.cluster, {} if self.faults is None else self.faults.counts)
         lost_records = self.faults is not None and bool(self.faults.counts["metadata loss"])
         check_recovery(
             self.recovered_s - self.last_fault_s, lost_records=lost_records, pages_rest=pages_rest
