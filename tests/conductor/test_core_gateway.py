@@ -3,9 +3,11 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import structlog
 from structlog.testing import capture_logs
 
 from halfmoon_conductor.engine_io.gateway_interface import GenerationRequest, TokenEvent
@@ -17,6 +19,7 @@ from halfmoon_conductor.errors import (
     ServiceUnavailable,
 )
 from halfmoon_conductor.generation.core_gateway import CoreGateway
+from halfmoon_conductor.workers import shell
 from halfmoon_conductor.workers.shell import Shell
 from halfmoon_protocol.ids import RequestId, WorkerId
 from halfmoon_protocol.logprobs import TokenScore
@@ -496,3 +499,24 @@ async def test_a_token_from_decode_between_two_losses_lets_it_go_on() -> None:
         script.prefill("cmpl-1~6", 52)
         script.decode("cmpl-1~6", 53, "stop")
         assert len(await client.task) == 12
+
+
+async def test_a_line_about_a_request_has_no_ids_of_the_request_whose_task_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lines: list[dict[str, object]] = []
+
+    def note(event: str, **fields: object) -> None:
+        lines.append({"event": event, **fields, **structlog.contextvars.get_contextvars()})
+
+    monkeypatch.setattr(shell, "log", SimpleNamespace(info=note, warning=note))
+    script = Script("prefill-0", "decode-0", max_attempts=1)
+    async with asking(script) as client:
+        script.reserve("cmpl-1")
+        with structlog.contextvars.bound_contextvars(http_request_id="another", tenant="eve"):
+            script.shell.post(WorkerLost(PREFILL, "killed"))
+        with pytest.raises(GenerationFailed):
+            await client.task
+    (line,) = lines
+    assert (line["event"], line["request_id"]) == ("request_failed", "cmpl-1")
+    assert not {"http_request_id", "tenant"} & line.keys()

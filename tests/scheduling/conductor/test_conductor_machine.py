@@ -646,6 +646,25 @@ def test_without_admission_nobody_is_refused_for_a_limit_while_waiting() -> None
     assert only(core.handle(Tick(), 200.0), Reject).reason == "no decode pages came free in 100 s"
 
 
+def test_who_waited_in_vain_hears_why_and_when_to_come_back() -> None:
+    core = Core("prefill-0", "decode-0", request_timeout_s=100.0)
+    core.arrive()
+    core.reserved()
+    core.prefilled()
+    core.now = 40.0
+    core.handle(RequestFinished(R1, 8))
+    core.arrive("cmpl-3")
+    core.reserved(rid="cmpl-3")
+    core.prefilled(rid="cmpl-3")
+    core.arrive("cmpl-2")
+    core.load(free_pages=0)
+    core.refused(rid="cmpl-2")
+    core.now = 140.0
+    reject = only(core.handle(Tick(), 140.0), Reject)
+    assert reject.reason == "no decode worker had room for 100 s; decode-0: 0 of 64 pages are free"
+    assert reject.retry_after_s > 30
+
+
 def test_who_waits_hears_when_nobody_is_left() -> None:
     core = Core("prefill-0", "decode-0")
     core.load(free_pages=0)

@@ -386,7 +386,9 @@ class Conductor:
                 return self._admission.on_never_fits(state, reason, now)
             return self._endings.retry(state, reason, now, retryable=False)
         full_until_s = now + message.retry_after_s
-        return self._admission.try_elsewhere(state, worker_id, full_until_s, now)
+        return self._admission.try_elsewhere(
+            state, worker_id, full_until_s, now, refusal=message.reason
+        )
 
     # -- prefill -----------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from halfmoon_scheduling.commands import AnyCommand
 from halfmoon_scheduling.conductor.decision_log import DecisionLog
 from halfmoon_scheduling.conductor.kvstore_directory import KvstoreDirectory
 from halfmoon_scheduling.conductor.placer import Placer
-from halfmoon_scheduling.conductor.request_endings import RequestEndings
+from halfmoon_scheduling.conductor.request_endings import RETRY_S, RequestEndings
 from halfmoon_scheduling.conductor.request_table import RequestTable
 from halfmoon_scheduling.config import SchedulingConfig
 from halfmoon_scheduling.events import Request
@@ -36,6 +36,8 @@ from halfmoon_scheduling.requests.request_state import Phase, RequestRank, Reque
 #: Seconds for which requests wait for a role whose last worker was lost: that of a worker's lease.
 #: What cuts off all workers at once, as a conductor that stood still, is over before that.
 RETURN_S = 10.0
+#: Seconds after which a refused client is told to come back at the latest.
+MAX_RETRY_S = 60.0
 #: Placements of deferred requests that may fail, each time one of them is tried.
 MAX_FAILED_RETRIES = 4
 #: Roles of which every request needs a worker.
@@ -82,7 +84,7 @@ class RequestAdmission:
             return []
         state = self._table.add(request, now)
         if self._is_one_too_many(state):
-            return self._refuse_one_too_many(state)
+            return self._refuse_one_too_many(state, now)
         self._cluster.decodes.on_tick(now)
         commands: list[AnyCommand] = []
         first_deferred = self._table.deferred.first
@@ -101,13 +103,15 @@ class RequestAdmission:
             return False
         return not self._table.is_within_share(state, limit)
 
-    def _refuse_one_too_many(self, state: RequestState) -> list[AnyCommand]:
+    def _refuse_one_too_many(self, state: RequestState, now: float) -> list[AnyCommand]:
         n, limit = self._table.n_without_token - 1, self._config.max_queued_requests
         reason = (
             f"{n} requests wait for their first token, and max_queued_requests is {limit}; try"
             " again later, or have the operator raise --max-queued-requests"
         )
-        return self._endings.refuse_overloaded(state, "queue_full", reason)
+        shortest_s = min(self._cluster.prefills.queues_s(now).values(), default=0.0)
+        retry_after_s = max(shortest_s, self._room_in_s(now))
+        return self._endings.refuse_overloaded(state, "queue_full", reason, retry_after_s)
 
     def place_waiting(self, now: float) -> list[AnyCommand]:
         """Place requests that wait for pages, in order, until one has to go on waiting.
@@ -195,9 +199,16 @@ class RequestAdmission:
     # -- a reservation that came to nothing --------------------------------------------------
 
     def try_elsewhere(
-        self, state: RequestState, decode: WorkerId, full_until_s: float, now: float
+        self,
+        state: RequestState,
+        decode: WorkerId,
+        full_until_s: float,
+        now: float,
+        *,
+        refusal: str = "",
     ) -> list[AnyCommand]:
-        """Place a request again that a decode worker has no room for."""
+        """Place a request again that a decode worker has no room for, for this reason."""
+        state.refusal = refusal and f"{decode}: {refusal}"
         self._cluster.decodes.on_refused(decode, state.request_id, full_until_s)
         self._table.release(state, now)
         state.refused_by.add(decode)
@@ -222,14 +233,25 @@ class RequestAdmission:
         waited_s = now - state.arrived_s
         if state.phase is Phase.DEFERRED:
             reason = f"decode was too busy for {waited_s:.3g} s"
-            return self._endings.refuse_overloaded(state, "tbt", reason)
+            return self._endings.refuse_overloaded(state, "tbt", reason, self._room_in_s(now))
         if state.phase is Phase.QUARANTINED:
             reason = f"a worker was lost under it, and none came free to try it in {waited_s:.3g} s"
             return self._endings.refuse_overloaded(state, "quarantine", reason)
         if not all(map(self._cluster.accepting, _ROLES)):
             return self._refuse_without_workers(state)
         reason = f"no decode pages came free in {waited_s:.3g} s"
-        return self._endings.refuse_overloaded(state, "pages", reason)
+        if state.refusal:
+            reason = f"no decode worker had room for {waited_s:.3g} s; {state.refusal}"
+        return self._endings.refuse_overloaded(state, "pages", reason, self._room_in_s(now))
+
+    def _room_in_s(self, now: float) -> float:
+        """Estimate when decode has room for one more than wait now: requests end evenly."""
+        decodes = self._cluster.decodes
+        time_s = decodes.decode_time_s(now)
+        if not decodes.n_running or time_s == inf:
+            return RETRY_S
+        n_before = len(self._table.waiting) + 1
+        return min(MAX_RETRY_S, max(RETRY_S, n_before * time_s / decodes.n_running))
 
     # -- one placement -----------------------------------------------------------------------
 
@@ -239,7 +261,7 @@ class RequestAdmission:
         missing = [role for role in _ROLES if not self._cluster.accepting(role)]
         if missing:
             if all(now < self._lost_s.get(role, -inf) + RETURN_S for role in missing):
-                return self._wait(state)
+                return self._wait(state, now)
             return self._refuse_without_workers(state)
         if state.unresponsive:
             decodes = {info.worker_id for info in self._cluster.accepting("decode")}
@@ -256,7 +278,7 @@ class RequestAdmission:
         apart_from = self._apart_from(state)
         try:
             if apart_from and not self._placer.can_keep_apart(request, apart_from):
-                return self._quarantine(state) if state.is_suspect else self._wait(state)
+                return self._quarantine(state) if state.is_suspect else self._wait(state, now)
             not_to_ask = state.refused_by | state.unresponsive
             placement, job = self._placer.place(request, not_to_ask, now, apart_from=apart_from)
         except FeatureMissing as error:
@@ -278,14 +300,14 @@ class RequestAdmission:
                     # It avoids all others: no report of free pages would ever let it go on.
                     reason = f"no answer from {', '.join(sorted(state.unresponsive))}"
                     return self._endings.retry(state, reason, now)
-            commands = self._wait(state)
+            commands = self._wait(state, now)
             if asked_all and self._table.waiting.first == state.rank:
                 if takers is None:
                     takers = self._placer.takers(request, frozenset(), apart_from=apart_from)
                 self._table.waiting.set_shortage(PageShortage(state.rank, job.n_pages, takers))
             return commands
         if not may_reserve:
-            return self._wait(state)
+            return self._wait(state, now)
         return self._reserve(state, placement, placement.decode, job, verdict, now)
 
     def _is_to_be_alone(self, state: RequestState) -> bool:
@@ -381,7 +403,7 @@ class RequestAdmission:
         self._table.quarantine.wait(state)
         return []
 
-    def _wait(self, state: RequestState) -> list[AnyCommand]:
+    def _wait(self, state: RequestState, now: float) -> list[AnyCommand]:
         """Let a request wait for decode pages, or refuse it when too many wait."""
         if state.phase in (Phase.DEFERRED, Phase.QUARANTINED):
             self._table.leave_queues(state)
@@ -397,7 +419,8 @@ class RequestAdmission:
         is_full = len(waiting) >= most and not self._table.is_within_share(state, most)
         if is_full and not state.is_retry:
             reason = f"{len(waiting)} requests wait for decode pages, which is the limit"
-            return self._endings.refuse_overloaded(state, "queue_full", reason)
+            room_s = self._room_in_s(now)
+            return self._endings.refuse_overloaded(state, "queue_full", reason, room_s)
         waiting.add(state.rank)
         return []
 

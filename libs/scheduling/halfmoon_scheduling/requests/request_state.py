@@ -94,6 +94,8 @@ class RequestState:
     landed: PrefillDone | None = None
     #: When it starts decoding even if decode is too busy; set in phase LANDED.
     landed_until_s: float = float("inf")
+    #: Why a decode worker last had no room for it; empty: none said so.
+    refusal: str = ""
     #: Decode workers that refused it since it last waited.
     refused_by: set[WorkerId] = field(default_factory=set)
     #: Decode workers that did not answer. They are not asked again under this id: the answer

@@ -6,6 +6,7 @@ a command comes back as a further event.
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextvars import copy_context
 from typing import Protocol, assert_never
 
 import structlog
@@ -82,6 +83,8 @@ class Shell:
         self._recorders = list(recorders)
         self._events: deque[AnyEvent] = deque()
         self._draining = False
+        #: Has no client's ids: events of one request are handled in the task of another.
+        self._context = copy_context()
         self._workers: WorkerPort
         self._clients: ClientPort
 
@@ -123,13 +126,17 @@ class Shell:
             case Reject():
                 self._clients.reject(command)
             case Resubmit(request_id=request_id, reason=reason):
-                log.info("request_retried", request_id=request_id, reason=reason)
+                self._log(log.info, "request_retried", request_id=request_id, reason=reason)
                 self._clients.resubmit(command)
             case Fail(request_id=request_id, reason=reason):
-                log.warning("request_failed", request_id=request_id, reason=reason)
+                self._log(log.warning, "request_failed", request_id=request_id, reason=reason)
                 self._clients.fail(command)
             case RefuseWorker(worker_id=worker_id, reason=reason):
-                log.error("worker_refused", worker_id=worker_id, reason=reason)
+                self._log(log.error, "worker_refused", worker_id=worker_id, reason=reason)
                 self._workers.refuse(worker_id, reason)
             case _:
                 assert_never(command)
+
+    def _log(self, write: Callable[..., object], event: str, **fields: object) -> None:
+        """Log a line without the ids of the request whose task runs now."""
+        self._context.run(lambda: write(event, **fields))
