@@ -201,6 +201,13 @@ async def test_tokens_that_nobody_waits_for_are_stopped_at_their_source() -> Non
         nobody = RequestId("gone")
         link.inbox.put_nowait(TokensProduced(step=1, produced=(Produced(nobody, 3),)))
         await running.until(lambda: Cancel(request_id=nobody) in link.told)
+        # More are on their way, and the worker needs to be told once.
+        other = RequestId("other")
+        for step in range(2, 2000):
+            link.inbox.put_nowait(TokensProduced(step=step, produced=(Produced(nobody, 3),)))
+        link.inbox.put_nowait(TokensProduced(step=2000, produced=(Produced(other, 3),)))
+        await running.until(lambda: Cancel(request_id=other) in link.told)
+        assert link.told.count(Cancel(request_id=nobody)) == 1
 
 
 async def test_a_refused_worker_is_told_why_and_not_dialled_again() -> None:

@@ -35,6 +35,7 @@ async def opened(kind: str, *, patience_s: float) -> AsyncIterator[Network]:
     else:
         settings = SocketSettings(
             send_queue_messages=50,
+            command_queue_messages=50,
             unread_messages=1200,
             connect_timeout_s=patience_s,
             heartbeat_interval_s=patience_s / 4,

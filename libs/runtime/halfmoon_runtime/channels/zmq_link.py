@@ -110,7 +110,7 @@ class ZmqLink:
         try:
             self._dealer.pump.send_now(frame)
         except zmq.Again:
-            limit = self._settings.send_queue_messages
+            limit = self._settings.command_queue_messages
             raise PeerUnreachable(
                 f"{self._commands}: its queue is full, with {limit} messages"
             ) from None
@@ -241,6 +241,7 @@ class _LinkSocket:
     ) -> None:
         """Start to connect, and to hand over messages."""
         configure(self.socket, self._settings)
+        self.socket.setsockopt(zmq.SNDHWM, self._settings.command_queue_messages)
         self._monitor_pump.start(self._on_event, on_failure=on_failure)
         self.pump.start(take, on_failure=on_failure)
         if self._link.is_down:

@@ -28,9 +28,13 @@ class SocketSettings:
 
     #: A longer frame is dropped; a much longer one closes the connection unread.
     max_message_bytes: int = MAX_MESSAGE_BYTES
-    #: Messages queued for one slow peer. When the queue is full, a send waits (ROUTER), is
-    #: refused (DEALER) or drops the message (PUB).
+    #: Answers and publications queued for one slow caller. When the queue is full, a send waits
+    #: (ROUTER) or drops the message (PUB).
     send_queue_messages: int = 1024
+    #: Commands queued for one worker (DEALER). A full queue ends the link, so there is room for all
+    #: that one turn of a busy caller's event loop brings, as a cancel for each of its requests.
+    #: A worker that takes none is found by its heartbeats.
+    command_queue_messages: int = 16 * 1024
     #: Messages and bytes of one peer that are received and not yet read. What a caller sends beyond
     #: is dropped; a worker that sends more is hung up on, and its publications are dropped.
     unread_messages: int = 16 * 1024

@@ -15,8 +15,10 @@ for `decode_stall_s`, its link is closed, and it rests before it is dialled agai
 
 import asyncio
 import itertools
+from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import dataclass, field
+from math import inf
 from typing import Protocol, assert_never
 
 import msgspec
@@ -88,6 +90,9 @@ _POLL_S = 0.25
 _LOOK_S = 1.0
 #: Longest rest of a worker that brought no tokens, in seconds.
 _MAX_REST_S = 600.0
+#: Seconds after which a try whose tokens still come is cancelled again, and tries that are kept.
+_CANCEL_AGAIN_S = 5.0
+_MAX_CANCELLED = 4096
 #: Characters that are kept of a worker's reason, which goes into logs and answers.
 _MAX_REASON = 2000
 
@@ -144,6 +149,8 @@ class _Member:
     refused: str = ""
     #: Number of the newest step whose tokens came over the current link; 0: none, or unnumbered.
     step: int = 0
+    #: When tries that are over were last cancelled over the current link, the oldest first.
+    cancelled_s: OrderedDict[RequestId, float] = field(default_factory=OrderedDict)
     #: Seconds for which requests have decoded there and no token has come.
     silent_s: float = 0.0
     #: Seconds of its last rest for such silence; 0: it has brought a token since.
@@ -283,6 +290,7 @@ class WorkerLinks:
             self.unreachable.on_dial(info)
             link = await self.network.dial(info.commands, info.events, key_id=info.key_id)
             member.link, member.step = link, 0
+            member.cancelled_s.clear()
             hello = Hello(
                 conductor_id=self.conductor_id,
                 session=next(self._sessions),
@@ -405,7 +413,7 @@ class WorkerLinks:
                 # The try is over, or runs elsewhere. It is cancelled there, unless it holds pages
                 # there that must not be freed yet.
                 if core.holds_at(produced.request_id) != worker_id:
-                    self.send(worker_id, Cancel(request_id=produced.request_id))
+                    self._stop_at_source(member, produced.request_id)
                 continue
             # A worker that continues past the last token is stopped, whatever it reports.
             runs_on = not produced.finish and self.gateway.n_left(produced.request_id) == 1
@@ -422,6 +430,17 @@ class WorkerLinks:
                 self.shell.post(RequestFinished(produced.request_id, n_new, is_cut))
             elif runs_on or not is_wanted:
                 self.shell.post(RequestCancelled(produced.request_id))
+
+    def _stop_at_source(self, member: _Member, request_id: RequestId) -> None:
+        """Cancel a try whose tokens nobody waits for: once, though many are on their way."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s < member.cancelled_s.get(request_id, -inf) + _CANCEL_AGAIN_S:
+            return
+        member.cancelled_s[request_id] = now_s
+        member.cancelled_s.move_to_end(request_id)
+        if len(member.cancelled_s) > _MAX_CANCELLED:
+            member.cancelled_s.popitem(last=False)
+        self.send(member.info.worker_id, Cancel(request_id=request_id))
 
     def _log_unused_kvstores(self) -> None:
         """Log kvstores that hold blocks of another layout, each once."""
