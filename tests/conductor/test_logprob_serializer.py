@@ -1,6 +1,9 @@
 """Log probabilities as clients read them."""
 
+import json
+import random
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 import httpx
@@ -212,3 +215,40 @@ async def test_too_many_scores_for_one_message_are_refused(
     else:
         assert answer.status_code == 400
         assert "over the 500 " in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("as_token_ids", [False, True])
+def test_an_event_is_written_as_the_whole_answer_is(
+    tokenizer: HubTokenizer, as_token_ids: bool
+) -> None:
+    serializer = LogprobSerializer(tokenizer, as_token_ids=as_token_ids)
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    dice = random.Random(seed)
+    for n_top in (0, 1, 20):
+        for _ in range(50):
+            tokens = [dice.randrange(tokenizer.vocab_size) for _ in range(n_top + 1)]
+            logprobs = [dice.choice((-dice.random() * 1e3, -1e-9, 0.0, -inf)) for _ in tokens]
+            top = tuple(zip(tokens[1:], logprobs[1:], strict=True))
+            token, score = tokens[0], TokenScore(logprobs[0], 1, top)
+            chat = serializer.chat([(token, score)]).model_dump()
+            assert json.loads(serializer.chat_json(token, score)) == chat
+            completion = serializer.completion([(token, score)], [7]).model_dump()
+            assert json.loads(serializer.completion_json(token, score, 7)) == completion
+
+
+@pytest.mark.parametrize(
+    ("path", "n_top"),
+    [(COMPLETIONS, {"logprobs": 5}), (CHAT, {"logprobs": True, "top_logprobs": 20})],
+)
+async def test_a_stream_has_what_the_whole_answer_has(
+    client: httpx.AsyncClient, events_of: Events, path: str, n_top: dict[str, Any]
+) -> None:
+    body = (PROMPT if path == COMPLETIONS else HELLO) | {"max_tokens": 12} | n_top
+    (whole,) = (await post(client, path, body))["choices"]
+    text = (await client.post(path, json={**body, "stream": True})).text
+    choices = [event["choices"][0] for event in events_of(text)[:-1] if event["choices"]]
+    told = [choice["logprobs"] for choice in choices if choice["logprobs"]]
+    for name, listed in whole["logprobs"].items():
+        if listed is not None:
+            assert [each for one in told for each in one[name]] == listed

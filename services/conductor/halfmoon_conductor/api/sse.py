@@ -59,6 +59,10 @@ class EventTemplate:
         """Return the event with this text."""
         return self._before + msgspec.json.encode(text) + self._after
 
+    def fill_around(self, text: str, old: bytes, new: bytes) -> bytes:
+        """Return the event with this text, and behind it `new` in place of the first `old`."""
+        return self._before + msgspec.json.encode(text) + self._after.replace(old, new, 1)
+
     def replaced(self, *changes: tuple[bytes, bytes]) -> Self:
         """Return a template with other bytes before the text: each first bytes become the second.
 

@@ -25,6 +25,7 @@ from halfmoon_conductor.reasoning.reasoning_parser import ReasoningParser
 from halfmoon_conductor.tools.tool_call_bodies import ParsedCall
 from halfmoon_conductor.tools.tool_call_ids import tool_call_name
 from halfmoon_conductor.tools.tool_call_parser import ToolCallParser
+from halfmoon_protocol.logprobs import TokenScore
 
 
 class ChatSerializer(OpenAiSerializer):
@@ -162,6 +163,12 @@ class ChatSerializer(OpenAiSerializer):
 
     def _logprobs_of(self, tokens: list[Scored]) -> ChatLogprobs | None:
         return None if self._body.n_top is None else self._logprobs.chat(tokens)
+
+    def _text_chunk(self, index: int, text: str) -> ChatChunk:
+        return self._chunk(index, ChatDelta(content=text))
+
+    def _score_json(self, piece: OutputPiece, score: TokenScore) -> bytes:
+        return self._logprobs.chat_json(piece.token, score)
 
     def _usage_chunk(self) -> ChatChunk:
         return self._chunk_of([])

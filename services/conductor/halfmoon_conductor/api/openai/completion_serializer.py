@@ -15,6 +15,7 @@ from halfmoon_conductor.api.openai.shared_fields import SharedFields
 from halfmoon_conductor.engine_io.output_piece import OutputPiece
 from halfmoon_conductor.generation.output_processor import OutputProcessor
 from halfmoon_conductor.text.echoed_prompt import TextOffsets
+from halfmoon_protocol.logprobs import TokenScore
 
 
 class CompletionSerializer(OpenAiSerializer):
@@ -108,6 +109,15 @@ class CompletionSerializer(OpenAiSerializer):
         places = counted.of_prompt([token for token, _ in echoed])
         places += counted.of_answer([token for token, _ in new])
         return self._logprobs.completion([*echoed, *new], places)
+
+    def _text_chunk(self, index: int, text: str) -> CompletionChunk:
+        return self._chunk(
+            [CompletionChunkChoice(index=index, text=text, logprobs=None, finish_reason=None)]
+        )
+
+    def _score_json(self, piece: OutputPiece, score: TokenScore) -> bytes:
+        (offset,) = self._offsets[piece.index].of_answer([piece.token])
+        return self._logprobs.completion_json(piece.token, score, offset)
 
     def _usage_chunk(self) -> CompletionChunk:
         return self._chunk([])

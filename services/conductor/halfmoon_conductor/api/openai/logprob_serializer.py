@@ -1,6 +1,9 @@
 """Write log probabilities in OpenAI's and vLLM's shapes."""
 
 from collections.abc import Sequence
+from functools import lru_cache
+
+import msgspec
 
 from halfmoon_conductor.api.openai.openai_objects import (
     ChatLogprobs,
@@ -16,6 +19,8 @@ from halfmoon_protocol.logprobs import TokenScore
 
 #: Written for an impossible token, as OpenAI and vLLM do: JSON has no infinity.
 LEAST_LOGPROB = -9999.0
+#: Tokens whose part of an event is kept: most candidates are of a few thousand.
+_KEPT_TOKENS = 32 * 1024
 
 #: A token with its score; None for a first token, which no token precedes.
 Scored = tuple[int, TokenScore | None]
@@ -45,7 +50,7 @@ class LogprobSerializer:
             tokens=[], token_logprobs=[], top_logprobs=[], text_offset=list(offsets)
         )
         for token, score in tokens:
-            name = self._name(token)
+            name = _name(self._tokenizer, token, self._as_token_ids)
             logprobs.tokens.append(name)
             if score is None:
                 logprobs.token_logprobs.append(None)
@@ -55,7 +60,7 @@ class LogprobSerializer:
             top: dict[str, float] = {}
             for other, logprob in (*score.top, (token, score.logprob)):
                 # Of tokens with the same text, the likeliest one is reported.
-                top.setdefault(self._name(other), _finite(logprob))
+                top.setdefault(_name(self._tokenizer, other, self._as_token_ids), _finite(logprob))
             logprobs.top_logprobs.append(top)
         return logprobs
 
@@ -75,6 +80,35 @@ class LogprobSerializer:
         ]
         return ChatLogprobs(content=content, refusal=None)
 
+    def chat_json(self, token: int, score: TokenScore) -> bytes:
+        """Write what `chat` returns of one token, at a tenth of the cost."""
+        chosen, *others = _numbers([score.logprob, *(logprob for _, logprob in score.top)])
+        start, end = _fragments(self._tokenizer, token, self._as_token_ids)
+        written = [b'{"content":[', start, chosen, end, b',"top_logprobs":[']
+        for (other, _), number in zip(score.top, others, strict=True):
+            start, end = _fragments(self._tokenizer, other, self._as_token_ids)
+            written += (start, number, end, b"},")
+        if score.top:
+            written[-1] = b"}"
+        written.append(b']}],"refusal":null}')
+        return b"".join(written)
+
+    def completion_json(self, token: int, score: TokenScore, offset: int) -> bytes:
+        """Write what `completion` returns of one token, at a fraction of the cost."""
+        name = _json_name(self._tokenizer, token, self._as_token_ids)
+        candidates = (*score.top, (token, score.logprob))
+        numbers = _numbers([logprob for _, logprob in candidates])
+        top: dict[bytes, bytes] = {}
+        for (other, _), number in zip(candidates, numbers, strict=True):
+            top.setdefault(_json_name(self._tokenizer, other, self._as_token_ids), number)
+        ranked = b",".join(b"%b:%b" % each for each in top.items())
+        return b'{"tokens":[%b],"token_logprobs":[%b],"top_logprobs":[{%b}],"text_offset":[%d]}' % (
+            name,
+            numbers[-1],
+            ranked,
+            offset,
+        )
+
     def prompt(self, tokens: Sequence[Scored]) -> PromptLogprobs:
         """Return the log probabilities of a prompt, in vLLM's shape."""
         positions: PromptLogprobs = []
@@ -88,7 +122,9 @@ class LogprobSerializer:
             positions.append(
                 {
                     each: PromptLogprob(
-                        logprob=_finite(logprob), rank=rank, decoded_token=self._text(each)
+                        logprob=_finite(logprob),
+                        rank=rank,
+                        decoded_token=_name(self._tokenizer, each, False),
                     )
                     for each, (logprob, rank) in ranked.items()
                 }
@@ -97,17 +133,35 @@ class LogprobSerializer:
 
     def _candidate(self, token: int, logprob: float) -> TopLogprob:
         return TopLogprob(
-            token=self._name(token),
+            token=_name(self._tokenizer, token, self._as_token_ids),
             logprob=_finite(logprob),
             bytes=list(self._tokenizer.token_bytes(token)),
         )
 
-    def _name(self, token: int) -> str:
-        return f"token_id:{token}" if self._as_token_ids else self._text(token)
-
-    def _text(self, token: int) -> str:
-        return self._tokenizer.token_bytes(token).decode(errors="replace")
-
 
 def _finite(logprob: float) -> float:
     return max(logprob, LEAST_LOGPROB)
+
+
+def _numbers(logprobs: list[float]) -> list[bytes]:
+    """Write numbers as JSON."""
+    return msgspec.json.encode([max(each, LEAST_LOGPROB) for each in logprobs])[1:-1].split(b",")
+
+
+def _name(tokenizer: Tokenizer, token: int, as_token_id: bool) -> str:
+    if as_token_id:
+        return f"token_id:{token}"
+    return tokenizer.token_bytes(token).decode(errors="replace")
+
+
+@lru_cache(_KEPT_TOKENS)
+def _json_name(tokenizer: Tokenizer, token: int, as_token_id: bool) -> bytes:
+    return msgspec.json.encode(_name(tokenizer, token, as_token_id))
+
+
+@lru_cache(_KEPT_TOKENS)
+def _fragments(tokenizer: Tokenizer, token: int, as_token_id: bool) -> tuple[bytes, bytes]:
+    """Return what stands before and behind a candidate's number; its object stays open."""
+    name = _json_name(tokenizer, token, as_token_id)
+    own_bytes = msgspec.json.encode(list(tokenizer.token_bytes(token)))
+    return b'{"token":%b,"logprob":' % name, b',"bytes":%b' % own_bytes

@@ -27,6 +27,7 @@ from halfmoon_conductor.engine_io.gateway_interface import Finish
 from halfmoon_conductor.engine_io.output_piece import OutputPiece
 from halfmoon_conductor.generation.output_processor import OutputProcessor
 from halfmoon_conductor.http_server import error_responses
+from halfmoon_protocol.logprobs import TokenScore
 
 Chunk = CompletionChunk | ChatChunk
 _TemplateKey = tuple[type, str, bool, int, Finish]
@@ -83,6 +84,13 @@ class OpenAiSerializer(ABC):
         #: Whether the pieces within a choice differ in their text only.
         self._is_text_only = not (
             self._returns_tokens
+            or body.wants_continuous_usage
+            or output.request.tool_call_rules
+            or output.request.reasoning_start
+        )
+        #: Whether they differ in their text and its log probabilities only.
+        self._is_scored_text = body.n_top is not None and not (
+            body.return_token_ids
             or body.wants_continuous_usage
             or output.request.tool_call_rules
             or output.request.reasoning_start
@@ -149,6 +157,10 @@ class OpenAiSerializer(ABC):
                 return b""
             if not piece.finish or self._stop_reason(piece) is None:
                 return self._template(piece.index, piece.finish).fill(piece.text)
+        if self._is_scored_text and piece.score is not None and not piece.finish:
+            scores = b'"logprobs":' + self._score_json(piece, piece.score)
+            template = self._template(piece.index, "")
+            return template.fill_around(piece.text, b'"logprobs":null', scores)
         reads_all = self._returns_tokens or self.output.request.reasoning_start is not None
         if piece.text or piece.finish or reads_all:
             return b"".join([self._event(chunk) for chunk in self._chunks(piece)])
@@ -198,7 +210,10 @@ class OpenAiSerializer(ABC):
             template, earlier = known
             return template.replaced(*zip(earlier, marks, strict=True))
         mark = uuid4().hex
-        (chunk,) = self._chunks(OutputPiece(mark, 0, finish, index))
+        if finish:
+            (chunk,) = self._chunks(OutputPiece(mark, 0, finish, index))
+        else:
+            chunk = self._text_chunk(index, mark)
         template = EventTemplate(self._event(chunk), mark)
         if len(_TEMPLATES) >= _MAX_TEMPLATES:
             _TEMPLATES.clear()
@@ -226,6 +241,14 @@ class OpenAiSerializer(ABC):
     @abstractmethod
     def _chunks(self, piece: OutputPiece) -> list[Chunk]:
         """Return the chunks of one piece."""
+
+    @abstractmethod
+    def _text_chunk(self, index: int, text: str) -> Chunk:
+        """Return the chunk of a piece without tokens and scores."""
+
+    @abstractmethod
+    def _score_json(self, piece: OutputPiece, score: TokenScore) -> bytes:
+        """Write the log probabilities of a piece."""
 
     @abstractmethod
     def _usage_chunk(self) -> Chunk:
