@@ -106,38 +106,38 @@ def test_up_prints_a_curl_line_that_works_and_stops_everything_on_ctrl_c(tmp_pat
 
 
 @pytest.mark.e2e
-def test_ctrl_c_lets_streams_end_and_a_second_one_does_not(tmp_path: Path) -> None:
-    for n_signals in (1, 2):
-        port = free_port()
-        with (
-            up(tmp_path, MODEL="fake://tiny?step_s=0.1", PORT=str(port)) as running,
-            ThreadPoolExecutor(1) as client,
-        ):
-            running.until(lambda running=running: "Ctrl-C stops it" in running.text)
-            api, begun = f"http://127.0.0.1:{port}/v1", threading.Event()
+@pytest.mark.parametrize("n_signals", [1, 2])
+def test_ctrl_c_lets_streams_end_and_a_second_one_does_not(tmp_path: Path, n_signals: int) -> None:
+    port, begun = free_port(), threading.Event()
 
-            def ask(api: str = api, begun: threading.Event = begun) -> str:
-                model = httpx.get(f"{api}/models", timeout=30).json()["data"][0]["id"]
-                body = {"model": model, "prompt": [1, 2, 3], "max_tokens": 120, "stream": True}
-                last = ""
-                with httpx.stream("POST", f"{api}/completions", json=body, timeout=60) as answer:
-                    try:
-                        for line in filter(None, answer.iter_lines()):
-                            last = line
-                            begun.set()
-                    except httpx.TransportError as error:
-                        last = type(error).__name__
-                return last
+    def ask() -> str:
+        api = f"http://127.0.0.1:{port}/v1"
+        model = httpx.get(f"{api}/models", timeout=30).json()["data"][0]["id"]
+        body = {"model": model, "prompt": [1, 2, 3], "max_tokens": 120, "stream": True}
+        last = ""
+        with httpx.stream("POST", f"{api}/completions", json=body, timeout=60) as answer:
+            try:
+                for line in filter(None, answer.iter_lines()):
+                    last = line
+                    begun.set()
+            except httpx.TransportError as error:
+                last = type(error).__name__
+        return last
 
-            asked = client.submit(ask)
-            assert begun.wait(60)
+    with (
+        up(tmp_path, MODEL="fake://tiny?step_s=0.1", PORT=str(port)) as running,
+        ThreadPoolExecutor(1) as client,
+    ):
+        running.until(lambda: "Ctrl-C stops it" in running.text)
+        asked = client.submit(ask)
+        assert begun.wait(60)
+        running.process.send_signal(signal.SIGINT)
+        running.until(lambda: "30 s to end" in running.text)
+        if n_signals == 2:
+            time.sleep(SAME_SIGNAL_S)
             running.process.send_signal(signal.SIGINT)
-            running.until(lambda running=running: "30 s to end" in running.text)
-            if n_signals == 2:
-                time.sleep(SAME_SIGNAL_S)
-                running.process.send_signal(signal.SIGINT)
-            assert (asked.result() == "data: [DONE]") == (n_signals == 1)
-            assert running.process.wait(60) == 0
+        assert (asked.result() == "data: [DONE]") == (n_signals == 1)
+        assert running.process.wait(60) == 0
 
 
 @pytest.mark.e2e

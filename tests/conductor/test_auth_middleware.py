@@ -8,7 +8,12 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from halfmoon_conductor.errors import RateLimited
+from halfmoon_conductor.errors import (
+    ApiError,
+    RateLimited,
+    ServerOverloaded,
+    ServiceUnavailable,
+)
 from halfmoon_conductor.http_server.auth_middleware import Principal
 from halfmoon_conductor.routes.rest_app import RestLimits, create_app
 from halfmoon_conductor.tenants import Tenant, Tenants, hash_api_key
@@ -256,3 +261,24 @@ async def test_who_was_turned_away_is_counted_by_reason(open_front: Open) -> Non
     assert 'halfmoon_http_rejections_total{reason="invalid_key"} 1.0' in lines
     assert 'halfmoon_http_rejections_total{reason="tenant_limit"} 2.0' in lines
     assert 'halfmoon_http_rejections_total{reason="concurrency"} 0.0' in lines
+
+
+@pytest.mark.parametrize(
+    "refusal", [ServerOverloaded("full", 1.0), ServiceUnavailable("nobody is there", 1.0)]
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_is_refused_for_lack_of_room_counts_against_no_rate(
+    open_front: Open, gateway: ScriptedGateway, refusal: ApiError, stream: bool
+) -> None:
+    client = open_front(lab(requests_per_minute=2, tokens_per_minute=20))
+    body = {**PROMPT, "prompt": list(range(10)), "max_tokens": 1, "stream": stream}
+    gateway.refusal = refusal
+    for _ in range(5):
+        answer = await client.post(COMPLETIONS, json=body, headers=LAB)
+        assert error_of(answer, refusal.status)["code"] == refusal.code
+    gateway.refusal = None
+    assert (await client.post(COMPLETIONS, json=body, headers=LAB)).status_code == 200
+    # This one is refused for its own rate of tokens, and is no request of the minute either.
+    for _ in range(3):
+        answer = await client.post(COMPLETIONS, json=body, headers=LAB)
+        assert "tokens per minute" in error_of(answer, 429)["message"]

@@ -54,9 +54,9 @@ def test_a_tenant_that_was_idle_goes_before_a_backlog_until_its_credit_is_used_u
 def test_work_that_turns_out_to_be_more_puts_off_what_follows() -> None:
     shares = FairShares(credit=0)
     shares.on_served(shares.tag("a", 10))
-    shares.add_work("a", 200)
+    shares.settle("a", 200)
     assert [name for name, _ in served([("a", 10), ("b", 150)], shares)] == ["b", "a"]
-    shares.add_work("stranger", 5)
+    shares.settle("stranger", 5)
     assert shares.tag("stranger", 1).start == 0
 
 

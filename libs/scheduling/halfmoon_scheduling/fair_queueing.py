@@ -56,10 +56,10 @@ class FairShares:
         finish = self._finishes[tenant] = start + work
         return FairTag(start, finish)
 
-    def add_work(self, tenant: str, work: float) -> None:
-        """Count work of a tenant that turned out to be more than its tag said."""
+    def settle(self, tenant: str, more: float) -> None:
+        """Count work of a tenant that its tag did not say; less than 0: it was never done."""
         if tenant in self._finishes:
-            self._finishes[tenant] += work
+            self._finishes[tenant] += more
 
     def paid_tag(self) -> FairTag:
         """Return the tag of a request whose work was counted before: it waits for no backlog."""

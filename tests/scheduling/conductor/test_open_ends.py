@@ -110,17 +110,21 @@ def test_an_answer_that_ends_by_itself_is_over() -> None:
 
 
 @pytest.mark.parametrize("n_new", [3, OPEN_END_ROOM_TOKENS + 500])
-def test_an_open_end_is_charged_what_it_took_and_no_more(n_new: int) -> None:
-    finishes = []
-    for open_end in (True, False):
-        core = Core(LARGE)
-        core.arrive(n_tokens=40, max_new_tokens=50_000, open_end=open_end, tenant="a")
-        core.messages("decode-0")
-        core.handle(RequestFinished(R1, n_new))
-        core.arrive(request_id="next", n_tokens=40, max_new_tokens=8, tenant="a")
-        state = core.conductor._table[RequestId("next")]
-        finishes.append(state.fair.finish)
-    assert finishes == [
-        40 + max(n_new, OPEN_END_ROOM_TOKENS) + 48,
-        40 + 50_000 + 48,
-    ]
+@pytest.mark.parametrize("open_end", [True, False])
+def test_an_answer_is_charged_what_it_took_whatever_it_declared(n_new: int, open_end: bool) -> None:
+    core = Core(LARGE)
+    core.arrive(n_tokens=40, max_new_tokens=50_000, open_end=open_end, tenant="a")
+    core.messages("decode-0")
+    core.handle(RequestFinished(R1, n_new))
+    core.arrive(request_id="next", n_tokens=40, max_new_tokens=8, tenant="a")
+    state = core.conductor._table[RequestId("next")]
+    assert state.fair.finish == 40 + n_new + 48
+
+
+def test_a_request_that_is_refused_costs_its_tenant_no_share() -> None:
+    core = Core(LARGE)
+    core.arrive(n_tokens=40, max_new_tokens=8, tenant="a")
+    for n in range(3):
+        core.arrive(request_id=f"refused-{n}", n_tokens=140_000, max_new_tokens=8, tenant="a")
+    core.arrive(request_id="next", n_tokens=40, max_new_tokens=8, tenant="a")
+    assert core.conductor._table[RequestId("next")].fair.finish == 2 * 48

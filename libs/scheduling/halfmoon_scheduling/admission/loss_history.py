@@ -3,8 +3,8 @@
 Workers that share a power supply, a switch or a conductor that stood still are lost together. So
 losses within `EVENT_S` of the first one are one *event*:
 
-- Requests are tried again at once after their first loss. A second one in the same event may be a
-  worker that was dead and not yet known to be, so no third try begins before the event is over.
+- Requests are tried again at once after their first loss. The second worker of an event may have
+  been dead before it got the request. So no third try begins before the event is over.
 - An event in which a worker was lost that had nothing of a request is not charged to the request.
   Several requests may each take a worker down at one moment and excuse one another, so that counts
   `MAX_EXCUSES` times.
@@ -23,7 +23,7 @@ from halfmoon_scheduling.events import Casualty
 EVENT_S = 2.0
 #: Events that a request is excused for.
 MAX_EXCUSES = 2
-#: Losses that are remembered; an older one is charged to whoever was computed there.
+#: Losses that are remembered; an older one is charged to all that it computed.
 MAX_LOSSES = 1024
 
 _Start = tuple[WorkerId, int]

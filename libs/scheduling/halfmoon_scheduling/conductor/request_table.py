@@ -17,7 +17,6 @@ from halfmoon_scheduling.conductor.decode_shares import DecodeShares
 from halfmoon_scheduling.config import SchedulingConfig
 from halfmoon_scheduling.events import Request
 from halfmoon_scheduling.fair_queueing import BURST_TOKENS, FairRoom, FairShares
-from halfmoon_scheduling.placement.worker_limits import OPEN_END_ROOM_TOKENS
 from halfmoon_scheduling.requests.deadlines import Deadlines
 from halfmoon_scheduling.requests.orphaned_landings import OrphanedLandings
 from halfmoon_scheduling.requests.request_state import (
@@ -26,6 +25,10 @@ from halfmoon_scheduling.requests.request_state import (
     Phase,
     RequestState,
 )
+
+#: Tokens of an answer before any has ended, and the weight of each that ends.
+_FIRST_MEAN_NEW = 256.0
+_MEAN_WEIGHT = 1 / 64
 
 
 class RequestTable:
@@ -46,6 +49,8 @@ class RequestTable:
         self._n_arrived = 0
         #: Of the queues for pages and admission, in tokens of prompts and answers.
         self._fair_shares = FairShares(BURST_TOKENS)
+        #: Tokens of an answer, of late.
+        self._mean_new = _FIRST_MEAN_NEW
         #: All requests that are not over.
         self._fair_room = FairRoom()
         #: Exactly the requests that are at workers, or on their way there.
@@ -118,21 +123,39 @@ class RequestTable:
     def add(self, request: Request, now: float) -> RequestState:
         """Add a request that has arrived."""
         self._n_arrived += 1
+        n_new = self._n_expected(request)
         if request.attempt > 1:
-            fair = self._fair_shares.paid_tag()
+            fair, charged = self._fair_shares.paid_tag(), 0
         else:
-            work = len(request.token_ids) + _n_counted(request)
-            fair = self._fair_shares.tag(request.tenant, work)
-        state = RequestState(request, self._n_arrived, arrived_s=now, fair=fair)
+            charged = len(request.token_ids) + n_new
+            fair = self._fair_shares.tag(request.tenant, charged)
+        state = RequestState(
+            request, self._n_arrived, arrived_s=now, fair=fair, charged=charged, n_expected=n_new
+        )
         self._requests[request.request_id] = state
         self._fair_room.enter(request.tenant)
         return state
 
     def on_finished(self, state: RequestState, n_new: int) -> None:
-        """Count the tokens of an open end that were not counted when it arrived."""
-        if state.request.open_end:
-            more = n_new - _n_counted(state.request)
-            self._fair_shares.add_work(state.request.tenant, max(0, more))
+        """Count the tokens of an answer, in place of those that were expected.
+
+        Args:
+            state: of the request.
+            n_new: tokens of its last try; 0: not known.
+        """
+        if not n_new:
+            return
+        self._mean_new += (n_new - self._mean_new) * _MEAN_WEIGHT
+        more = n_new - state.n_expected if state.charged else n_new
+        self._fair_shares.settle(state.request.tenant, more)
+
+    def _n_expected(self, request: Request) -> int:
+        """Return the new tokens that a tenant's share is charged with when a request arrives.
+
+        What a request declares is a limit, mostly far above its answer: charged with that, a
+        tenant with one request would have had more than its share.
+        """
+        return min(request.stopping.max_new_tokens, round(self._mean_new))
 
     def on_placed(self, state: RequestState) -> None:
         """Note that a request leaves the queues for its workers."""
@@ -167,12 +190,15 @@ class RequestTable:
             self._cluster.decodes.release(state.decode, state.request_id)
 
     def discard(self, state: RequestState) -> None:
-        """Remove a request that holds nothing."""
+        """Remove a request that holds nothing; its tenant has not had what it was charged."""
+        self._fair_shares.settle(state.request.tenant, -state.charged)
         self.leave_queues(state)
         self._forget(state)
 
     def remove(self, state: RequestState, now: float, *, keep_landing: bool = False) -> None:
         """Remove a request and release what it holds; `keep_landing` as in `release`."""
+        if not state.n_placements:
+            self._fair_shares.settle(state.request.tenant, -state.charged)
         self.leave_queues(state)
         self.release(state, now, keep_landing=keep_landing)
         self._forget(state)
@@ -228,9 +254,3 @@ class RequestTable:
                     info.worker_id, set()
                 ), f"{info.worker_id}'s claims"
         assert not planned and not held, "a request is on a worker that is not here"
-
-
-def _n_counted(request: Request) -> int:
-    """Return the new tokens that a tenant's share is charged with when a request arrives."""
-    n_new = request.stopping.max_new_tokens
-    return min(n_new, OPEN_END_ROOM_TOKENS) if request.open_end else n_new

@@ -62,6 +62,10 @@ class RequestState:
     arrived_s: float
     #: Its tenant's share of the queues, in tokens.
     fair: FairTag = field(default_factory=FairTag)
+    #: Tokens that its tenant's share was charged with, prompt and expected answer; 0 for a retry.
+    charged: int = 0
+    #: Those of the answer.
+    n_expected: int = 0
     #: Set by `Deadlines` alone; infinite while decoding.
     deadline_s: float = float("inf")
     phase: Phase = Phase.WAITING

@@ -33,6 +33,8 @@ class OutputProcessor:
 
     Args:
         charge: is called for every generated token, with 1.
+        give_back: is called with the tokens of all prompts if the request is refused before its
+            first token.
         received_s: `time.perf_counter` when the body had been received.
         tags_tokens: whether `token_tag` is to be kept.
     """
@@ -47,8 +49,11 @@ class OutputProcessor:
         *,
         received_s: float,
         tags_tokens: bool = False,
+        give_back: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.request = request
+        self._give_back = give_back
+        self._is_given_back = False
         self.created = int(time.time())
         #: Of the generated tokens of all pieces so far, if `tags_tokens`.
         self.token_tag = TokenTag()
@@ -62,6 +67,7 @@ class OutputProcessor:
                 charge,
                 received_s=received_s,
                 on_token=self.token_tag.add if tags_tokens else None,
+                on_refused=self._on_refused,
             )
             for index in range(len(request.generations))
         ]
@@ -79,6 +85,12 @@ class OutputProcessor:
     def n_cached(self) -> int:
         """Tokens of the prompts that came from a cache; each prompt counts once."""
         return sum(choice.n_cached for choice in self.choices[:: self.request.n_per_prompt])
+
+    def _on_refused(self) -> None:
+        """Give the prompts back, once, unless a choice has begun."""
+        if not self._is_given_back and not any(choice.n_generated for choice in self.choices):
+            self._is_given_back = True
+            self._give_back(self.request.n_prompt)
 
     def pieces(self) -> AsyncGenerator[OutputPiece, None]:
         """Yield a piece for each token of each choice; each choice's last piece has a `finish`.
@@ -108,6 +120,7 @@ class _Choice:
         *,
         received_s: float,
         on_token: Callable[[int], None] | None,
+        on_refused: Callable[[], None],
     ) -> None:
         #: Tokens of the prompt that came from a cache, and tokens generated so far.
         self.n_cached = 0
@@ -134,6 +147,7 @@ class _Choice:
         self._timer = GenerationTimer(metrics, received_s, self._generation.tenant)
         self._charge = charge
         self._on_token = on_token
+        self._on_refused = on_refused
 
     async def pieces(self) -> AsyncGenerator[OutputPiece, None]:
         """Yield a piece for each token; see `OutputProcessor.pieces`."""
@@ -163,6 +177,7 @@ class _Choice:
             raise ContextLengthExceeded(message, param=self._place) from None
         except (ServerOverloaded, ServiceUnavailable):
             outcome = None
+            self._on_refused()
             raise
         except Exception:
             outcome = "error"

@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, cast
 
 import structlog
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from halfmoon_conductor.errors import (
     ApiError,
@@ -42,6 +42,8 @@ _GUARDED = ("/v1", "/tokenize", "/detokenize")
 _FOR_OPERATORS = ("/debug",)
 #: When one of many requests will end is unknown; soon is likely.
 _RETRY_WHEN_FULL_S = 1.0
+#: Statuses of answers to requests that nothing was computed for.
+_COME_BACK = (429, 503)
 _SCOPE_KEY = "halfmoon.caller"
 #: Apps are coroutine functions, though their type says no more than awaitable.
 _Work = Coroutine[Any, Any, None]
@@ -84,6 +86,21 @@ class Principal:
     def release(self) -> None:
         """Give back a slot."""
         self.n_running -= 1
+
+    @property
+    def counts_requests(self) -> bool:
+        """True if its requests per minute are limited."""
+        return self._requests is not None
+
+    def give_back_request(self) -> None:
+        """Count a request no more that was refused so that others keep their latency."""
+        if self._requests is not None:
+            self._requests.give_back(1)
+
+    def give_back_prompt(self, n_tokens: int) -> None:
+        """Give back what `charge_prompt` took for a prompt that was not computed."""
+        if self._tokens is not None:
+            self._tokens.give_back(n_tokens)
 
     def charge_prompt(self, n_tokens: int) -> None:
         """Charge a prompt before it is computed.
@@ -211,6 +228,8 @@ class AuthMiddleware:
             if principal.name:
                 structlog.contextvars.bind_contextvars(tenant=principal.name)
             try:
+                if principal.counts_requests:
+                    send = _giving_back(principal, send)
                 work = self._app(scope, replay_body(scope, body, receive), send)
                 await unless_client_gone(receive, cast(_Work, work), connection)
             finally:
@@ -226,6 +245,7 @@ class AuthMiddleware:
             self._concurrency.acquire(principal.name)
         except ApiError:
             principal.release()
+            principal.give_back_request()
             raise
 
     async def _serve_operator(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -310,6 +330,17 @@ def _rejection_reason(error: ApiError, body: ReceivedBody) -> RejectionReason:
     if not body.is_read:
         return "body"
     return "tenant_limit" if isinstance(error, RateLimited) else "concurrency"
+
+
+def _giving_back(principal: Principal, send: Send) -> Send:
+    """Return a `send` that counts a request no more whose answer says to come back later."""
+
+    async def watched(message: Message) -> None:
+        if message["type"] == "http.response.start" and message["status"] in _COME_BACK:
+            principal.give_back_request()
+        await send(message)
+
+    return watched
 
 
 def _bucket(per_minute: float | None) -> TokenBucket | None:

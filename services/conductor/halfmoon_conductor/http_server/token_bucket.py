@@ -32,6 +32,10 @@ class TokenBucket:
         self._fill(now_s)
         self._level -= n
 
+    def give_back(self, n: float) -> None:
+        """Add `n` that was taken and not used."""
+        self._level = min(self._per_minute, self._level + n)
+
     def _fill(self, now_s: float) -> None:
         if now_s > self._at_s:
             gained = (now_s - self._at_s) * self._per_minute / MINUTE_S

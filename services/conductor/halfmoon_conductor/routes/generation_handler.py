@@ -81,6 +81,7 @@ class GenerationHandler:
             context.principal.charge_generated,
             received_s=received_s,
             tags_tokens=context.resumption is not None,
+            give_back=context.principal.give_back_prompt,
         )
 
     async def respond(

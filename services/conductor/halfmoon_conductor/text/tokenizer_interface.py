@@ -1,6 +1,6 @@
 """Define what the conductor needs of a tokenizer."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Protocol
 
 from halfmoon_conductor.text.detokenizer import Detokenizer
@@ -10,7 +10,7 @@ class TokenizerUnavailable(Exception):
     """Raised when a model spec has no usable tokenizer; the text says what is missing."""
 
 
-class Tokenizer(Protocol):
+class Tokenizer(Hashable, Protocol):
     """Convert texts to token ids and back. Methods may be called from any thread."""
 
     @property

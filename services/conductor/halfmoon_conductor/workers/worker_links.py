@@ -432,7 +432,7 @@ class WorkerLinks:
                 self.shell.post(RequestCancelled(produced.request_id))
 
     def _stop_at_source(self, member: _Member, request_id: RequestId) -> None:
-        """Cancel a try whose tokens nobody waits for: once, though many are on their way."""
+        """Cancel a try whose tokens are not waited for: once, though many are on their way."""
         now_s = asyncio.get_running_loop().time()
         if now_s < member.cancelled_s.get(request_id, -inf) + _CANCEL_AGAIN_S:
             return
