@@ -3,7 +3,7 @@
 import asyncio
 import random
 
-from halfmoon_conductor.inputs.fair_gate import FairGate
+from halfmoon_conductor.fair_gate import FairGate
 
 
 async def test_another_tenant_waits_for_no_more_than_what_is_inside() -> None:

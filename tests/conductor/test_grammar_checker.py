@@ -79,6 +79,44 @@ async def test_too_many_checks_at_once_are_refused_for_now(
     assert await checker.check(wanted('start: "later"'))
 
 
+async def test_tenants_take_turns_and_none_has_all_places(
+    checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_checker, "MAX_GRAMMAR_CPU_S", 0.3)
+    await checker.check(wanted('start: "a"'))
+    slow = [
+        asyncio.create_task(
+            checker.check(wanted(grammar_of_schema(SPINNING | {"minimum": i})), "flood")
+        )
+        for i in range(80)
+    ]
+    await asyncio.sleep(0)
+    refused = [each for each in slow if each.done()]
+    assert 0 < len(refused) < 20
+    assert {type(each.exception()) for each in refused} == {ServerOverloaded}
+    for i in range(5):
+        assert await checker.check(wanted(f'start: "{i}"'), "honest")
+        n_checked = len([each for each in slow if each.done()]) - len(refused)
+        assert n_checked <= 4, "it waits for none of the others'"
+    for each in slow:
+        each.cancel()
+    await asyncio.gather(*slow, return_exceptions=True)
+    assert not checker._own_places
+
+
+async def test_what_is_remembered_has_a_limit_in_bytes(
+    checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_checker, "_MAX_REMEMBERED_BYTES", 100_000)
+    grammars = [wanted(f'start: "{i}" // {"x" * 20_000}') for i in range(5)]
+    for grammar in grammars:
+        await checker.check(grammar)
+    assert len(checker._remembered) == 2
+    assert checker._n_remembered_bytes <= 100_000
+    checker.close()
+    assert await checker.check(grammars[-1])
+
+
 async def test_a_process_that_dies_is_replaced(checker: GrammarChecker) -> None:
     await checker.check(wanted('start: "a"'))
     (child, _) = checker._pool.idle[0]

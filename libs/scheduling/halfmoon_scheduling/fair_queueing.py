@@ -97,6 +97,10 @@ class FairRoom:
         if not self._counts[tenant]:
             del self._counts[tenant]
 
+    def holds(self, tenant: str) -> bool:
+        """Return whether a tenant has requests here."""
+        return tenant in self._counts
+
     def is_within_share(self, tenant: str, limit: int) -> bool:
         """Return whether a tenant with requests here has no more than an equal share of `limit`."""
         return self._counts[tenant] <= limit // len(self._counts)

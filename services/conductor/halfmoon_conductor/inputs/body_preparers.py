@@ -11,8 +11,8 @@ import msgspec
 import structlog
 
 from halfmoon_conductor.errors import RequestTooCostly, ServiceUnavailable
+from halfmoon_conductor.fair_gate import FairGate
 from halfmoon_conductor.inputs.body_preparation import BodyPreparation
-from halfmoon_conductor.inputs.fair_gate import FairGate
 from halfmoon_conductor.inputs.preparation_messages import (
     PreparationJob,
     PreparationOutcome,

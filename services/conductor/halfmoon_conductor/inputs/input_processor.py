@@ -104,7 +104,9 @@ class InputProcessor:
         encoder = self.encoder
         encoder.model_card(body.model)
         prompts = encoder.encode_prompts(body) if prepared is None else prepared.prompts()
-        grammar = await self._grammar(body.requested_grammar) if body.has_grammar else ""
+        tenant, grammar = context.principal.name, ""
+        if body.has_grammar:
+            grammar = await self._grammar(body.requested_grammar, tenant)
         names = prompt_names(body)
         request = self._engine_request(
             "cmpl", body, prompts, context, DEFAULT_COMPLETION_TOKENS, names, grammar
@@ -142,7 +144,9 @@ class InputProcessor:
         else:
             (token_ids,) = prepared.prompts()
         constrained = body.has_grammar or (rules is not None and rules.place != "free")
-        grammar = await self._grammar(lambda: grammar_of_chat(body, rules)) if constrained else ""
+        tenant, grammar = context.principal.name, ""
+        if constrained:
+            grammar = await self._grammar(lambda: grammar_of_chat(body, rules), tenant)
         n_new = self._defaults.max_new_tokens
         request = self._engine_request(
             "chatcmpl", body, [token_ids], context, n_new, ["messages"], grammar
@@ -159,7 +163,7 @@ class InputProcessor:
             return None
         return reasoning_start_of(self._tokenizer.decode(list(token_ids[-_N_LAST_TOKENS:])))
 
-    async def _grammar(self, build: Callable[[], RequestedGrammar | None]) -> str:
+    async def _grammar(self, build: Callable[[], RequestedGrammar | None], tenant: str) -> str:
         """Return a grammar that is known to compile; empty: any answer will do."""
         requested = await asyncio.to_thread(build)
         if requested is None:
@@ -172,7 +176,7 @@ class InputProcessor:
             )
         if self._grammars is None:
             self._grammars = GrammarChecker.of(self._tokenizer)
-        return await self._grammars.check(requested)
+        return await self._grammars.check(requested, tenant)
 
     def _engine_request(
         self,
