@@ -107,7 +107,7 @@ def test_a_drained_nodes_objects_are_found_at_the_others(nodes: Any, tmp_path: P
     left = sorted(set(homes.values()))[0]
     assert len(set(homes.values())) > 1, "keys lead to several nodes"
     done = kv(nodes, "drain", left)
-    assert done.exit_code == 0 and "all it had is elsewhere" in done.stderr
+    assert done.exit_code == 0 and "all it had is elsewhere" in done.stderr, done.stderr
     assert nodes.processes[left].wait(60)
     for key, content in contents.items():
         assert kv(nodes, "get", key, "-").stdout_bytes == content

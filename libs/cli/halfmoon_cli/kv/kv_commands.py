@@ -254,10 +254,10 @@ def drain(
             with Progress(*columns, console=errors, disable=json) as bar:
                 task = bar.add_task(f"{node}: blocks moved", total=None)
                 with contextlib.suppress(KvstoreNodeError):  # it has left
-                    while seen["state"] == "moving":
-                        time.sleep(DRAIN_POLL_S)
-                        seen = nodes.get(info, "/drain")
+                    # At once: the node then stays until its end was read, however busy we are.
+                    while (seen := nodes.get(info, "/drain"))["state"] == "moving":
                         bar.update(task, total=seen["n_blocks"] or None, completed=seen["n_moved"])
+                        time.sleep(DRAIN_POLL_S)
     if json:
         _print_json(seen)
     elif not wait:

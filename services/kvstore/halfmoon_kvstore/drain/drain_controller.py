@@ -28,8 +28,9 @@ from halfmoon_runtime.observability.route_doc import RouteDoc
 
 _DEADLINE_S = 600.0
 _POLL_S = 0.05
-#: Seconds in which an operator that watches a drain can read its end.
+#: Seconds in which an operator can read a drain's end, and one who has asked for its progress.
 _READ_END_S = 1.0
+_WATCHED_END_S = 10.0
 
 
 class DrainBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -55,6 +56,8 @@ class DrainController:
         self._service = service
         #: The drain that an operator ordered by HTTP.
         self._ordered_drain: asyncio.Task[None] | None = None
+        #: Whether an operator has asked for its progress.
+        self._is_watched = False
         #: Set when an operator has read the end of the drain.
         self._end_was_read = asyncio.Event()
 
@@ -66,6 +69,7 @@ class DrainController:
 
     async def progress(self, request: OperatorRequest) -> object:
         """Return the progress of the drain."""
+        self._is_watched = True
         if self._migration.progress.state in ("done", "incomplete"):
             self._end_was_read.set()
         return self._migration.progress
@@ -110,7 +114,7 @@ class DrainController:
         if self._worker.block_store.disk is not None and self._migration.progress.n_left:
             await self._worker.block_store.write_back_all(self._settings.drain_s)
         with suppress(TimeoutError):
-            async with asyncio.timeout(_READ_END_S):
+            async with asyncio.timeout(_WATCHED_END_S if self._is_watched else _READ_END_S):
                 await self._end_was_read.wait()
         self._service.stopping.set()
 
