@@ -28,7 +28,7 @@ from halfmoon_runtime.observability.route_doc import RouteDoc
 
 _DEADLINE_S = 600.0
 _POLL_S = 0.05
-#: Seconds in which an operator can read a drain's end, and one who has asked for its progress.
+#: Seconds in which a drain's end can be read, and those once its progress was read.
 _READ_END_S = 1.0
 _WATCHED_END_S = 10.0
 
