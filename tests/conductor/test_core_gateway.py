@@ -123,11 +123,17 @@ async def test_a_model_is_listed_from_the_moment_at_which_the_cluster_is_ready()
     script = Script(PREFILL)
     gateway = script.gateway
     listed = []
-    for event in (None, WorkerJoined(a_worker(DECODE)), WorkerLost(DECODE, "gone")):
+    for event in (
+        None,
+        WorkerJoined(a_worker(DECODE)),
+        WorkerLost(DECODE, "gone"),
+        WorkerLost(PREFILL, "gone"),
+        WorkerJoined(a_worker("kvstore-0")),
+    ):
         if event is not None:
             script.shell.post(event)
         listed.append((gateway.ready(), gateway.model is not None))
-    assert listed == [(False, False), (True, True), (False, True)]
+    assert listed == [(False, False), (True, True), (False, True), (False, True), (False, True)]
 
 
 class Client:

@@ -157,6 +157,8 @@ class CoreGateway:
         if cluster.layout is None or (self._card is None and not self.ready()):
             return None
         workers = cluster.workers()
+        if all(worker.role == "kvstore" for worker in workers):
+            return self._card  # all were lost, and may come back
         if self._card is None or workers != self._card_workers:
             self._card_workers = workers
             max_context = max(worker.max_context for worker in workers)

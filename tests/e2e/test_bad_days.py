@@ -1,0 +1,124 @@
+"""One bad event under load costs no stream: a full or emptied Redis, a rack, a frozen conductor."""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import redis as redis_client
+
+from halfmoon_engine.fake_engine import FakeEngine, parse_fake_spec
+from halfmoon_protocol.sampling import Sampling
+from tests.e2e.conftest import LiveCluster
+from tests.e2e.redis_server import RedisServer
+from tests.installed_programs import needs_programs
+
+pytestmark = [pytest.mark.e2e, needs_programs("redis-server")]
+
+MODEL = "fake://tiny?step_s=0.05"
+N_STREAMS = 6
+#: Ten seconds and more of answer: longer than a lease.
+N_NEW = 240
+StartCluster = Callable[..., Any]
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path)
+    yield server
+    server.kill()
+
+
+def fill(client: "redis_client.Redis") -> None:
+    """Leave no room for anything new, as ``noeviction`` does."""
+    used = client.info("memory")["used_memory"]
+    client.config_set("maxmemory", used + 2**20)
+    n = 0
+    for size in (2**16, 1000, 100):
+        with pytest.raises(redis_client.exceptions.OutOfMemoryError):
+            while True:
+                n += 1
+                client.set(f"others/{n}", bytes(size))
+
+
+def redis_is_full(cluster: LiveCluster, client: "redis_client.Redis") -> None:
+    fill(client)
+
+
+def redis_is_flushed(cluster: LiveCluster, client: "redis_client.Redis") -> None:
+    client.flushall()
+
+
+def the_conductor_stands_still(cluster: LiveCluster, client: "redis_client.Redis") -> None:
+    conductor = cluster.process("conductor-0")
+    conductor.signal(signal.SIGSTOP)
+    threading.Event().wait(6.0)
+    conductor.signal(signal.SIGCONT)
+
+
+def a_rack_dies(cluster: LiveCluster, client: "redis_client.Redis") -> None:
+    for name in ("decode-0", "prefill-0", "kvstore-0"):
+        cluster.process(name).signal(signal.SIGKILL)
+        threading.Event().wait(0.05)
+
+
+@pytest.mark.parametrize(
+    "happens", [redis_is_full, redis_is_flushed, the_conductor_stands_still, a_rack_dies]
+)
+def test_no_stream_is_lost(
+    start_cluster: StartCluster,
+    redis: RedisServer,
+    happens: Callable[[LiveCluster, "redis_client.Redis"], None],
+) -> None:
+    oracle = FakeEngine(parse_fake_spec(MODEL))
+    client = redis_client.Redis.from_url(redis.url)
+    with (
+        start_cluster(MODEL, n_prefill=2, n_decode=2, n_kvstore=2, metadata=redis.url) as cluster,
+        ThreadPoolExecutor(N_STREAMS) as clients,
+    ):
+        begun = [threading.Event() for _ in range(N_STREAMS)]
+
+        def ask(number: int) -> list[int]:
+            body = {
+                "model": cluster.model,
+                "prompt": prompt_of(number),
+                "max_tokens": N_NEW,
+                "temperature": 0,
+                "stream": True,
+                "return_token_ids": True,
+            }
+            url, tokens = f"{cluster.url}/v1/completions", list[int]()
+            with httpx.stream("POST", url, json=body, timeout=120) as answer:
+                assert answer.status_code == 200, answer.read()
+                for line in filter(None, answer.iter_lines()):
+                    if line == "data: [DONE]":
+                        return tokens
+                    event = httpx.Response(200, text=line.removeprefix("data: ")).json()
+                    assert "choices" in event, f"after {len(tokens)} tokens: {line}"
+                    for choice in event["choices"]:
+                        tokens += choice["token_ids"] or ()
+                    if len(tokens) > 2:
+                        begun[number].set()
+            raise AssertionError(f"the stream ended after {len(tokens)} tokens")
+
+        answers = [clients.submit(ask, number) for number in range(N_STREAMS)]
+        assert all(each.wait(60) for each in begun)
+        happens(cluster, client)
+        # Short requests beside them, and one after the other.
+        for number in range(5):
+            short = cluster.complete(prompt=[9, number, 7], max_tokens=3, temperature=0)
+            assert short["usage"]["completion_tokens"] == 3
+        for number, answer in enumerate(answers):
+            right = oracle.expected(
+                tuple(prompt_of(number)), N_NEW, sampling=Sampling(temperature=0.0)
+            )
+            assert answer.result() == list(right)
+    client.close()
+
+
+def prompt_of(number: int) -> list[int]:
+    return [(number * 31 + i) % 900 for i in range(40)]
