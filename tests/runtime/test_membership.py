@@ -4,6 +4,7 @@ import asyncio
 import functools
 import threading
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -493,3 +494,22 @@ async def test_a_record_of_an_impossible_generation_keeps_no_worker_counting() -
     store.put(SEGMENTS + "decode-0", b'{"generation": 1099511627776}')
     with pytest.raises(ImplausibleGeneration, match=r"'halfmoon/segments/decode-0'.*delete"):
         await next_generation(store, WorkerId("decode-0"))
+
+
+async def test_a_lease_waits_behind_no_other_call_of_the_process(store: ShakyStore) -> None:
+    """A settlement with a frozen peer takes seconds, and some twenty come at once."""
+    loop, over = asyncio.get_running_loop(), threading.Event()
+    loop.set_default_executor(ThreadPoolExecutor(2))
+    waiting = [loop.run_in_executor(None, over.wait) for _ in range(20)]
+    try:
+        membership = Membership(store, worker())
+        async with asyncio.timeout(20):
+            await membership.join()
+            await membership.update(worker(draining=True))
+            written = record(store)
+            assert written is not None and written.draining
+            await membership.leave()
+        assert record(store) is None
+    finally:
+        over.set()
+    await asyncio.gather(*waiting)

@@ -14,6 +14,8 @@ to write its record again.
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -128,6 +130,8 @@ class Membership:
         self._ttl_s = ttl_s
         self._now = now
         self._key = MEMBERS + info.worker_id
+        #: Of its own: a lease must not wait behind calls that take seconds each, as to a dead peer.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="lease")
         #: Held while the record is written, so that updates and renewals keep their order.
         self._writing = asyncio.Lock()
         #: Writes that go on, some of them without a caller that waits.
@@ -181,7 +185,7 @@ class Membership:
         self._left = True
         try:
             async with asyncio.timeout(_PATIENCE_S), self._writing:
-                await asyncio.to_thread(self._remove_now)
+                await self._in_thread(self._remove_now)
         except (MetadataError, TimeoutError) as error:
             _log.warning("record not removed, it expires", key=self._key, error=_text(error))
 
@@ -198,8 +202,12 @@ class Membership:
     async def _write_in_turn(self) -> None:
         async with self._writing:
             if not self._left:
-                await asyncio.to_thread(self._write_now)
+                await self._in_thread(self._write_now)
                 self._renewed_s = self._now()
+
+    async def _in_thread(self, call: Callable[[], None]) -> None:
+        context = copy_context()
+        await asyncio.get_running_loop().run_in_executor(self._thread, context.run, call)
 
     def _forget_write(self, write: "asyncio.Task[None]") -> None:
         self._writes.discard(write)
