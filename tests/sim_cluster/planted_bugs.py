@@ -18,6 +18,7 @@ from halfmoon_protocol.blocks import block_hashes
 from halfmoon_runtime import membership
 from halfmoon_scheduling.cache.block_cache import BlockCache
 from halfmoon_scheduling.conductor.decode_handover import DecodeHandover
+from halfmoon_scheduling.conductor.request_admission import RequestAdmission
 from halfmoon_scheduling.decode.page_allocator import PageAllocator
 from halfmoon_scheduling.directory.kv_event_follower import KvEventFollower
 from halfmoon_scheduling.tiers.tiered_cache import TieredCache
@@ -60,6 +61,13 @@ def _async_nothing(right: object) -> Callable[..., Any]:
         pass
 
     return nothing
+
+
+def _impatient(right: object) -> Callable[..., None]:
+    def on_worker_lost(admission: RequestAdmission, lost: object, now: float) -> None:
+        admission.on_workers_changed()
+
+    return on_worker_lost
 
 
 def _forgetful_request(right: Callable[..., Any]) -> Callable[..., Any]:
@@ -187,7 +195,7 @@ BUGS = (
         PrefixCacheClient,
         "verify",
         _async_nothing,
-        seed=10,
+        seed=15,
     ),
     PlantedBug(
         "a try begins without the delivered tokens",
@@ -219,7 +227,15 @@ BUGS = (
         WorkerLinks,
         "_lose",
         _silent_loss,
-        seed=1200,
+        seed=632,
+    ),
+    PlantedBug(
+        "no request waits for a worker that comes back",
+        "a loss costs no request",
+        RequestAdmission,
+        "on_worker_lost",
+        _impatient,
+        seed=230,
     ),
     PlantedBug(
         "a rejected request gets no answer",
@@ -227,7 +243,7 @@ BUGS = (
         CoreGateway,
         "reject",
         _nothing,
-        seed=12,
+        seed=7,
     ),
     PlantedBug(
         "the last page of a long prompt is not given back",
@@ -251,7 +267,7 @@ BUGS = (
         BlockCache,
         "expire",
         _nothing,
-        seed=12,
+        seed=18,
     ),
     PlantedBug(
         "gaps in KV events are not noticed",
@@ -259,7 +275,7 @@ BUGS = (
         KvEventFollower,
         "on_events",
         _gap_is_fine,
-        seed=34,
+        seed=33,
     ),
     PlantedBug(
         "long prompts are refused after their prefill",
@@ -283,7 +299,7 @@ BUGS = (
         worker_links,
         "_REDIAL_S",
         lambda right: 30.0,
-        seed=12,
+        seed=18,
     ),
     PlantedBug(
         "renewals go on after their request",
