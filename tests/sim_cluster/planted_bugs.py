@@ -187,7 +187,7 @@ BUGS = (
         prefill_shell,
         "settle_writes",
         _at_once,
-        seed=923,
+        seed=349,
     ),
     PlantedBug(
         "fetched blocks are not verified",
