@@ -120,6 +120,19 @@ async def test_a_conductor_that_connects_anew_has_given_up_what_it_asked_for(
     assert await heard(link, 1) == [Welcome(worker=worker.info)]
 
 
+async def test_a_conductor_that_left_without_requests_is_forgotten(worker: Worker) -> None:
+    (gone, before), (link, now) = await worker.dialled(), await worker.dialled()
+    await worker.conductors.on_hello(hello_of(EAST), before, worker.info)
+    await worker.conductors.on_hello(hello_of(WEST), now, worker.info)
+    await gone.close()
+    for seconds in range(20):
+        await worker.conductors.probe(worker.info, float(seconds))
+    assert list(worker.conductors.owners.conductors.values()) == [WEST]
+    assert await heard(link, 2) == [Welcome(worker=worker.info)] * 2, "asked once in that time"
+    with pytest.raises(RejectedByConductors):
+        worker.conductors.on_unwelcome(now, "another layout")
+
+
 async def test_two_conductors_of_one_name_keep_what_each_has_asked_for(worker: Worker) -> None:
     (first, first_peer), (second, second_peer) = await worker.dialled(), await worker.dialled()
     await worker.conductors.on_hello(hello_of(EAST), first_peer, worker.info)

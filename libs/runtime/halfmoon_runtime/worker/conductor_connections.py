@@ -22,6 +22,9 @@ log = structlog.get_logger()
 
 #: Seconds between two probes of a connection.
 _PROBE_S = 1.0
+#: Seconds between two probes of all connections: a conductor that left under a name of its own and
+#: without requests would be kept for ever, and counted as one that wants this worker.
+_PROBE_ALL_S = 15.0
 #: Longest text of a peer in the log, in characters.
 _MAX_LOGGED = 1000
 
@@ -46,6 +49,8 @@ class ConductorConnections:
         #: The worker adds and removes requests.
         self.owners = RequestOwners()
         self._looked_s = float("-inf")
+        #: None before the first probe.
+        self._looked_at_all_s: float | None = None
         self._standstill = StandstillWatch()
 
     def is_current(self, now: float) -> bool:
@@ -85,13 +90,19 @@ class ConductorConnections:
             await self.answer(peer, Welcome(worker=info))
 
     async def probe(self, info: WorkerInfo, now: float) -> None:
-        """Probe, about once a second, connections with requests or of names taken over."""
+        """Probe connections with requests or of names taken over each second, all now and then."""
         if stood_s := self._standstill.begin_round(now):
             log.warning("stood_still", seconds=round(stood_s, 1))
         settled_s = self._standstill.settled_s
         if now >= self._looked_s + _PROBE_S or self._looked_s < settled_s <= now:
             self._looked_s = now
-            await self._try(self.owners.watched_peers(), info)
+            peers = self.owners.watched_peers()
+            if self._looked_at_all_s is None:
+                self._looked_at_all_s = now
+            elif now >= self._looked_at_all_s + _PROBE_ALL_S:
+                self._looked_at_all_s = now
+                peers = list(self.owners.conductors)
+            await self._try(peers, info)
         self._standstill.end_round(now)
 
     def on_unwelcome(self, peer: PeerId, reason: str) -> None:

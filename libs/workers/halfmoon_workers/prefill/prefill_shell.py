@@ -252,11 +252,15 @@ class PrefillShell:
 
     async def _fetch(self, job: PrefillJob, command: FetchPrefix) -> PrefillEvent:
         """Lease the prefix and start to read it; reserve room meanwhile, if that is wanted."""
-        async with asyncio.TaskGroup() as asking:
-            reserving = None
-            if command.reserve_from is not None:
-                reserving = asking.create_task(self._caching.make_room(job, command.reserve_from))
-            await self._caching.fetch(job, command.n_blocks)
+        reserving = None
+        try:
+            async with asyncio.TaskGroup() as asking:
+                if command.reserve_from is not None:
+                    room = self._caching.make_room(job, command.reserve_from)
+                    reserving = asking.create_task(room)
+                await self._caching.fetch(job, command.n_blocks)
+        except ExceptionGroup as both:  # handlers of a failed step know its own errors
+            raise both.exceptions[0] from both
         has_room = None if reserving is None else reserving.result()
         if has_room or job.lease is not None:
             self._hold(job)
