@@ -7,7 +7,7 @@ from halfmoon_runtime.setting_names import ENVIRONMENT_PREFIX, misspelt_variable
 #: Without their prefix. Services have more settings, which are no misspelt ones of these.
 COMMAND_VARIABLES = frozenset(
     {
-        *("url", "metadata", "cluster", "state", "traces"),
+        *("url", "metadata", "cluster", "state", "traces", "drain_s"),
         *("cluster_key", "cluster_key_file", "tls_ca", "tls_cert", "tls_key"),
     }
 )
