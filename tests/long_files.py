@@ -31,6 +31,7 @@ LONG_FILES = (
     "e2e/test_demo_model.py",
     "polyglot/test_mixed_clusters.py",
     "e2e/test_hostile.py",
+    "e2e/test_bad_days.py",
     "e2e/test_tutorials.py",
     "e2e/test_answers.py",
     "conform/test_planted_faults.py",
