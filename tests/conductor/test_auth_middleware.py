@@ -264,7 +264,7 @@ async def test_who_was_turned_away_is_counted_by_reason(open_front: Open) -> Non
 
 
 @pytest.mark.parametrize(
-    "refusal", [ServerOverloaded("full", 1.0), ServiceUnavailable("nobody is there", 1.0)]
+    "refusal", [ServerOverloaded("full", 1.0), ServiceUnavailable("no worker is there", 1.0)]
 )
 @pytest.mark.parametrize("stream", [False, True])
 async def test_what_is_refused_for_lack_of_room_counts_against_no_rate(

@@ -19,6 +19,7 @@ from halfmoon_metadata.tcp_ports import free_port
 from halfmoon_metadata.tls_trust import trust_context
 from halfmoon_runtime.observability.operator_tokens import operator_token
 from halfmoon_testing.models.tiny_models import make_tiny_model
+from tests.e2e.redis_server import RedisServer
 
 #: Less than a test may take, so that what kept it is said.
 READY_WITHIN_S = 200.0
@@ -133,6 +134,13 @@ def _cluster(folder: Path, model: str, key: str, **more: Any) -> Iterator[LiveCl
         expected = plan.n_prefill + plan.n_decode + plan.n_kvstore
         live.until(lambda: len(live.live()) == expected)
         yield live
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path)
+    yield server
+    server.kill()
 
 
 StartCluster = Callable[..., AbstractContextManager[LiveCluster]]

@@ -5,7 +5,7 @@ one exception: the cluster has one conductor, and while that is restarted, its c
 are refused. They repeat those requests, and no others.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +39,6 @@ FAULTS = (
 )
 
 StartCluster = Callable[..., Any]
-
-
-@pytest.fixture
-def redis(tmp_path: Path) -> Iterator[RedisServer]:
-    server = RedisServer(tmp_path)
-    yield server
-    server.kill()
 
 
 def test_a_cluster_whose_key_is_changed_step_by_step_loses_no_request(

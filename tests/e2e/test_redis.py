@@ -2,7 +2,6 @@
 
 import signal
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -23,13 +22,6 @@ pytestmark = [
 
 StartCluster = Callable[..., Any]
 KEY = "only good for a test of Redis"
-
-
-@pytest.fixture
-def redis(tmp_path: Path) -> Iterator[RedisServer]:
-    server = RedisServer(tmp_path)
-    yield server
-    server.kill()
 
 
 def test_a_restarted_conductor_finds_its_workers_and_what_they_cache(

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import tarfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +43,6 @@ pytestmark = [
     needs_programs("redis-server", "git"),
     pytest.mark.timeout(600),
 ]
-
-
-@pytest.fixture
-def redis(tmp_path: Path) -> Iterator[RedisServer]:
-    server = RedisServer(tmp_path)
-    yield server
-    server.kill()
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import pytest
 
 from halfmoon_metadata.tcp_ports import free_port
 from halfmoon_runtime.healthcheck import STATUS_FILE
-from halfmoon_runtime.lifecycle import SAME_SIGNAL_S, report_stage
+from halfmoon_runtime.lifecycle import report_stage
 from halfmoon_sandbox.bound_process import start_bound
 
 PRELUDE = """
@@ -328,8 +328,17 @@ async def main(service):
     assert "cleaned up" in printed
 
 
+#: Seconds within which further signals say nothing new: none, or all.
+EACH_COUNTS, NONE_MORE_COUNTS = (
+    f"import halfmoon_runtime.lifecycle\nhalfmoon_runtime.lifecycle.SAME_SIGNAL_S = {seconds}\n"
+    for seconds in (0.0, 1e6)
+)
 SLOW = """
+import signal
 async def main(service):
+    asyncio.get_running_loop().add_signal_handler(
+        signal.SIGUSR1, lambda: service.report_stage("asked")
+    )
     service.ready()
     service.report_stage("ready")
     await service.stopping.wait()
@@ -375,11 +384,10 @@ async def main(service):
 
 
 def test_a_second_signal_cuts_the_drain_short(start: Callable[[str], Running]) -> None:
-    running = start("STUBBORN = False\n" + SLOW)
+    running = start("STUBBORN = False\n" + EACH_COUNTS + SLOW)
     running.until_stage("ready")
     running.process.terminate()
     running.until_stage("draining")
-    time.sleep(SAME_SIGNAL_S)
     running.process.send_signal(signal.SIGINT)
     code, printed = running.end()
     assert code == 128 + signal.SIGINT
@@ -388,27 +396,26 @@ def test_a_second_signal_cuts_the_drain_short(start: Callable[[str], Running]) -
 
 def test_signals_within_a_second_are_one(start: Callable[[str], Running]) -> None:
     """As where a service manager signals all processes, and the leader passes its own on."""
-    running = start("STUBBORN = False\n" + SLOW)
+    running = start("STUBBORN = False\n" + NONE_MORE_COUNTS + SLOW)
     running.until_stage("ready")
     running.process.terminate()
     running.until_stage("draining")
     for _ in range(3):
         running.process.terminate()
-    time.sleep(SAME_SIGNAL_S)
-    assert running.status["stage"] == "draining" and running.process.poll() is None
-    running.process.terminate()
-    assert "cleaned up" in running.end()[1]
+    running.process.send_signal(signal.SIGUSR1)  # signals are handled in their order
+    running.until_stage("asked")
+    assert running.process.poll() is None
+    running.process.kill()
+    assert "cleaned up" not in running.end()[1]
 
 
 def test_a_third_signal_ends_it_at_once(start: Callable[[str], Running]) -> None:
-    running = start("STUBBORN = True\n" + SLOW)
+    running = start("STUBBORN = True\n" + EACH_COUNTS + SLOW)
     running.until_stage("ready")
     running.process.terminate()
     running.until_stage("draining")
-    time.sleep(SAME_SIGNAL_S)
     running.process.terminate()
     running.until_stage("cleaning")
-    time.sleep(SAME_SIGNAL_S)
     running.process.terminate()
     code, _ = running.end()
     assert code == 128 + signal.SIGTERM

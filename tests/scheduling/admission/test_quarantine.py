@@ -14,7 +14,7 @@ from halfmoon_protocol.messages import (
     StartDecode,
     StartPrefill,
 )
-from halfmoon_scheduling.admission.loss_history import EVENT_S
+from halfmoon_scheduling.admission.loss_history import EVENT_S, MAX_EXCUSES
 from halfmoon_scheduling.commands import AnyCommand, Deliver, Fail, Reject, Resubmit, Send
 from halfmoon_scheduling.conductor.conductor_machine import Conductor
 from halfmoon_scheduling.config import SchedulingConfig
@@ -286,6 +286,7 @@ def test_a_request_is_excused_for_others_losses_a_few_times_only() -> None:
         n_events += 1
         assert n_events < 10
     assert them.ended == {"bad": "harmful"}
+    assert n_events == MAX_EXCUSES + 2
 
 
 # -- tried alone ---------------------------------------------------------------------------------

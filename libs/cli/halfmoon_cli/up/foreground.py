@@ -147,8 +147,9 @@ def _stop(cluster: EmbeddedCluster) -> None:
             for process in cluster.processes.values():
                 process.signal(signal.SIGKILL)
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, on_signal)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the terminal may close meanwhile
     cluster.stop(cluster.plan.drain_s + _STOP_S)
 
 
