@@ -104,8 +104,11 @@ class ScriptedNetwork:
 class Running:
     """Worker links that run with one decode worker in the metadata store."""
 
+    def __init__(self, network: ScriptedNetwork | None = None) -> None:
+        self.network = network or ScriptedNetwork()
+
     async def __aenter__(self) -> "Running":
-        self.network, self.store = ScriptedNetwork(), MemoryStore()
+        self.store = MemoryStore()
         self.core = Conductor(SchedulingConfig())
         shell = Shell(self.core, FakeClock())
         gateway = CoreGateway(shell)
@@ -179,6 +182,43 @@ async def test_a_worker_that_answers_stays_whatever_the_metadata_server_forgets(
         await running.until(lambda: DECODE in running.core.cluster)
 
 
+class RefusingNetwork(ScriptedNetwork):
+    """A network that fails for one address, as one with a bug or without memory may."""
+
+    async def dial(
+        self, commands: str, events: str | None = None, *, key_id: str = ""
+    ) -> ScriptedLink:
+        if commands == "memory://bad":
+            self.dialled.append(commands)
+            raise RuntimeError("no link to this one")
+        return await super().dial(commands, events, key_id=key_id)
+
+
+async def test_a_dial_that_fails_costs_its_own_member() -> None:
+    async with Running(RefusingNetwork()) as running:
+        bad = msgspec.structs.replace(a_worker("prefill-0"), commands="memory://bad")
+        await Membership(running.store, bad).join()
+        await running.until(lambda: running.network.dialled.count("memory://bad") >= 2)
+        assert not running.task.done()
+        assert DECODE in running.core.cluster
+        good = msgspec.structs.replace(bad, commands="memory://good", generation=2)
+        await Membership(running.store, good).join()
+        await running.until(lambda: running.network.dialled[-1] == "memory://good")
+
+
+async def test_a_worker_beyond_the_limit_of_links_waits_and_its_reason_is_named() -> None:
+    async with Running() as running:
+        running.links.max_links = 1
+        await Membership(running.store, a_worker("prefill-0")).join()
+        silent = running.links.unreachable._silent
+        await running.until(lambda: silent.get(WorkerId("prefill-0")) is not None)
+        assert "has links to 1 workers, the most" in silent[WorkerId("prefill-0")].reason
+        assert running.network.dialled == [a_worker("decode-0").commands]
+        running.store.delete(MEMBERS + DECODE)
+        running.network.links[0].break_off("it has left")
+        await running.until(lambda: running.network.dialled[-1] == a_worker("prefill-0").commands)
+
+
 async def test_an_idle_core_is_ticked_again_once_a_request_arrives(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -248,6 +288,7 @@ class Served(Running):
     """The same with a request that decode-0 runs, by its own messages and a prefill's."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.tokens: list[int] = []
 
     async def __aenter__(self) -> "Served":

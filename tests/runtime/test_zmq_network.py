@@ -45,6 +45,29 @@ asyncio.run(main())
 """
 
 
+#: Dials more links than it has descriptors for, then ends.
+POOR_CALLER = """
+import asyncio, resource, sys
+from halfmoon_runtime.channels.network import PeerUnreachable
+from halfmoon_runtime.channels.zmq_network import ZmqNetwork
+
+async def main():
+    network = ZmqNetwork()
+    first = await network.dial(*sys.argv[1:3])
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+    links = await asyncio.gather(*(network.dial(*sys.argv[1:3]) for _ in range(40)))
+    print(first.is_down)
+    try:
+        await links[-1].receive()
+    except PeerUnreachable as error:
+        print(error)
+    await network.close()
+    print("closed", flush=True)
+
+asyncio.run(main())
+"""
+
+
 #: Stands still until it is told to go on and ten heartbeats are due; then answers all callers but
 #: its first.
 SLOW_WORKER = """
@@ -469,3 +492,16 @@ async def test_a_link_that_is_dialled_while_the_network_closes_is_closed_too() -
             link = await late
             with pytest.raises(PeerUnreachable):
                 await link.send(MESSAGE)
+
+
+async def test_a_caller_without_descriptors_gets_links_that_are_down_and_ends() -> None:
+    async with opened(patience_s=20) as server:
+        port = await server.bind("worker")
+        caller = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", POOR_CALLER, port.commands, port.events,
+            stdout=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        told, _ = await asyncio.wait_for(caller.communicate(), 60)
+    first_is_down, reason, end = told.decode().splitlines()
+    assert (first_is_down, end) == ("False", "closed")
+    assert "too many open files" in reason.lower()

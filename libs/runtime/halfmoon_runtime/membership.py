@@ -359,7 +359,7 @@ async def watch_members(
         rejoin_s: seconds in which each worker that lives writes its record again.
     """
     view: dict[WorkerId, WorkerInfo] = {}
-    ignored: dict[str, bytes] = {}
+    seen: _Seen = {}
     now_s = asyncio.get_running_loop().time
     rejoined_at_s = 0.0
 
@@ -371,7 +371,7 @@ async def watch_members(
         records = await until_done(
             MEMBERS, lambda: asyncio.to_thread(store.list, MEMBERS), on_back=on_back
         )
-        now, ignored = _readable(records, ignored)
+        now, seen = _readable(records, seen)
         if now_s() < rejoined_at_s:
             now = view | now
         for event in diff_members(view, now):
@@ -398,26 +398,34 @@ def diff_members(
     return gone + there
 
 
+#: Records as they were read last, and what they say; None: nothing that can be read.
+_Seen = dict[str, tuple[bytes, WorkerInfo | None]]
+
+
 def _readable(
-    records: Mapping[str, bytes], ignored: dict[str, bytes]
-) -> tuple[dict[WorkerId, WorkerInfo], dict[str, bytes]]:
-    """Return the members in these records, and the unreadable records, which are logged once."""
+    records: Mapping[str, bytes], seen: _Seen
+) -> tuple[dict[WorkerId, WorkerInfo], _Seen]:
+    """Return the members in these records, and what was seen; the unreadable are logged once.
+
+    A record that has not changed is not parsed again: thousands are read several times a second.
+    """
     members: dict[WorkerId, WorkerInfo] = {}
-    unreadable: dict[str, bytes] = {}
+    now_seen: _Seen = {}
     for key, value in records.items():
-        info = _decode(key, value)
+        before = seen.get(key)
+        is_new = before is None or before[0] != value
+        info = _decode(key, value) if before is None or is_new else before[1]
+        now_seen[key] = (value, info)
         if info is not None:
             members[info.worker_id] = info
-            continue
-        unreadable[key] = value
-        if ignored.get(key) != value:
+        elif is_new:
             _log.warning(
                 "member's record can't be read, ignored",
                 key=key[:_MAX_LOGGED],
                 reason=_unreadable(key, value)[:_MAX_LOGGED],
                 record=value[:_MAX_LOGGED],
             )
-    return members, unreadable
+    return members, now_seen
 
 
 def _unreadable(key: str, value: bytes) -> str:

@@ -8,6 +8,7 @@ import ssl
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import structlog
@@ -51,6 +52,7 @@ from halfmoon_metadata.stalling_clock import StallingClock
 from halfmoon_metadata.store_registry import open_values
 from halfmoon_models.tokenizer.embedded_tokens import unembedded_warning
 from halfmoon_protocol.ids import ConductorId
+from halfmoon_runtime.channels.zmq_link import LINK_DESCRIPTORS
 from halfmoon_runtime.channels.zmq_network import ZmqNetwork
 from halfmoon_runtime.clock import SystemClock
 from halfmoon_runtime.cluster_claim import ClusterClaim
@@ -65,6 +67,8 @@ from halfmoon_scheduling.conductor.conductor_machine import Conductor
 _log = structlog.get_logger(__name__)
 #: Connections of the embedded metadata server: each worker keeps a few.
 _MAX_METADATA_CONNECTIONS = 1024
+#: Most workers that a conductor keeps links to.
+_MAX_LINKS = 4096
 #: Seconds between two renewals of the Date header.
 _DATE_S = 1.0
 
@@ -95,6 +99,7 @@ async def run(settings: ConductorSettings, service: Service) -> None:
     """Run a conductor until told to stop, then finish the requests in progress."""
     async with AsyncExitStack() as stack:
         # Listen first: loading takes seconds, in which another process might take the port.
+        descriptors = _share_descriptors()
         listener = _listen("http_port", settings.host, settings.http_port)
         stack.callback(listener.close)
         embedded = settings.metadata == EMBEDDED
@@ -169,6 +174,7 @@ async def run(settings: ConductorSettings, service: Service) -> None:
             metrics,
             settings.decode_stall_s,
             unreachable,
+            max_links=descriptors.links,
         )
         shell.connect(traced.workers(links), gateway)
         presence = ConductorPresence(store, ConductorId(settings.worker_id), unreachable)
@@ -204,7 +210,7 @@ async def run(settings: ConductorSettings, service: Service) -> None:
             responses=responses,
             operator_tokens=operator_tokens(cluster_key),
         )
-        limits = HttpLimits(max_connections=_max_connections(), keep_alive_s=settings.keep_alive_s)
+        limits = HttpLimits(max_connections=descriptors.connections, keep_alive_s=settings.keep_alive_s)
         hosts = hosts_to_check(settings, service.tls, has_keys=tenants is not None)
         server = _make_server(
             traced.app(app, is_guarded),
@@ -337,11 +343,25 @@ def _resumption_limits(settings: ConductorSettings) -> ResumptionLimits:
     )
 
 
-def _max_connections() -> int:
-    """Return the limit of client connections; a quarter of the descriptors is for all else."""
-    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
-    return min(HttpLimits().max_connections, hard_limit * 3 // 4)
+class _Descriptors(NamedTuple):
+    """Most connections of clients and links to workers for which there are descriptors."""
+
+    connections: int
+    links: int
+
+
+def _share_descriptors() -> _Descriptors:
+    """Take as many descriptors as the system allows, and share them out.
+
+    Few clusters need both shares, which are more than all together. Where both are used up, what
+    comes next is refused, and what is there stays.
+    """
+    _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+    return _Descriptors(
+        connections=min(HttpLimits().max_connections, limit * 3 // 4),
+        links=min(_MAX_LINKS, limit * 4 // 5 // LINK_DESCRIPTORS),
+    )
 
 
 def _listen(setting: str, host: str, port: int) -> socket.socket:

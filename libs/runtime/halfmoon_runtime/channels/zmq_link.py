@@ -32,6 +32,9 @@ from halfmoon_runtime.channels.zmq_sockets import (
     monitor_event,
 )
 
+#: Descriptors of a link: its two sockets and their monitors' two each have one, and so does each
+#: of the two connections.
+LINK_DESCRIPTORS = 8
 _SCHEMES = ("tcp://", "ipc://")
 #: Seconds of one more attempt by plain TCP, which tells why the others came to nothing.
 _REACH_S = 1.0
@@ -65,17 +68,21 @@ class ZmqLink:
         )
         #: Whether the worker has sent more than is read.
         self._is_flooded = False
-        self._dealer = _LinkSocket(self, context.socket(zmq.DEALER), commands, settings)
-        self._sockets = [self._dealer]
-        if events is not None:
-            sub = context.socket(zmq.SUB)
-            sub.setsockopt(zmq.SUBSCRIBE, b"")
-            self._sockets.append(_LinkSocket(self, sub, events, settings))
         #: Set once the link is up, or down.
         self._resolved = asyncio.Event()
         #: Set once the link is down, after `_reason`.
         self._down = asyncio.Event()
         self._reason = ""
+        self._sockets: list[_LinkSocket] = []
+        try:
+            self._dealer = _LinkSocket(self, context, zmq.DEALER, commands, settings)
+            self._sockets.append(self._dealer)
+            if events is not None:
+                sub = _LinkSocket(self, context, zmq.SUB, events, settings)
+                self._sockets.append(sub)
+                sub.socket.setsockopt(zmq.SUBSCRIBE, b"")
+        except zmq.ZMQError as error:
+            self.break_off(f"{commands}: this process opens no more sockets: {error.strerror}")
         self.task = asyncio.create_task(self._run(), name=f"link {commands}")
 
     async def connect(self) -> None:
@@ -207,12 +214,23 @@ class _LinkSocket:
     def __init__(
         self,
         link: ZmqLink,
-        socket: "zmq.Socket[bytes]",
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        kind: int,
         endpoint: str,
         settings: SocketSettings,
     ) -> None:
-        self.socket, self.pump = socket, SocketPump(socket)
-        self._monitor_pump = SocketPump(socket.get_monitor_socket(_WATCHED))
+        """Open the socket and its monitor, or neither.
+
+        Raises:
+            zmq.ZMQError: the process has too many sockets or descriptors.
+        """
+        self.socket = context.socket(kind)
+        try:
+            self.pump = SocketPump(self.socket)
+            self._monitor_pump = SocketPump(self.socket.get_monitor_socket(_WATCHED))
+        except BaseException:
+            close_sockets(self.socket)
+            raise
         self.endpoint = endpoint
         #: Whether the handshake is done; stays true after the connection is lost.
         self.is_up = False

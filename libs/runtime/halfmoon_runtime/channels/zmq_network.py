@@ -6,7 +6,10 @@ A publication has two frames (topic, codec frame), or three in vLLM's format of 
 """
 
 import asyncio
+import threading
+from contextlib import suppress
 
+import structlog
 import zmq
 
 from halfmoon_protocol.cluster_keys import split_cluster_keys
@@ -16,9 +19,12 @@ from halfmoon_runtime.channels.zmq_link import ZmqLink
 from halfmoon_runtime.channels.zmq_port import ZmqPort
 from halfmoon_runtime.channels.zmq_sockets import SocketSettings
 
+#: Longest wait for the end of a context, in seconds.
+_TERM_S = 5.0
 #: Contexts of networks that are not closed. One that were collected as garbage together with its
 #: sockets would wait for them, in the collector, for ever.
 _open_contexts: set[zmq.Context[zmq.Socket[bytes]]] = set()
+_log = structlog.get_logger(__name__)
 
 
 class ZmqNetwork:
@@ -45,6 +51,8 @@ class ZmqNetwork:
         self._settings = settings or SocketSettings()
         self._advertise_host = advertise_host
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        # libzmq's own default, 1,023, would be met by some 170 links.
+        self._context.set(zmq.MAX_SOCKETS, self._context.get(zmq.SOCKET_LIMIT))
         _open_contexts.add(self._context)
         keys = split_cluster_keys(cluster_key)
         self._curve = Curve(self._context, keys) if keys else None
@@ -72,8 +80,8 @@ class ZmqNetwork:
     async def dial(self, commands: str, events: str | None = None, *, key_id: str = "") -> ZmqLink:
         """See `Network.dial`. Return when the link is up, or known to be down.
 
-        The link is down after the connect timeout; then `receive` and `send` raise. Events
-        published in the first moments after the handshake may be missed.
+        The link is down after the connect timeout, or at once where this process may open no more
+        sockets; then `receive` and `send` raise. Events published in the first moments after the handshake may be missed.
         """
         link = ZmqLink(self._context, commands, events, self._settings, self._curve, key_id)
         if fault := find_key_fault(self._curve, key_id):
@@ -94,6 +102,30 @@ class ZmqNetwork:
             closed |= opened
         if self._curve is not None:
             self._curve.close()
-        # This waits for the linger of the sockets, so not on the event loop.
-        await asyncio.to_thread(self._context.term)
-        _open_contexts.discard(self._context)
+        if await _ends(self._context):
+            _open_contexts.discard(self._context)
+        else:
+            _log.error("zmq_context_hangs", seconds=_TERM_S, reaction="it is left as it is")
+
+
+async def _ends(context: "zmq.Context[zmq.Socket[bytes]]") -> bool:
+    """Terminate a context, and return whether that came to an end in time.
+
+    It waits for the linger of the sockets, so not on the event loop. A socket that is still open
+    would hold it for ever, so it has a thread that the end of the process does not wait for.
+    """
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+
+    def terminate() -> None:
+        context.term()
+        with suppress(RuntimeError):  # the loop is closed: nothing waits any more
+            loop.call_soon_threadsafe(ended.set)
+
+    threading.Thread(target=terminate, name="zmq end", daemon=True).start()
+    try:
+        async with asyncio.timeout(_TERM_S):
+            await ended.wait()
+    except TimeoutError:
+        return False
+    return True

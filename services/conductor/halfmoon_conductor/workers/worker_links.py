@@ -81,7 +81,11 @@ from halfmoon_scheduling.events import (
 
 log = structlog.get_logger()
 
+#: Seconds between two attempts to reach a worker: a share of the time since it answered, so that
+#: a thousand that never answer take little of the loop and one that comes back is found soon.
 _REDIAL_S = 0.2
+_REDIAL_SHARE = 0.1
+_MAX_REDIAL_S = 10.0
 #: Seconds between two ticks of the core while it has requests, and while it has none.
 _TICK_S = 0.05
 _IDLE_TICK_S = 0.5
@@ -145,6 +149,8 @@ class _Member:
     has_record: bool = True
     #: Whether the core knows the worker.
     joined: bool = False
+    #: Whether the worker has answered over this link, or over the one before.
+    has_answered: bool = False
     #: Why the worker is not used; empty when it is.
     refused: str = ""
     #: Number of the newest step whose tokens came over the current link; 0: none, or unnumbered.
@@ -182,6 +188,9 @@ class WorkerLinks:
     #: Seconds without a token after which a decode worker counts as hanging; 0: it never does.
     decode_stall_s: float = 0.0
     unreachable: UnreachableWorkers = field(default_factory=UnreachableWorkers)
+    #: Most links at a time; further members count as unreachable.
+    max_links: int = 4096
+    _n_links: int = field(default=0, init=False)
     _members: dict[WorkerId, _Member] = field(default_factory=dict, init=False)
     _sessions: "itertools.count[int]" = field(
         default_factory=lambda: itertools.count(1), init=False
@@ -285,37 +294,62 @@ class WorkerLinks:
 
     async def _follow(self, member: _Member) -> None:
         """Keep a link to this worker while its lease lives."""
+        now_s = asyncio.get_running_loop().time
+        answered_s = now_s()
         while not member.refused:
-            info = member.info
-            self.unreachable.on_dial(info)
-            link = await self.network.dial(info.commands, info.events, key_id=info.key_id)
-            member.link, member.step = link, 0
-            member.cancelled_s.clear()
-            hello = Hello(
-                conductor_id=self.conductor_id,
-                session=next(self._sessions),
-                min_version=MIN_VERSION,
-                max_version=MAX_VERSION,
-            )
-            try:
-                link.send_now(hello)
-                self.unreachable.on_failure(info.worker_id, NO_WELCOME)
-                while True:
-                    message = await link.receive()
-                    try:
-                        self._receive(member, message)
-                    except Exception:  # a bug of ours costs only this message
-                        record_failure(message, member.info.worker_id)
-            except PeerUnreachable as error:
-                self._lose(member, str(error))
-                if not member.has_record:
-                    if self._members.get(info.worker_id) is member:
-                        del self._members[info.worker_id]
-                        self.unreachable.on_gone(info.worker_id)
-                    return
-            finally:
-                await link.close()
-            await asyncio.sleep(max(_REDIAL_S, member.rest_s))
+            self.unreachable.on_dial(member.info)
+            if self._n_links >= self.max_links:
+                self.unreachable.on_failure(member.info.worker_id, self._full())
+            else:
+                self._n_links += 1
+                try:
+                    await self._dial(member)
+                except Exception:  # a bug of ours costs only this attempt
+                    log.exception("link_failed", worker_id=member.info.worker_id)
+                    self._lose(member, "the conductor failed there, see its log")
+                finally:
+                    self._n_links -= 1
+            if not member.has_record:
+                if self._members.get(member.info.worker_id) is member:
+                    del self._members[member.info.worker_id]
+                    self.unreachable.on_gone(member.info.worker_id)
+                return
+            if member.has_answered:
+                member.has_answered, answered_s = False, now_s()
+            pause_s = min(_REDIAL_SHARE * (now_s() - answered_s), _MAX_REDIAL_S)
+            await asyncio.sleep(max(_REDIAL_S, pause_s, member.rest_s))
+
+    async def _dial(self, member: _Member) -> None:
+        """Make a link to a worker, and read it to its end."""
+        info = member.info
+        link = await self.network.dial(info.commands, info.events, key_id=info.key_id)
+        member.link, member.step = link, 0
+        member.cancelled_s.clear()
+        hello = Hello(
+            conductor_id=self.conductor_id,
+            session=next(self._sessions),
+            min_version=MIN_VERSION,
+            max_version=MAX_VERSION,
+        )
+        try:
+            link.send_now(hello)
+            self.unreachable.on_failure(info.worker_id, NO_WELCOME)
+            while True:
+                message = await link.receive()
+                try:
+                    self._receive(member, message)
+                except Exception:  # a bug of ours costs only this message
+                    record_failure(message, info.worker_id)
+        except PeerUnreachable as error:
+            self._lose(member, str(error))
+        finally:
+            await link.close()
+
+    def _full(self) -> str:
+        return (
+            f"this conductor has links to {self._n_links} workers, the most that its "
+            "descriptors allow; start it with a higher limit of them (ulimit -n)"
+        )
 
     def _send(self, member: _Member, link: WorkerLink, message: Message) -> None:
         try:
@@ -351,7 +385,7 @@ class WorkerLinks:
                 if not member.joined:
                     log.info("worker_joined", worker_id=worker_id, role=info.role)
                 self.unreachable.on_reached(worker_id)
-                member.joined = True
+                member.joined = member.has_answered = True
                 self.shell.post(WorkerJoined(info))
                 self._log_unused_kvstores()
                 if info.stage is not None:
