@@ -32,7 +32,12 @@ async def open_front(gateway: ScriptedGateway, tokenizer: HubTokenizer) -> Async
     """Clients of a REST API with tenants or limits of the test's own."""
     clients: list[httpx.AsyncClient] = []
 
-    def front(*tenants: Tenant, tokens: Sequence[str] = (), **limits: Any) -> httpx.AsyncClient:
+    def front(
+        *tenants: Tenant,
+        tokens: Sequence[str] = (),
+        behind_s: Callable[[], float] = lambda: 0.0,
+        **limits: Any,
+    ) -> httpx.AsyncClient:
         app = create_app(
             gateway,
             tokenizer,
@@ -40,6 +45,7 @@ async def open_front(gateway: ScriptedGateway, tokenizer: HubTokenizer) -> Async
             limits=RestLimits(**limits),
             tenants=Tenants(tenants) if tenants else None,
             operator_tokens=tokens,
+            behind_s=behind_s,
         )
         clients.append(
             httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://front")
@@ -177,6 +183,21 @@ async def test_more_at_once_than_allowed_are_refused_until_one_ends(
     gateway.resume.set()
     assert (await first).status_code == 200
     assert (await client.post(COMPLETIONS, json=PROMPT, headers=LAB)).status_code == 200
+
+
+async def test_a_conductor_that_is_behind_takes_nothing_new_until_it_has_caught_up(
+    open_front: Open, gateway: ScriptedGateway
+) -> None:
+    behind_s = 0.5
+    client = open_front(behind_s=lambda: behind_s)
+    assert (await client.post(COMPLETIONS, json=PROMPT)).status_code == 200
+    behind_s = 2.5
+    answer = await client.post(COMPLETIONS, json=PROMPT)
+    assert "behind by 2.5 s" in error_of(answer, 429)["message"]
+    assert answer.headers["retry-after"] == "5"
+    assert (await client.get("/health")).status_code == 200
+    behind_s = 0.0
+    assert (await client.post(COMPLETIONS, json=PROMPT)).status_code == 200
 
 
 async def test_browsers_are_let_in_only_from_the_origins_that_are_set(open_front: Open) -> None:

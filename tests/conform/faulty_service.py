@@ -328,11 +328,11 @@ def _wrap_membership() -> None:
 
     readable, knows, call = membership._readable, curve.knows, curve.call
 
-    def first_starts(records: Any, ignored: Any) -> Any:
-        members, unreadable = readable(records, ignored)
+    def first_starts(records: Any, seen: Any) -> Any:
+        members, now_seen = readable(records, seen)
         if is_patched("first-starts-only"):
             members = {name: info for name, info in members.items() if info.generation == 1}
-        return members, unreadable
+        return members, now_seen
 
     def any_key(self: Any, key_id: str) -> bool:
         return True if is_patched("any-key-id") else bool(knows(self, key_id))
@@ -352,7 +352,8 @@ def _wrap_membership() -> None:
     if is_patched("members-alone"):
         membership.SEGMENTS = "nowhere/"
     made._write_now, made._remove_now = faulty_write, faulty_remove
-    membership._readable = first_starts
+    watched: Any = membership
+    watched._readable = first_starts
     changed: Any = curve
     changed._answer, changed.serve = any_caller, plain
     changed.knows, changed.call = any_key, call_by_any

@@ -15,3 +15,14 @@ async def test_a_loop_that_was_blocked_was_late_by_as_much() -> None:
         await asyncio.sleep(0.01)
     watching.cancel()
     assert lag.lag_s.sum > 0.2
+    assert lag.behind_s == 0.0, "one pause is no overload"
+
+
+async def test_a_loop_that_is_late_each_time_is_behind() -> None:
+    lag = LoopLagMonitor()
+    watching = asyncio.create_task(lag.watch())
+    while lag.lag_s.n < 4:
+        await asyncio.sleep(0)
+        time.sleep(0.4)  # noqa: ASYNC251
+    watching.cancel()
+    assert lag.behind_s > 0.05

@@ -147,6 +147,8 @@ class Service:
         self._ready = False
         #: Set at the first signal. Main then finishes what it has and returns.
         self.stopping = asyncio.Event()
+        #: How late the process's event loop runs its tasks.
+        self.lag = LoopLagMonitor()
 
     @property
     def is_ready(self) -> bool:
@@ -330,7 +332,7 @@ class _Run:
     async def _run_main(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             self._service = self._open_service(tasks)
-            lag = LoopLagMonitor()
+            lag = self._service.lag
             hide = expose_metrics(lag.metrics)
             self._service.spawn(lag.watch(), name="loop lag")
             self._service.spawn(_warn_if_unresolved(self._settings.advertise_host))

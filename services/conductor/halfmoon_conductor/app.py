@@ -209,8 +209,11 @@ async def run(settings: ConductorSettings, service: Service) -> None:
             streams=streams,
             responses=responses,
             operator_tokens=operator_tokens(cluster_key),
+            behind_s=lambda: service.lag.behind_s,
         )
-        limits = HttpLimits(max_connections=descriptors.connections, keep_alive_s=settings.keep_alive_s)
+        limits = HttpLimits(
+            max_connections=descriptors.connections, keep_alive_s=settings.keep_alive_s
+        )
         hosts = hosts_to_check(settings, service.tls, has_keys=tenants is not None)
         server = _make_server(
             traced.app(app, is_guarded),

@@ -81,7 +81,8 @@ class ZmqNetwork:
         """See `Network.dial`. Return when the link is up, or known to be down.
 
         The link is down after the connect timeout, or at once where this process may open no more
-        sockets; then `receive` and `send` raise. Events published in the first moments after the handshake may be missed.
+        sockets; then `receive` and `send` raise. Events published in the first moments after the
+        handshake may be missed.
         """
         link = ZmqLink(self._context, commands, events, self._settings, self._curve, key_id)
         if fault := find_key_fault(self._curve, key_id):

@@ -42,6 +42,9 @@ _GUARDED = ("/v1", "/tokenize", "/detokenize")
 _FOR_OPERATORS = ("/debug",)
 #: When one of many requests will end is unknown; soon is likely.
 _RETRY_WHEN_FULL_S = 1.0
+#: Seconds by which the event loop may be behind all the time, and then until clients come back.
+_MAX_BEHIND_S = 1.0
+_RETRY_WHEN_BEHIND_S = 5.0
 #: Statuses of answers to requests that nothing was computed for.
 _COME_BACK = (429, 503)
 _SCOPE_KEY = "halfmoon.caller"
@@ -131,12 +134,14 @@ class Principal:
 class ConcurrencyLimit:
     """Limit the guarded requests that are answered at once, of all principals together.
 
-    A principal with less than its share is let in even when others have taken all.
+    A principal with less than its share is let in even when others have taken all. While the
+    process's event loop is behind, which delays every stream, none is let in.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, behind_s: Callable[[], float] = lambda: 0.0) -> None:
         self.n_running = 0
         self._limit = limit
+        self._behind_s = behind_s
         self._room = FairRoom()
 
     def acquire(self, principal: str) -> None:
@@ -146,8 +151,14 @@ class ConcurrencyLimit:
             principal: name of the tenant; empty without tenants.
 
         Raises:
-            ServerOverloaded: the limit is reached, and the principal has its share.
+            ServerOverloaded: the limit is reached, and the principal has its share; or the event
+                loop is behind.
         """
+        if (behind_s := self._behind_s()) > _MAX_BEHIND_S:
+            raise ServerOverloaded(
+                f"this conductor is behind by {behind_s:.1f} s with what it has to send.",
+                _RETRY_WHEN_BEHIND_S,
+            )
         self._room.enter(principal)
         is_full = self.n_running >= self._limit
         if is_full and not self._room.is_within_share(principal, self._limit):

@@ -5,7 +5,7 @@ request. `OutputProcessor` generates and detokenizes, and a serializer of `api` 
 `error_responses` writes errors.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import msgspec
@@ -84,6 +84,7 @@ def create_app(
     streams: ResumableStreams | None = None,
     responses: ResponseStore | None = None,
     operator_tokens: Sequence[str] = (),
+    behind_s: Callable[[], float] = lambda: 0.0,
 ) -> FastAPI:
     """Build the app to serve. It owns nothing that must be closed.
 
@@ -104,6 +105,7 @@ def create_app(
         streams: keeps streams that clients may come back to; None: none is kept.
         responses: stores responses to go on from; None: none is stored.
         operator_tokens: each opens the routes for operators; none: without tenants they are open.
+        behind_s: returns the seconds by which the event loop is behind.
 
     Raises:
         TokenizerUnavailable: the tokenizer's chat template is not valid.
@@ -146,7 +148,7 @@ def create_app(
     if tenants is not None:
         document_api_keys(app)
     limits = limits or RestLimits()
-    concurrency = ConcurrencyLimit(limits.max_concurrent)
+    concurrency = ConcurrencyLimit(limits.max_concurrent, behind_s)
     app.guarded = _wrap(
         DirectDispatch(app.serve_unguarded, routes=direct),
         limits,
