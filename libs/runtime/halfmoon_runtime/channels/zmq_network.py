@@ -113,7 +113,7 @@ async def _ends(context: "zmq.Context[zmq.Socket[bytes]]") -> bool:
     """Terminate a context, and return whether that came to an end in time.
 
     It waits for the linger of the sockets, so not on the event loop. A socket that is still open
-    would hold it for ever, so it has a thread that the end of the process does not wait for.
+    would hold it for ever. So it has a thread for which the end of the process does not wait.
     """
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
