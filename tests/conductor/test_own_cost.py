@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from starlette.types import Message
 
 from halfmoon_conductor.api.sse import EventTemplate, format_event, to_json_line
-from halfmoon_conductor.inputs.inline_limits import MAX_INLINE_CHARACTERS
+from halfmoon_conductor.inputs.inline_limits import MAX_INLINE_BYTES
 from halfmoon_testing.conductor_http import ScriptedGateway
 
 COMPLETION: dict[str, Any] = {"model": "lab/moon", "max_tokens": 2, "temperature": 0}
@@ -31,25 +31,16 @@ class CountingThreads(ThreadPoolExecutor):
 
 @pytest.mark.parametrize(
     ("prompt", "n_threads"),
-    [("How half is it?", 0), ([5, 6, 7], 0), ("long " * MAX_INLINE_CHARACTERS, 1)],
-    ids=["text", "ids", "long text"],
+    [("How half is it?", 1), ([5, 6, 7], 0), ([5] * MAX_INLINE_BYTES, 1)],
+    ids=["text", "ids", "many ids"],
 )
-async def test_only_long_texts_are_tokenised_in_a_thread(
+async def test_only_a_few_token_ids_are_read_on_the_event_loop(
     client: httpx.AsyncClient, prompt: object, n_threads: int
 ) -> None:
     threads = CountingThreads()
     asyncio.get_running_loop().set_default_executor(threads)
     await client.post("/v1/completions", json=COMPLETION | {"prompt": prompt})
     assert threads.n_tasks == n_threads
-
-
-async def test_a_short_chat_needs_no_thread(client: httpx.AsyncClient) -> None:
-    threads = CountingThreads()
-    asyncio.get_running_loop().set_default_executor(threads)
-    body = COMPLETION | {"messages": [{"role": "user", "content": "How half is it?"}]}
-    answer = await client.post("/v1/chat/completions", json=body)
-    assert answer.status_code == 200
-    assert threads.n_tasks == 0
 
 
 async def test_a_streamed_token_takes_few_calls(app: FastAPI, gateway: ScriptedGateway) -> None:

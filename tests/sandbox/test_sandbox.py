@@ -20,6 +20,7 @@ from halfmoon_sandbox import (
     ChildUnavailable,
     HandlerFailed,
     LimitExceeded,
+    LoadFailed,
     Sandbox,
 )
 from halfmoon_sandbox.child import wait_readable
@@ -192,6 +193,14 @@ def test_a_handler_that_can_not_be_made_is_told() -> None:
         sandbox.wait_ready()
 
 
+def test_a_handler_that_takes_too_long_to_make_is_given_up_once_and_for_all() -> None:
+    with Sandbox(FACTORY, b"endless", load_cpu_s=0.5) as sandbox:
+        for _ in range(2):
+            with pytest.raises(LoadFailed, match=r"over 0\.5 s of processor time") as failed:
+                sandbox.wait_ready()
+            assert failed.value.limit == "time"
+
+
 def test_threads_may_fork_at_once(sandbox: Sandbox) -> None:
     answers: list[bytes] = []
 
@@ -238,7 +247,17 @@ def test_a_template_whose_owner_ended_with_answers_unread_ends_without_a_word() 
         owned.sendall(encode_frame(b"re: "))
         module = "halfmoon_sandbox.template_process"
         template = subprocess.Popen(
-            [sys.executable, "-P", "-m", module, str(given.fileno()), FACTORY, str(64 * MIB), "0"],
+            [
+                sys.executable,
+                "-P",
+                "-m",
+                module,
+                str(given.fileno()),
+                FACTORY,
+                str(64 * MIB),
+                "0",
+                "30",
+            ],
             pass_fds=[given.fileno()],
             stderr=subprocess.PIPE,
             text=True,

@@ -19,6 +19,7 @@ from halfmoon_sandbox.errors import (
     ChildUnavailable,
     HandlerFailed,
     LimitExceeded,
+    LoadFailed,
     SandboxError,
 )
 from halfmoon_sandbox.sandbox import Sandbox
@@ -31,6 +32,7 @@ __all__ = [
     "ChildUnavailable",
     "HandlerFailed",
     "LimitExceeded",
+    "LoadFailed",
     "Sandbox",
     "SandboxError",
 ]

@@ -27,7 +27,7 @@ from halfmoon_sandbox.errors import (
 _WALL_FACTOR = 10.0
 _WALL_EXTRA_S = 5.0
 #: Signals that end a process for what it did itself, unless another process sent them.
-_FAULTS = frozenset(
+FAULTS = frozenset(
     (
         signal.SIGABRT,  # native code without memory, or a failed check of its own
         *(signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP),
@@ -224,7 +224,7 @@ class Child:
             raise LimitExceeded("memory", "it took more memory than it may")
         if status == -signal.SIGABRT:
             raise LimitExceeded("memory", "it took more memory than it may", proven=False)
-        if status < 0 and -status not in _FAULTS:
+        if status < 0 and -status not in FAULTS:
             raise ChildLost(f"the child process was ended from outside (signal {-status})")
         raise LimitExceeded("crash", f"it crashed its process (status {status})", proven=False)
 

@@ -15,6 +15,8 @@ READY, BROKEN = b"R", b"B"
 FORK, KILL, WAIT, PID = b"F", b"K", b"W", b"P"
 COMMAND_FORMAT = struct.Struct("<cI")
 ANSWER_FORMAT = struct.Struct("<i")
+#: Address space in which a template loads its handler.
+LOAD_MEMORY_BYTES = 6 * 1024**3
 #: Exit status of a child that Python found to be out of memory.
 OUT_OF_MEMORY_STATUS = 86
 #: Answer to `WAIT` for a child that could not be forked.

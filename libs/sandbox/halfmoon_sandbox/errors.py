@@ -4,6 +4,7 @@ SandboxError
 ├── HandlerFailed      the handler raised; the same request fails again
 ├── LimitExceeded      the request passed a limit or crashed its child; the same happens again
 └── ChildUnavailable   no child can be had now; nothing is said about the request
+    ├── LoadFailed     its template can't load the handler, and never will
     ├── ChildLost      the child was ended from outside
     └── ChildStalled   the child had too little processor time to answer
 """
@@ -37,6 +38,19 @@ class LimitExceeded(SandboxError):
 
 class ChildUnavailable(SandboxError):
     """No child can be had: the template process does not start, or this child was closed."""
+
+
+class LoadFailed(ChildUnavailable):
+    """A template process can't load its handler; the same happens again.
+
+    Args:
+        detail: a sentence for logs.
+        limit: "time", "memory" or "crash"; empty: the handler's factory raised.
+    """
+
+    def __init__(self, detail: str, limit: str = "") -> None:
+        super().__init__(f"the template process does not start: {detail}")
+        self.detail, self.limit = detail, limit
 
 
 class ChildLost(ChildUnavailable):

@@ -2,6 +2,7 @@
 
 import itertools
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -9,14 +10,16 @@ import threading
 from typing import Self
 
 from halfmoon_sandbox import control_protocol, frames
-from halfmoon_sandbox.child import Child
-from halfmoon_sandbox.errors import ChildUnavailable
+from halfmoon_sandbox.child import FAULTS, Child
+from halfmoon_sandbox.errors import ChildUnavailable, LoadFailed
 
 MIB = 1024 * 1024
 #: Seconds within which a template must load its handler.
 _START_S = 120.0
 #: Seconds within which a template must fork a child.
 _FORK_S = 30.0
+#: Seconds in which a template whose socket is closed ends.
+_END_S = 5.0
 
 
 class Sandbox:
@@ -30,6 +33,7 @@ class Sandbox:
         argument: for the factory.
         memory_bytes: address space that a child may use beyond the template's.
         niceness: by how much a child yields the processor to its owner (see nice(2)).
+        load_cpu_s: processor seconds in which the factory makes the handler.
     """
 
     def __init__(
@@ -39,8 +43,10 @@ class Sandbox:
         *,
         memory_bytes: int = 512 * MIB,
         niceness: int = 5,
+        load_cpu_s: float = 30.0,
     ) -> None:
-        self._command = (factory, str(memory_bytes), str(niceness))
+        self._command = (factory, str(memory_bytes), str(niceness), str(load_cpu_s))
+        self._load_cpu_s = load_cpu_s
         self._argument = argument
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
@@ -49,7 +55,7 @@ class Sandbox:
         self._control: socket.socket | None = None
         self._ready = False
         #: Reason for which the handler can't be made, once and for all.
-        self._broken = ""
+        self._broken: LoadFailed | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -169,8 +175,8 @@ class Sandbox:
         """Return the control socket of a running template, which may still load."""
         if self._closed:
             raise ChildUnavailable("the sandbox is closed")
-        if self._broken:
-            raise ChildUnavailable(self._broken)
+        if self._broken is not None:
+            raise self._broken
         if self._control is None:
             self._start()
         assert self._control is not None
@@ -187,13 +193,31 @@ class Sandbox:
             self._discard()
             raise ChildUnavailable(f"the template process does not start: {error}") from error
         if reply is None or not reply.startswith(control_protocol.READY):
+            if reply is None:
+                self._broken = self._limit_passed()
+            else:
+                self._broken = LoadFailed(reply[1:].decode("utf-8", "replace"))
             self._discard()
-            why = "it ended" if reply is None else reply[1:].decode("utf-8", "replace")
-            self._broken = f"the template process does not start: {why}" if reply else ""
-            raise ChildUnavailable(f"the template process does not start: {why}")
+            raise self._broken or ChildUnavailable("the template process does not start: it ended")
         link.settimeout(_FORK_S)
         self._ready = True
         return link
+
+    def _limit_passed(self) -> LoadFailed | None:
+        """Return the limit that a template passed while it loaded; None: it was ended otherwise."""
+        assert self._process is not None
+        try:
+            status = self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            return None
+        if status == -signal.SIGPROF:
+            taken = f"it took over {self._load_cpu_s:g} s of processor time"
+            return LoadFailed(taken, "time")
+        if status == -signal.SIGABRT:
+            return LoadFailed("it took more memory than it may, or failed a check", "memory")
+        if -status in FAULTS:
+            return LoadFailed(f"it crashed (signal {-status})", "crash")
+        return None
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()

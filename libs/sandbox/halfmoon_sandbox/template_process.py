@@ -1,7 +1,7 @@
 """Run the template process: load the handler once, then fork a child for each descriptor.
 
 Runs as ``python -m halfmoon_sandbox.template_process <control fd> <factory> <memory bytes>
-<niceness>``.
+<niceness> <processor seconds to load>``.
 It has one thread and no requests, and ends when its owner's end of the control socket closes; the
 kernel ends its children with it. Children are reaped only on request: no other process can take a
 child's id before its owner knows of the end.
@@ -17,7 +17,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from halfmoon_sandbox import frames
@@ -27,6 +27,7 @@ from halfmoon_sandbox.control_protocol import (
     COMMAND_FORMAT,
     FORK,
     KILL,
+    LOAD_MEMORY_BYTES,
     NO_CHILD,
     OUT_OF_MEMORY_STATUS,
     PID,
@@ -43,15 +44,16 @@ _REAP_S = 0.05
 
 def main() -> None:
     """Load the handler, report it, and serve the owner until it closes the control socket."""
-    descriptor, factory, memory_bytes, niceness = sys.argv[1:]
+    descriptor, factory, memory_bytes, niceness, load_cpu_s = sys.argv[1:]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the owner's to handle
     control = socket.socket(fileno=int(descriptor))
     argument = frames.receive_frame(control)
     if argument is None:
         return
     try:
-        handler = load_handler(factory, argument)
-    except Exception as error:
+        with _load_limits(float(load_cpu_s)):
+            handler = load_handler(factory, argument)
+    except BaseException as error:  # a panic of native code is no `Exception`
         with contextlib.suppress(ConnectionError):
             problem = f"{type(error).__name__}: {error}".encode()
             control.sendall(frames.encode_frame(BROKEN, problem))
@@ -61,6 +63,21 @@ def main() -> None:
     with contextlib.suppress(ConnectionError):  # the owner may end with answers unread
         control.sendall(frames.encode_frame(READY))
         _serve(control, handler, int(memory_bytes), int(niceness))
+
+
+@contextlib.contextmanager
+def _load_limits(cpu_s: float) -> Iterator[None]:
+    """Bound processor time and address space: a factory may read what a stranger made."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    most = LOAD_MEMORY_BYTES if soft == resource.RLIM_INFINITY else min(soft, LOAD_MEMORY_BYTES)
+    resource.setrlimit(resource.RLIMIT_AS, (most, hard))
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_PROF, cpu_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def load_handler(factory: str, argument: bytes) -> Handler:

@@ -12,8 +12,12 @@ from pathlib import Path
 
 def make_handler(argument: bytes) -> Callable[[bytes], bytes]:
     """Return a handler whose answers begin with `argument`."""
-    if argument == b"broken":
-        raise ValueError("this one never loads")
+    match argument:
+        case b"broken":
+            raise ValueError("this one never loads")
+        case b"endless":
+            while True:
+                pass
 
     def handle(request: bytes) -> bytes:
         match request.split(b" ", 1)[0]:

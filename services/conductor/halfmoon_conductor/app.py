@@ -23,6 +23,7 @@ from halfmoon_conductor.http_server.body_receiver import BodyLimits
 from halfmoon_conductor.http_server.bounded_http import HttpLimits, bounded_http
 from halfmoon_conductor.inputs.body_preparation import PreparationSpec
 from halfmoon_conductor.inputs.body_preparers import MEMORY_BYTES, ProcessPreparer
+from halfmoon_conductor.inputs.checkpoint_trial import try_checkpoint
 from halfmoon_conductor.inputs.sampling_defaults import read_sampling_defaults
 from halfmoon_conductor.journal_file import JournalFile
 from halfmoon_conductor.observability.history.latency_history import LatencyHistory
@@ -37,8 +38,8 @@ from halfmoon_conductor.routes.rest_app import RestLimits, create_app
 from halfmoon_conductor.settings import EMBEDDED, ConductorSettings
 from halfmoon_conductor.stored_responses.response_store import ResponseStore
 from halfmoon_conductor.tenants import Tenants, TenantsFileError
-from halfmoon_conductor.text.tokenizer_interface import Tokenizer, TokenizerUnavailable
-from halfmoon_conductor.text.tokenizer_loader import open_tokenizer
+from halfmoon_conductor.text.tokenizer_interface import TokenizerUnavailable
+from halfmoon_conductor.text.tokenizer_loader import FAKE, find_tokenizer, open_tokenizer
 from halfmoon_conductor.workers.conductor_presence import ConductorPresence
 from halfmoon_conductor.workers.shell import Shell
 from halfmoon_conductor.workers.unreachable_workers import UnreachableWorkers
@@ -114,6 +115,12 @@ async def run(settings: ConductorSettings, service: Service) -> None:
         with cannot_start_on(TenantsFileError):
             tenants = Tenants.read(Path(settings.tenants)) if settings.tenants else None
         try:
+            found = await asyncio.to_thread(find_tokenizer, settings.model)
+            preparer = _make_preparer(settings, found)
+            stack.callback(preparer.close)
+            preparer.start()
+            if not found.startswith(FAKE):
+                await try_checkpoint(preparer, settings.model)
             tokenizer = await asyncio.to_thread(open_tokenizer, settings.model)
             sampling_defaults = await asyncio.to_thread(
                 read_sampling_defaults, tokenizer.source, settings.generation_config
@@ -127,9 +134,6 @@ async def run(settings: ConductorSettings, service: Service) -> None:
                     Path(tokenizer.source), tokenizer.unembedded_tokens, tokenizer.vocab_size
                 ),
             )
-        preparer = _make_preparer(settings, tokenizer)
-        stack.callback(preparer.close)
-        preparer.start()
         grammars = GrammarChecker.of(tokenizer)
         stack.callback(grammars.close)
         if tokenizer.knows_grammars:
@@ -179,7 +183,7 @@ async def run(settings: ConductorSettings, service: Service) -> None:
         shell.connect(traced.workers(links), gateway)
         presence = ConductorPresence(store, ConductorId(settings.worker_id), unreachable)
         stack.push_async_callback(presence.leave)
-        await stack.enter_async_context(service.running(_follow(claim, links, presence)))
+        await stack.enter_async_context(service.running(_follow(claim, links, presence, shell)))
 
         info = ConductorInfo(
             settings.worker_id, settings.metadata.partition(":")[0], settings.trace_url
@@ -246,13 +250,20 @@ async def run(settings: ConductorSettings, service: Service) -> None:
             metadata_closing.set()
 
 
-async def _follow(claim: ClusterClaim, links: WorkerLinks, presence: ConductorPresence) -> None:
-    """Claim the cluster's records, then follow its workers until cancelled."""
+async def _follow(
+    claim: ClusterClaim, links: WorkerLinks, presence: ConductorPresence, shell: Shell
+) -> None:
+    """Claim the cluster's records, then follow its workers until cancelled.
+
+    Raises:
+        CoreBroken: nothing is decided right any more; streams go on elsewhere.
+    """
     await claim.take()
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(claim.keep())
         tasks.create_task(links.run())
         tasks.create_task(presence.keep())
+        tasks.create_task(shell.until_broken())
 
 
 def _open_responses(settings: ConductorSettings) -> ResponseStore | None:
@@ -305,12 +316,13 @@ def _url(listener: socket.socket, tls: ssl.SSLContext | None, advertised: str = 
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def _make_preparer(settings: ConductorSettings, tokenizer: Tokenizer) -> ProcessPreparer:
-    spec = PreparationSpec(tokenizer.source, settings.tool_call_parser)
+def _make_preparer(settings: ConductorSettings, tokenizer: str) -> ProcessPreparer:
+    spec = PreparationSpec(tokenizer, settings.tool_call_parser, settings.other_model_names)
     sandbox = Sandbox(
         "halfmoon_conductor.inputs.body_preparation:make_handler",
         msgspec.msgpack.encode(spec),
         memory_bytes=MEMORY_BYTES,
+        niceness=1,  # first tokens wait for it
     )
     return ProcessPreparer(sandbox, max(2, os.cpu_count() or 2))
 

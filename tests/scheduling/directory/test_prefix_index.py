@@ -59,6 +59,27 @@ def test_a_dropped_worker_leaves_nothing_behind() -> None:
     assert index.longest_prefix(blocks(1, 2)) == {}
 
 
+def test_a_worker_that_is_gone_is_forgotten_at_once_and_its_blocks_go_in_pieces() -> None:
+    index = PrefixIndex()
+    many = [BlockHash(i.to_bytes(16, "big")) for i in range(1000)]
+    index.add(W[0], many)
+    index.add(W[1], many[:100])
+    index.drop(W[0])
+    index.add(W[2], many[:50])
+    assert (len(index), len(index._holders)) == (100, 1000)
+    assert index.longest_prefix(many) == {W[1]: 100, W[2]: 50}
+    assert index.n_holders(many[0]) == 2
+    sizes = []
+    while index.sweep(300):
+        index.check()
+        sizes.append(len(index._holders))
+    assert sizes == [700, 400, 100]
+    assert len(index) == len(index._holders) == 100
+    index.add(W[0], many[:1])
+    assert index.longest_prefix(many) == {W[0]: 1, W[1]: 100, W[2]: 50}
+    assert len(index._workers) == 3, "the slot is used again"
+
+
 class CountedPrompt(list[BlockHash]):
     """Counts how many of its blocks were looked at."""
 
@@ -130,6 +151,10 @@ class IndexAgainstSets(RuleBasedStateMachine):
     def drop(self, worker: WorkerId) -> None:
         self.index.drop(worker)
         self.held[worker] = set()
+
+    @rule(n=st.integers(1, 9))
+    def sweep(self, n: int) -> None:
+        self.index.sweep(n)
 
     @rule(names=BLOCKS)
     def look(self, names: list[int]) -> None:

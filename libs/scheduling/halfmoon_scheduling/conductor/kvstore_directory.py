@@ -27,6 +27,8 @@ from halfmoon_scheduling.placement.estimates import Placement
 
 #: Seconds between two plans of copies.
 REPLICATION_PERIOD_S = 1.0
+#: Blocks that one tick visits to remove workers that are gone: some three milliseconds.
+_SWEPT_BLOCKS = 10_000
 #: Seconds in which a kvstore that refused a copy is asked for no other, at least.
 REFUSED_COPY_S = 10.0
 
@@ -114,7 +116,11 @@ class KvstoreDirectory:
     # -- time --------------------------------------------------------------------------------
 
     def on_tick(self, now: float) -> list[AnyCommand]:
-        """Ask again for overdue snapshots; order copies of hot prefixes, and drop cold ones."""
+        """Ask again for overdue snapshots; order copies of hot prefixes, and drop cold ones.
+
+        Blocks of kvstores that are gone leave the index meanwhile, a piece at a time.
+        """
+        self._index.sweep(_SWEPT_BLOCKS)
         commands: list[AnyCommand] = []
         for kvstore in self.follower.overdue(now, self._snapshot_timeout_s):
             commands += send_if_live(self._cluster, kvstore, SnapshotBlocks())

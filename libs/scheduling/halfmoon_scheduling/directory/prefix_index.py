@@ -5,6 +5,9 @@
 Memory: one dict entry per block, with a set of workers as the bits of an integer. Equal sets are
 one object, since most blocks are held by one kvstore. So a block costs its 16-byte hash and a dict
 entry, about 110 bytes, for any number of workers.
+
+A worker that is cleared loses its slot at once, and its bits count no more. `sweep` removes them
+from the blocks, a piece at a time, since there may be a million.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,21 +19,28 @@ class PrefixIndex:
     """Map blocks to the workers that hold them, and prefixes to their lengths."""
 
     def __init__(self) -> None:
-        #: Bit i of a value: the worker of slot i holds the block. No value is 0, and equal
-        #: values are one object, the one in `_sets`.
+        #: Bit i of a value: the worker of slot i holds the block, or held it and was cleared. No
+        #: value is 0, and equal values are one object, the one in `_sets`.
         self._holders: dict[BlockHash, int] = {}
         #: Each set in use, and the number of blocks with it.
         self._sets: dict[int, tuple[int, int]] = {}
         #: Slot of each worker that holds blocks.
         self._slots: dict[WorkerId, int] = {}
-        #: Workers by slot; None is a slot to use again.
+        #: Workers by slot; None is a slot to use again, or one in `_dead`.
         self._workers: list[WorkerId | None] = []
+        #: Bits of the slots whose workers were cleared, and whose blocks may still have them.
+        self._dead = 0
+        #: Those of them that the sweep under way removes, and the blocks that it has yet to visit.
+        self._sweeping = 0
+        self._to_sweep: list[BlockHash] = []
         #: Blocks of each worker in `_slots`; never 0.
         self._n_blocks: dict[WorkerId, int] = {}
 
     def __len__(self) -> int:
         """Return the number of blocks with a holder."""
-        return len(self._holders)
+        if not self._dead:
+            return len(self._holders)
+        return sum(n for held, n in self._sets.values() if held & ~self._dead)
 
     def n_blocks(self, worker: WorkerId) -> int:
         """Return the number of blocks that this worker holds."""
@@ -38,11 +48,11 @@ class PrefixIndex:
 
     def n_holders(self, block: BlockHash) -> int:
         """Return the number of holders of a block."""
-        return self._holders.get(block, 0).bit_count()
+        return self._held(block).bit_count()
 
     def holders(self, block: BlockHash) -> Iterator[WorkerId]:
         """Yield the holders of a block. Leave the index unchanged meanwhile."""
-        return self._members(self._holders.get(block, 0))
+        return self._members(self._held(block))
 
     def add(self, worker: WorkerId, hashes: Iterable[BlockHash]) -> None:
         """Add a worker as the holder of blocks; it may hold some already."""
@@ -56,14 +66,27 @@ class PrefixIndex:
             self._count(worker, -self._change(hashes, lambda held: held & others))
 
     def clear(self, worker: WorkerId) -> None:
-        """Remove a worker as the holder of all its blocks; this visits all blocks once."""
-        if (slot := self._slots.get(worker)) is not None:
-            bit = 1 << slot
-            # Equal sets are one object, and an id is compared faster than many slots.
-            with_it = {id(same) for same, _ in self._sets.values() if same & bit}
-            self.remove(
-                worker, [block for block, held in self._holders.items() if id(held) in with_it]
-            )
+        """Remove a worker as the holder of all its blocks, at once; `sweep` frees their memory."""
+        if (slot := self._slots.pop(worker, None)) is not None:
+            del self._n_blocks[worker]
+            self._workers[slot] = None
+            self._dead |= 1 << slot
+
+    def sweep(self, n: int) -> bool:
+        """Remove cleared workers from up to `n` blocks; return whether blocks are left to visit."""
+        if not self._to_sweep:
+            if not self._dead:
+                return False
+            self._sweeping = self._dead
+            self._to_sweep = list(self._holders)
+        piece = self._to_sweep[-n:]
+        del self._to_sweep[-n:]
+        others = ~self._sweeping
+        self._change([b for b in piece if b in self._holders], lambda held: held & others)
+        if not self._to_sweep:
+            self._dead &= others
+            self._sweeping = 0
+        return bool(self._dead)
 
     def replace(self, worker: WorkerId, hashes: Iterable[BlockHash]) -> None:
         """Set the blocks that a worker holds."""
@@ -80,12 +103,13 @@ class PrefixIndex:
         One walk serves all of them; it ends at the first block that none of them holds.
         """
         lengths: dict[WorkerId, int] = {}
-        left = self._holders.get(hashes[0], 0) if hashes else 0
+        left = self._held(hashes[0]) if hashes else 0
         length = 0
         while left:
             length += 1
             held = self._holders.get(hashes[length], 0) if length < len(hashes) else 0
-            # Equal sets are one object, and a prompt's blocks often have the same holders.
+            # Equal sets are one object, and a prompt's blocks often have the same holders. `left`
+            # has no cleared ones.
             following = left if held is left else held & left
             if following != left:
                 for worker in self._members(left & ~following):
@@ -101,22 +125,24 @@ class PrefixIndex:
             assert held, "a block without holders is kept"
             assert self._sets[held][0] is held, "equal sets are two objects"
             counts[held] = counts.get(held, 0) + 1
-            for worker in self._members(held):
+            for worker in self._members(held & ~self._dead):
                 per_worker[worker] = per_worker.get(worker, 0) + 1
         assert counts == {held: n for held, (_, n) in self._sets.items()}
         assert per_worker == self._n_blocks
         assert self._slots.keys() == self._n_blocks.keys(), "a slot is kept without blocks"
         assert self._slots == {w: i for i, w in enumerate(self._workers) if w is not None}
+        assert not any(self._dead >> slot & 1 for slot in self._slots.values())
+        assert self._sweeping & ~self._dead == 0
 
     def _slot(self, worker: WorkerId) -> int:
         if (slot := self._slots.get(worker)) is not None:
             return slot
-        if None in self._workers:
-            slot = self._workers.index(None)
-            self._workers[slot] = worker
-        else:
-            slot = len(self._workers)
+        free = (i for i, each in enumerate(self._workers) if each is None)
+        slot = next((i for i in free if not self._dead >> i & 1), len(self._workers))
+        if slot == len(self._workers):
             self._workers.append(worker)
+        else:
+            self._workers[slot] = worker
         self._slots[worker] = slot
         self._n_blocks[worker] = 0
         return slot
@@ -152,6 +178,10 @@ class PrefixIndex:
             n_changed += 1
         self._recount(before, after, n_run)
         return n_changed
+
+    def _held(self, block: BlockHash) -> int:
+        held = self._holders.get(block, 0)
+        return held & ~self._dead if self._dead else held
 
     def _interned(self, held: int) -> int:
         """Return the object in use for a set."""

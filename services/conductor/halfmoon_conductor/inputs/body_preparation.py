@@ -1,10 +1,10 @@
-"""Prepare a large body: parse, check, render and tokenize it.
+"""Prepare a body: parse, check, render and tokenize it.
 
 All work that a request can make expensive is here, in plain functions of its bytes. It runs in
 child processes (`body_preparers`), which load `make_handler`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -59,9 +59,14 @@ _NO_TURN = {"messages": [{"role": "user", "content": ""}]}
 class BodyPreparation:
     """Prepare bodies for one model."""
 
-    def __init__(self, tokenizer: Tokenizer, parser: ToolCallFormat | Literal["auto"]) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        parser: ToolCallFormat | Literal["auto"],
+        aliases: Sequence[str] = (),
+    ) -> None:
         self._card: ModelCard | None = None
-        self._encoder = PromptEncoder(lambda: self._card, tokenizer, parser)
+        self._encoder = PromptEncoder(lambda: self._card, tokenizer, parser, aliases)
         self._models: dict[str, TypeAdapter[Any]] = {
             name: TypeAdapter(model) for name, model in _MODELS.items()
         }
@@ -101,6 +106,7 @@ class BodyPreparation:
                     body.as_chat(), _replace_fields(value, {**_NO_TURN, "system": None})
                 )
             case CountTokensRequest():
+                encoder.model_card(body.model)
                 n_tokens = len(encoder.encode_conversation(body.as_chat()))
                 return PreparedAnswer(TokenCount(input_tokens=n_tokens).model_dump_json().encode())
             case TokenizeRequest():
@@ -124,10 +130,15 @@ def _replace_fields(
         kept: fields that keep any length, since the answer repeats them.
 
     Raises:
-        InvalidRequest: the other fields have too many values or bytes.
+        InvalidRequest: the other fields have too many values or bytes, or half a character.
     """
     kept = kept or {}
     rest = {name: each for name, each in value.items() if name not in (*replaced, *kept)}
+    for name, each in rest.items():
+        try:
+            msgspec.json.encode(each)
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(f"{name} is not Unicode text: {error.reason}", param=name) from None
     content = msgspec.json.encode(rest)
     if len(content) > MAX_OTHER_BYTES or _exceeds(rest, MAX_OTHER_VALUES, of=(object,)):
         largest = max(rest, key=lambda name: len(msgspec.json.encode(rest[name])))
@@ -159,10 +170,13 @@ class PreparationSpec(msgspec.Struct, frozen=True):
 
     tokenizer: str
     tool_call_parser: ToolCallFormat | Literal["auto"]
+    #: Other names of the model, as of `PromptEncoder`.
+    aliases: tuple[str, ...] = ()
 
 
 def make_handler(argument: bytes) -> Callable[[bytes], bytes]:
     """Load the tokenizer of a `PreparationSpec` in MessagePack; see `halfmoon_sandbox`."""
     spec = msgspec.msgpack.decode(argument, type=PreparationSpec)
-    preparation = BodyPreparation(open_tokenizer(spec.tokenizer), spec.tool_call_parser)
+    tokenizer = open_tokenizer(spec.tokenizer)
+    preparation = BodyPreparation(tokenizer, spec.tool_call_parser, spec.aliases)
     return lambda request: encode_outcome(preparation.outcome(decode_job(request)))

@@ -1,4 +1,4 @@
-"""Prepare large bodies in child processes, within limits of time and memory.
+"""Prepare bodies in child processes, within limits of time and memory.
 
 A child is ended at once when its client is gone. Where there are none, as in tests, a thread
 does the work.
@@ -48,7 +48,7 @@ class PreparationBudget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BodyPreparer(Protocol):
-    """Prepare large bodies."""
+    """Prepare bodies."""
 
     async def prepare(self, job: PreparationJob, tenant: str = "") -> PreparedBody | PreparedAnswer:
         """Prepare a body. Cancelling ends the work.
@@ -108,6 +108,14 @@ class ProcessPreparer:
     def start(self) -> None:
         """Start the process that children are forked from, so that no request waits for it."""
         self._pool.start()
+
+    def wait_ready(self) -> None:
+        """Wait until that process has loaded the tokenizer. Blocks.
+
+        Raises:
+            ChildUnavailable: it can't; the text says why.
+        """
+        self._pool.sandbox.wait_ready()
 
     def close(self) -> None:
         """End all children."""

@@ -1,16 +1,10 @@
-"""Set the sizes up to which a body is parsed and tokenized on the event loop.
+"""Set the sizes up to which work on a body is done on the event loop.
 
-A child process costs half a millisecond and a wait in a queue: more than tokenizing a few pages.
-Tokenizing a book on the event loop would pause every stream.
+Texts are never among it: chat templates and tokenizers come with a checkpoint, and may take any
+time and memory. A child process, which can be ended, renders and tokenizes them.
 """
 
-#: About 2,000 tokens, for which the tokenizer takes two milliseconds.
+#: Characters of a text that the cache of words encodes.
 MAX_INLINE_CHARACTERS = 8192
-#: Bodies up to this size are parsed, checked and tokenized on the event loop.
-MAX_INLINE_BYTES = MAX_INLINE_CHARACTERS + 2048
-#: A chat template may write more than it was given, such as an indented schema.
-MAX_INLINE_RENDERED_CHARACTERS = 4 * MAX_INLINE_CHARACTERS
-
-
-class InlineLimitExceeded(Exception):
-    """Raised when a small body turns out to be too much work for the event loop."""
+#: Bodies of token ids up to this size are parsed and checked on the event loop.
+MAX_INLINE_BYTES = 10 * 1024

@@ -93,8 +93,7 @@ class InputProcessor:
         Args:
             body: the client's request.
             context: the principal that sent it, and its latency targets.
-            prepared: the prompts as a child process encoded them; None: they are short, and are
-                encoded here.
+            prepared: the prompts as a child process encoded them; None: they are token ids.
 
         Raises:
             UnknownModel, ServiceUnavailable: as `PromptEncoder.model_card`.
@@ -121,28 +120,22 @@ class InputProcessor:
         return msgspec.structs.replace(request, echoed_prompts=echoed) if echoed else request
 
     async def chat(
-        self, body: ChatRequest, context: RequestContext, prepared: PreparedBody | None = None
+        self, body: ChatRequest, context: RequestContext, prepared: PreparedBody
     ) -> EngineRequest:
         """Make the engine request of a chat completion.
 
         Args:
             body: the client's request.
             context: the principal that sent it, and its latency targets.
-            prepared: the conversation as a child process encoded it; None: it is short, and is
-                encoded here.
+            prepared: the conversation as a child process encoded it.
 
         Raises:
             UnknownModel, ServiceUnavailable: as `PromptEncoder.model_card`.
-            InvalidRequest: there is no chat template, or it refuses the conversation.
             ContextLengthExceeded: conversation and new tokens do not fit into the context.
-            InlineLimitExceeded: it turned out to be too much work for the event loop.
         """
         self.encoder.model_card(body.model)
         rules = tool_call_rules_of(body, self.encoder.tool_call_format(body))
-        if prepared is None:
-            token_ids = self.encoder.encode_chat(body, inline=True)
-        else:
-            (token_ids,) = prepared.prompts()
+        (token_ids,) = prepared.prompts()
         constrained = body.has_grammar or (rules is not None and rules.place != "free")
         tenant, grammar = context.principal.name, ""
         if constrained:

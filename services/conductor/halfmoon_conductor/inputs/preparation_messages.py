@@ -111,10 +111,16 @@ class ReadBody(msgspec.Struct, frozen=True):
 
     #: `time.perf_counter` when the body had been received.
     received_s: float
-    #: Result of a child process; None: the body is small, and the route has all of it.
+    #: Result of a child process; None: the body has token ids alone, and the route has all of it.
     prepared: PreparedBody | None = None
     #: What the route's body expander returned; None: it has none.
     expanded: ExpandedBody | None = None
+
+    @property
+    def conversation(self) -> PreparedBody:
+        """Result of a child process for a body that always needs one."""
+        assert self.prepared is not None
+        return self.prepared
 
 
 def keep_read_body(scope: Scope, read: ReadBody) -> None:

@@ -15,10 +15,6 @@ from halfmoon_conductor.errors import (
     ServiceUnavailable,
     UnknownModel,
 )
-from halfmoon_conductor.inputs.inline_limits import (
-    MAX_INLINE_RENDERED_CHARACTERS,
-    InlineLimitExceeded,
-)
 from halfmoon_conductor.text.echoed_prompt import echo_of_tokens
 from halfmoon_conductor.text.named_templates import NamedTemplates, source_with_tools
 from halfmoon_conductor.text.tokenizer_interface import Tokenizer
@@ -32,7 +28,7 @@ _SHOWN_CHARACTERS = 200
 class PromptEncoder:
     """Encode what clients send with the model's chat template and tokenizer.
 
-    Used on the event loop for short bodies and in child processes for long ones.
+    Used on the event loop for token ids, and in child processes for texts.
 
     Args:
         model: returns the model served, or None before the first worker has joined.
@@ -96,7 +92,7 @@ class PromptEncoder:
     def encode_prompts(self, body: CompletionRequest) -> list[list[int]]:
         """Return the token ids of a completion's prompts.
 
-        Call it on the event loop only for short prompts.
+        Call it on the event loop only for short prompts of token ids.
 
         Raises:
             InvalidRequest: a prompt has no tokens, or ids that the model does not have.
@@ -130,31 +126,26 @@ class PromptEncoder:
 
     # -- chats -------------------------------------------------------------------------------
 
-    def encode_chat(self, body: ChatRequest, *, inline: bool = False) -> list[int]:
+    def encode_chat(self, body: ChatRequest) -> list[int]:
         """Return the token ids of a chat that is to be answered; see `encode_conversation`.
 
         Raises:
-            InvalidRequest, NotSupported, ContextLengthExceeded, InlineLimitExceeded: as
-                `encode_conversation`, and if it has no tokens or too many.
+            InvalidRequest, NotSupported, ContextLengthExceeded: as `encode_conversation`, and if
+                it has no tokens or too many.
         """
-        token_ids = self.encode_conversation(body, inline=inline)
+        token_ids = self.encode_conversation(body)
         if not token_ids:
             raise InvalidRequest("The conversation has no tokens.", param="messages")
         self.check_context(body, len(token_ids), "messages")
         return token_ids
 
-    def encode_conversation(self, body: ChatRequest, *, inline: bool = False) -> list[int]:
+    def encode_conversation(self, body: ChatRequest) -> list[int]:
         """Return the token ids of a chat, its tools included.
-
-        Args:
-            body: the client's request.
-            inline: called on the event loop, where only short work is done.
 
         Raises:
             InvalidRequest: there is no chat template, or it refuses the conversation.
             NotSupported: it offers tools, and how the model calls them is not known.
             ContextLengthExceeded: its text can't fit into the context.
-            InlineLimitExceeded: `inline`, and it is too much work.
         """
         self.tool_call_format(body)
         return self.encode_messages(
@@ -165,7 +156,6 @@ class PromptEncoder:
             effort=body.reasoning_effort,
             tools=[tool.for_template() for tool in body.offered_tools],
             documents=body.documents or (),
-            inline=inline,
         )
 
     def encode_messages(
@@ -178,17 +168,13 @@ class PromptEncoder:
         effort: str | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
         documents: Sequence[Mapping[str, Any]] = (),
-        inline: bool = False,
     ) -> list[int]:
         """Return the token ids of messages; see `encode_conversation`.
 
         Raises:
-            InvalidRequest, ContextLengthExceeded, InlineLimitExceeded: as
-                `encode_conversation`.
+            InvalidRequest, ContextLengthExceeded: as `encode_conversation`.
         """
         template = self._templates.choose(tools)
-        if inline and variables and not all(map(_is_cheap, variables.values())):
-            raise InlineLimitExceeded  # a template may do anything with a number or a list
         text = template.render(
             [message.for_template() for message in messages],
             add_generation_prompt=add_generation_prompt,
@@ -197,8 +183,6 @@ class PromptEncoder:
             tools=tools,
             documents=documents,
         )
-        if inline and len(text) > MAX_INLINE_RENDERED_CHARACTERS:
-            raise InlineLimitExceeded
         # The template has written BOS where the model wants one.
         return self._encode(text, False, "messages")
 
@@ -232,7 +216,7 @@ class PromptEncoder:
     # -- texts and tokens --------------------------------------------------------------------
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        """Return the token ids of a text. Call it on the event loop only for short texts.
+        """Return the token ids of a text.
 
         Raises:
             InvalidRequest, ContextLengthExceeded: it is not Unicode, or can't fit into the
@@ -355,8 +339,3 @@ def _noun(param: str) -> str:
 
 def _shown(name: str) -> str:
     return repr(name if len(name) <= _SHOWN_CHARACTERS else f"{name[:_SHOWN_CHARACTERS]}…")
-
-
-def _is_cheap(value: Any) -> bool:
-    """Return whether a variable's value can't make a template do much work."""
-    return value is None or isinstance(value, bool | str)

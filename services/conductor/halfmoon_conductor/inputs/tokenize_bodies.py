@@ -9,18 +9,15 @@ from halfmoon_conductor.api.tokenize_models import (
 from halfmoon_conductor.inputs.prompt_encoder import PromptEncoder
 
 
-def tokenize_body(
-    encoder: PromptEncoder, body: TokenizeRequest, *, inline: bool = False
-) -> TokenizeResponse:
+def tokenize_body(encoder: PromptEncoder, body: TokenizeRequest) -> TokenizeResponse:
     """Return the tokens of a text, or of a conversation as the chat template writes it.
 
     Raises:
         ApiError: as `PromptEncoder.encode_conversation` and `PromptEncoder.encode`.
-        InlineLimitExceeded: `inline`, and it is too much work for the event loop.
     """
     card = encoder.model_card(body.model)
     if body.messages is not None:
-        tokens = encoder.encode_conversation(body.as_chat(body.messages), inline=inline)
+        tokens = encoder.encode_conversation(body.as_chat(body.messages))
     else:
         tokens = encoder.encode(body.prompt or "", body.add_special_tokens is not False)
     texts = [encoder.token_text(each) for each in tokens] if body.return_token_strs else None

@@ -1,8 +1,8 @@
 """Route requests with a body from their bytes to an endpoint's arguments.
 
 FastAPI inspects each endpoint's arguments anew for every request and parses bodies of any size on
-the event loop. This route class inspects its endpoint once. It parses short bodies inline and
-hands long ones to a child process. FastAPI still writes the OpenAPI schema.
+the event loop. This route class inspects its endpoint once. It parses short bodies of token ids
+inline, and hands all others to a child process. FastAPI still writes the OpenAPI schema.
 
 Without this class, a request with 512 token ids takes 1.5 times the CPU time
 (``python -m benchmarks.conductor.ablations``).
@@ -20,6 +20,7 @@ from fastapi.responses import Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, TypeAdapter
 
+from halfmoon_conductor.api.openai.openai_requests import CompletionRequest
 from halfmoon_conductor.api.sse import EventStream
 from halfmoon_conductor.engine_io.gateway_interface import ModelCard
 from halfmoon_conductor.errors import InvalidRequest
@@ -29,7 +30,7 @@ from halfmoon_conductor.http_server.request_context import RequestContext, reque
 from halfmoon_conductor.http_server.resumption_headers import resumption_of
 from halfmoon_conductor.inputs import body_parsing, preparation_messages
 from halfmoon_conductor.inputs.body_preparers import BodyPreparer
-from halfmoon_conductor.inputs.inline_limits import MAX_INLINE_BYTES, InlineLimitExceeded
+from halfmoon_conductor.inputs.inline_limits import MAX_INLINE_BYTES
 from halfmoon_conductor.inputs.preparation_messages import (
     ExpandedBody,
     PreparationJob,
@@ -44,6 +45,10 @@ from halfmoon_conductor.routes.direct_routes import DirectRoutes
 BodyExpander = Callable[[bytes, str], Awaitable[ExpandedBody]]
 
 
+class AnsweredByPreparer(AssertionError):
+    """Raised by an endpoint that is there for the schema: a child process answers its bodies."""
+
+
 def generation_route(
     model_card: Callable[[], ModelCard],
     preparer: BodyPreparer,
@@ -52,13 +57,13 @@ def generation_route(
     metrics: HttpMetrics,
     expanders: Mapping[type[BaseModel], BodyExpander] = MappingProxyType({}),
 ) -> type[APIRoute]:
-    """Make the class of routes whose long bodies `preparer` reads.
+    """Make the class of routes whose texts `preparer` reads.
 
     Their endpoints take a `body`, and may take the `request` and a `context`.
 
     Args:
         model_card: returns the model served; raises an `ApiError` when there is none.
-        preparer: parses and tokenizes long bodies.
+        preparer: parses and tokenizes long bodies, and those with texts.
         direct: lists each route that is made.
         streams: those that clients may come back to.
         metrics: counts the clients that do.
@@ -98,6 +103,7 @@ class _EndpointCaller:
         self._model_name: str = model.__name__
         self._expand = expanders.get(model)
         self._body_type: TypeAdapter[Any] = TypeAdapter(model)
+        self._may_have_ids = model is CompletionRequest
         self._takes_context = "context" in inspect.signature(endpoint).parameters
 
     async def handle(self, request: Request) -> Response:
@@ -121,14 +127,12 @@ class _EndpointCaller:
         if self._expand is not None:
             expanded = await self._expand(content, principal_of(scope).name)
             content = expanded.content
-        if len(content) <= MAX_INLINE_BYTES:
+        if self._may_have_ids and len(content) <= MAX_INLINE_BYTES:
             parsed = body_parsing.parse_json(content)
-            body = body_parsing.validate_body(self._body_type, parsed)
-            preparation_messages.keep_read_body(scope, ReadBody(received_s, None, expanded))
-            try:
+            if not _has_text(parsed):
+                body = body_parsing.validate_body(self._body_type, parsed)
+                preparation_messages.keep_read_body(scope, ReadBody(received_s, None, expanded))
                 return await self._respond(body, request, context)
-            except InlineLimitExceeded:
-                pass
         job = PreparationJob(self._model_name, content, self._model_card())
         prepared = await self._preparer.prepare(job, principal_of(scope).name)
         received.release()
@@ -150,6 +154,15 @@ class _EndpointCaller:
         if isinstance(response, BaseModel):
             return Response(response.model_dump_json(), media_type="application/json")
         return response  # type: ignore[no-any-return]
+
+
+def _has_text(body: Any) -> bool:
+    """Return whether a completion has text to encode, or asks for the text of its prompt."""
+    if not isinstance(body, dict):
+        return False
+    prompt = body.get("prompt")
+    prompts = prompt if isinstance(prompt, list) else [prompt]
+    return bool(body.get("echo")) or any(isinstance(each, str) for each in prompts)
 
 
 def _of_streams_alone(body: Any, context: RequestContext | None) -> RequestContext | None:

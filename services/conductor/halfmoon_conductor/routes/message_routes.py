@@ -19,6 +19,7 @@ from halfmoon_conductor.http_server.auth_middleware import principal_of
 from halfmoon_conductor.http_server.request_context import RequestContextDependency
 from halfmoon_conductor.inputs.preparation_messages import read_body_of, take_read_body
 from halfmoon_conductor.routes.generation_handler import GenerationHandler
+from halfmoon_conductor.routes.generation_route import AnsweredByPreparer
 from halfmoon_conductor.routes.openapi_responses import OpenApiResponses
 from halfmoon_conductor.routes.response_conversations import ResponseConversations
 
@@ -45,7 +46,7 @@ def messages_router(
     ) -> Response:
         """Answer a conversation, in Anthropic's shapes."""
         chat, read = body.as_chat(), read_body_of(request.scope)
-        engine_request = await handler.inputs.chat(chat, context, read.prepared)
+        engine_request = await handler.inputs.chat(chat, context, read.conversation)
         output = handler.generate(engine_request, context, read.received_s)
         return await handler.respond(
             MessagesSerializer(output, body.model),
@@ -57,10 +58,7 @@ def messages_router(
     @router.post("/v1/messages/count_tokens", responses=count_responses)
     async def count_tokens(body: CountTokensRequest) -> TokenCount:
         """Count the tokens of a conversation."""
-        encoder = handler.inputs.encoder
-        encoder.model_card(body.model)
-        n_tokens = len(encoder.encode_conversation(body.as_chat(), inline=True))
-        return TokenCount(input_tokens=n_tokens)
+        raise AnsweredByPreparer
 
     return router
 
@@ -89,7 +87,7 @@ def responses_router(
     ) -> Response:
         """Answer an input, or go on from a stored response."""
         chat, read = body.as_chat(), take_read_body(request.scope)
-        engine_request = await handler.inputs.chat(chat, context, read.prepared)
+        engine_request = await handler.inputs.chat(chat, context, read.conversation)
         output = handler.generate(engine_request, context, read.received_s)
         content = conversations.content_to_store(body, read.expanded, engine_request.n_prompt)
         del read

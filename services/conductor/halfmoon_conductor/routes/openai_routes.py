@@ -59,7 +59,7 @@ def completions_router(
     ) -> Response:
         """Answer a conversation."""
         read = read_body_of(request.scope)
-        engine_request = await handler.inputs.chat(body, context, read.prepared)
+        engine_request = await handler.inputs.chat(body, context, read.conversation)
         output = handler.generate(engine_request, context, read.received_s)
         serializer = ChatSerializer(output, body, logprobs(body))
         return await handler.respond(serializer, context, stream=bool(body.stream))

@@ -122,7 +122,9 @@ def create_app(
         defaults=sampling_defaults,
     )
     encoder = inputs.encoder
-    preparer = preparer or ThreadPreparer(BodyPreparation(tokenizer, tool_call_parser))
+    preparer = preparer or ThreadPreparer(
+        BodyPreparation(tokenizer, tool_call_parser, model_aliases)
+    )
     direct = DirectRoutes()
     streams = streams or ResumableStreams(ResumptionLimits())
     conversations = ResponseConversations(responses)
@@ -176,7 +178,7 @@ def create_app(
         )
     )
     app.include_router(
-        tokenize_router(encoder, error_responses_of(400, 401, 404, 413, 429, 503), route_class)
+        tokenize_router(error_responses_of(400, 401, 404, 413, 429, 503), route_class)
     )
     app.include_router(models_router(gateway, encoder, sampling_defaults))
     app.include_router(probes_router(gateway, concurrency, shown, app.version))

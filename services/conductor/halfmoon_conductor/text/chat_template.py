@@ -67,6 +67,7 @@ class ChatTemplate:
 
         Raises:
             InvalidRequest: the template refuses the conversation; the text is the template's.
+            MemoryError: the template takes more than there is.
         """
         formed = [self._forms.of(message) for message in messages]
         final = _mark_end(formed) if continue_final_message else ""
@@ -78,6 +79,8 @@ class ChatTemplate:
                 documents=documents,
                 add_generation_prompt=add_generation_prompt,
             )
+        except MemoryError:  # no refusal: it says nothing about other conversations
+            raise
         except Exception as error:  # the template is a foreign program: any error is a refusal
             raise InvalidRequest(
                 f"this model's chat template refuses these messages: {error}", param="messages"

@@ -2,8 +2,12 @@
 
 The core decides; worker links reach the workers, the gateway reaches the clients. Every outcome of
 a command comes back as a further event.
+
+An exception ends the request whose event it was, whoever posted it. Then the core audits itself. A
+core that fails its audit decides nothing right any more: `broken` is set, and the process ends.
 """
 
+import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import copy_context
@@ -24,9 +28,23 @@ from halfmoon_scheduling.commands import (
     Send,
 )
 from halfmoon_scheduling.conductor.conductor_machine import Conductor
-from halfmoon_scheduling.events import AnyEvent
+from halfmoon_scheduling.events import (
+    AnyEvent,
+    MessageReceived,
+    RequestArrived,
+    RequestCancelled,
+    RequestFinished,
+    RequestProgressed,
+)
 
 log = structlog.get_logger()
+
+#: Events that the log tells of a core that is broken.
+_N_TOLD = 32
+
+
+class CoreBroken(Exception):
+    """The core failed its audit; the log has the story."""
 
 
 class WorkerPort(Protocol):
@@ -85,6 +103,12 @@ class Shell:
         self._draining = False
         #: Has no client's ids: events of one request are handled in the task of another.
         self._context = copy_context()
+        #: The latest events, the newest last.
+        self._latest: deque[AnyEvent] = deque(maxlen=_N_TOLD)
+        #: Set when the core has failed its audit.
+        self.broken = asyncio.Event()
+        #: Events that ended in an exception.
+        self.n_failures = 0
         self._workers: WorkerPort
         self._clients: ClientPort
 
@@ -108,14 +132,51 @@ class Shell:
         self._draining = True
         try:
             while self._events:
-                event, now = self._events.popleft(), self.clock.now()
-                commands = self.core.handle(event, now)
-                for record in self._recorders:
-                    record(now, event, commands)
-                for command in commands:
-                    self._perform(command)
+                self._handle(self._events.popleft())
         finally:
             self._draining = False
+
+    async def until_broken(self) -> None:
+        """Wait until the core has failed its audit.
+
+        Raises:
+            CoreBroken: it has.
+        """
+        await self.broken.wait()
+        raise CoreBroken("the scheduling core failed its audit, see the log")
+
+    def _handle(self, event: AnyEvent) -> None:
+        now = self.clock.now()
+        self._latest.append(event)
+        try:
+            commands = self.core.handle(event, now)
+            for record in self._recorders:
+                record(now, event, commands)
+        except Exception:
+            self._on_failure(event, _request_of(event))
+            return
+        for command in commands:
+            try:
+                self._perform(command)
+            except Exception:
+                about = command.message if isinstance(command, Send) else command
+                self._on_failure(event, getattr(about, "request_id", None))
+
+    def _on_failure(self, event: AnyEvent, request_id: RequestId | None) -> None:
+        """End a request at whose event there was an exception, and audit the core."""
+        self.n_failures += 1
+        self._log(log.exception, "core_failed", event_type=_name(event), request_id=request_id)
+        try:
+            self.core.check()
+        except Exception:
+            latest = [f"{_name(each)} {_request_of(each) or ''}".strip() for each in self._latest]
+            self._log(log.exception, "core_broken", latest_events=latest)
+            self.broken.set()
+        if request_id is None or isinstance(event, RequestCancelled):
+            return
+        reason = "the conductor failed with this request; its log says how"
+        self._clients.fail(Fail(request_id=request_id, reason=reason))
+        self._events.append(RequestCancelled(request_id))
 
     def _perform(self, command: AnyCommand) -> None:
         match command:
@@ -140,3 +201,22 @@ class Shell:
     def _log(self, write: Callable[..., object], event: str, **fields: object) -> None:
         """Log a line without the ids of the request whose task runs now."""
         self._context.run(lambda: write(event, **fields))
+
+
+def _name(event: AnyEvent) -> str:
+    if isinstance(event, MessageReceived):
+        return f"{type(event.message).__name__} from {event.worker_id}"
+    return type(event).__name__
+
+
+def _request_of(event: AnyEvent) -> RequestId | None:
+    """Return the id of the request that an event is about, if it is about one."""
+    match event:
+        case RequestArrived(request=request):
+            return request.request_id
+        case RequestCancelled() | RequestProgressed() | RequestFinished():
+            return event.request_id
+        case MessageReceived(message=message):
+            found: RequestId | None = getattr(message, "request_id", None)
+            return found
+    return None
