@@ -138,7 +138,9 @@ def _replace_fields(
         try:
             msgspec.json.encode(each)
         except UnicodeEncodeError as error:
-            raise InvalidRequest(f"{name} is not Unicode text: {error.reason}", param=name) from None
+            raise InvalidRequest(
+                f"{name} is not Unicode text: {error.reason}", param=name
+            ) from None
     content = msgspec.json.encode(rest)
     if len(content) > MAX_OTHER_BYTES or _exceeds(rest, MAX_OTHER_VALUES, of=(object,)):
         largest = max(rest, key=lambda name: len(msgspec.json.encode(rest[name])))

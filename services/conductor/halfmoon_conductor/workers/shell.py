@@ -3,8 +3,9 @@
 The core decides; worker links reach the workers, the gateway reaches the clients. Every outcome of
 a command comes back as a further event.
 
-An exception ends the request whose event it was, whoever posted it. Then the core audits itself. A
-core that fails its audit decides nothing right any more: `broken` is set, and the process ends.
+An exception ends the request whose event it was, wherever the event was posted. Then the core
+audits itself. A core that fails its audit decides nothing right any more: `broken` is set, and the
+process ends.
 """
 
 import asyncio
