@@ -33,6 +33,7 @@ from benchmarks.chaos.chaos_clients import ChaosClients
 from benchmarks.chaos.chaos_cluster import (
     KVSTORES,
     LINKS,
+    RACKS,
     SERVICES,
     TRANSFER_LINKS,
     ChaosCluster,
@@ -175,6 +176,7 @@ def _targets(cluster: ChaosCluster, options: argparse.Namespace) -> FaultTargets
         links=tuple(LINKS),
         disks=() if cluster.no_small_disks else KVSTORES,
         safe_links=() if options.no_cluster_key else TRANSFER_LINKS,
+        racks=RACKS,
     )
 
 

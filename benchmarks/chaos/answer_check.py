@@ -42,7 +42,6 @@ class Verdict(Enum):
 _EXCUSED = (Verdict.RIGHT, Verdict.CANCELLED, Verdict.NAMED, Verdict.BROKEN)
 #: Errors that faults may cause, by HTTP status and code; a status of 0 is an event of a stream.
 _EXPECTED_STATUSES = (0, 429, 500, 503)
-_EXPECTED_CODES = ("harmful_request",)
 #: Tokens that are compared with other places of the right answer.
 _RUN = 3
 
@@ -108,4 +107,4 @@ def _token_fault(got: Sequence[int], right: Sequence[int]) -> Verdict | None:
 
 def _is_expected(answer: ReceivedAnswer) -> bool:
     named = bool(answer.code and answer.message)
-    return named and (answer.status in _EXPECTED_STATUSES or answer.code in _EXPECTED_CODES)
+    return named and answer.status in _EXPECTED_STATUSES

@@ -34,6 +34,8 @@ CONDUCTORS = ("conductor-0", "conductor-1")
 WORKERS = tuple(f"{role}-{i}" for role in ("kvstore", "prefill", "decode") for i in range(2))
 SERVICES = (*CONDUCTORS, *WORKERS)
 KVSTORES = tuple(name for name in WORKERS if name.startswith("kvstore"))
+#: Services that are killed at once, one of each role.
+RACKS = tuple(f"decode-{i} prefill-{i} kvstore-{i}" for i in range(2))
 #: Links that faults may befall: all connections of a service, or those between two.
 LINKS = {
     **{f"{name}/all": Link(name) for name in SERVICES},

@@ -46,6 +46,8 @@ class FaultDriver:
             "redis killed": self._kill_redis,
             "redis emptied": self._empty_redis,
             "redis paused": self._pause_redis,
+            "redis full": self._fill_redis,
+            "rack killed": self._kill,
             "link slow": self._worsen_link,
             "link narrow": self._worsen_link,
             "link stalled": self._worsen_link,
@@ -89,20 +91,21 @@ class FaultDriver:
         with suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, began_s + fault.at_s - self._cluster.now_s())):
                 await self._ended.wait()
-        if self._ended.is_set() or fault.target in self._busy:
+        if self._ended.is_set() or not self._busy.isdisjoint(fault.members):
             return  # no more faults are wanted, or the target's last one took longer than planned
-        self._busy.add(fault.target)
+        self._busy.update(fault.members)
         self._ledger.faults[fault.kind] += 1
         self._say(str(fault))
         try:
             await self._kinds[fault.kind](fault)
         finally:
-            self._busy.discard(fault.target)
+            self._busy.difference_update(fault.members)
 
     async def _kill(self, fault: Fault) -> None:
-        await self._end(fault.target)
+        await asyncio.gather(*map(self._end, fault.members))
         await asyncio.sleep(fault.lasts_s)
-        self._cluster.restart(fault.target)
+        for name in fault.members:
+            self._cluster.restart(name)
 
     async def _end(self, name: str) -> None:
         process = self._cluster.processes[name]
@@ -162,6 +165,14 @@ class FaultDriver:
             await asyncio.sleep(fault.lasts_s)
         finally:
             self._cluster.redis.resume()
+
+    async def _fill_redis(self, fault: Fault) -> None:
+        redis = self._cluster.redis
+        await asyncio.to_thread(redis.limit_memory, True)
+        try:
+            await asyncio.sleep(fault.lasts_s)
+        finally:
+            await asyncio.to_thread(redis.limit_memory, False)
 
     # -- connections between services --------------------------------------------------------
 

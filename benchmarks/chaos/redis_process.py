@@ -7,6 +7,8 @@ import subprocess
 import time
 from pathlib import Path
 
+import redis
+
 from halfmoon_metadata.tcp_ports import free_port
 from halfmoon_sandbox.bound_process import start_bound
 
@@ -61,6 +63,11 @@ class RedisProcess:
     def resume(self) -> None:
         """Let the server go on."""
         self._signal(signal.SIGCONT)
+
+    def limit_memory(self, is_full: bool) -> None:
+        """Let the server take nothing new, as ``noeviction`` does with a full memory, or go on."""
+        with redis.Redis(port=self.port, socket_timeout=_STARTS_WITHIN_S) as client:
+            client.config_set("maxmemory", 1 if is_full else 0)
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process is not None:

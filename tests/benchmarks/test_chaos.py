@@ -11,6 +11,7 @@ from benchmarks.chaos.chaos_cluster import (
     CONDUCTORS,
     KVSTORES,
     LINKS,
+    RACKS,
     SERVICES,
     TRANSFER_LINKS,
     ChaosCluster,
@@ -25,7 +26,7 @@ from benchmarks.chaos.ledger import AskedRequest, ChaosLedger
 from halfmoon_cli.up.embedded_cluster import ClusterPlan
 
 RIGHT = (5, 9, 2, 7, 7, 1, 8)
-TARGETS = FaultTargets(SERVICES, tuple(LINKS), KVSTORES, TRANSFER_LINKS)
+TARGETS = FaultTargets(SERVICES, tuple(LINKS), KVSTORES, TRANSFER_LINKS, RACKS)
 
 
 def done(*tokens: int, n_counted: int | None = None) -> ReceivedAnswer:
@@ -47,7 +48,7 @@ def test_equal_seeds_give_equal_plans(seed: int) -> None:
 def test_a_long_plan_has_every_kind_of_fault_at_every_target_in_order(seed: int) -> None:
     plan = plan_faults(seed, 36000.0, TARGETS, 4.0)
     assert {fault.kind for fault in plan} == set(KINDS)
-    assert {fault.target for fault in plan} == {*SERVICES, *LINKS, REDIS}
+    assert {fault.target for fault in plan} == {*SERVICES, *LINKS, REDIS, *RACKS}
     assert [fault.at_s for fault in plan] == sorted(fault.at_s for fault in plan)
     assert plan[0].at_s > 0
     assert plan[-1].at_s < 36000.0
@@ -57,14 +58,15 @@ def test_a_long_plan_has_every_kind_of_fault_at_every_target_in_order(seed: int)
 def test_a_target_has_one_fault_at_a_time(seed: int) -> None:
     until_s: dict[str, float] = defaultdict(float)
     for fault in plan_faults(seed, 3600.0, TARGETS, 1.0):
-        assert fault.at_s >= until_s[fault.target]
-        until_s[fault.target] = fault.at_s + fault.lasts_s
+        for each in fault.members:
+            assert fault.at_s >= until_s[each]
+            until_s[each] = fault.at_s + fault.lasts_s
 
 
 @pytest.mark.random_seeds(20)
 def test_a_plan_leaves_out_what_cannot_be_tried(seed: int) -> None:
     plan = plan_faults(seed, 36000.0, FaultTargets(SERVICES, tuple(LINKS)), 4.0)
-    left_out = {"link damaged", "disk full", "disk full at start"}
+    left_out = {"link damaged", "disk full", "disk full at start", "rack killed"}
     assert {fault.kind for fault in plan} == set(KINDS) - left_out
 
 
@@ -133,7 +135,7 @@ def test_a_lost_connection_is_excused_by_a_dead_conductor_alone() -> None:
     [
         (503, "service_unavailable", Verdict.NAMED),
         (0, "server_error", Verdict.NAMED),
-        (400, "harmful_request", Verdict.NAMED),
+        (400, "harmful_request", Verdict.UNEXPECTED),
         (404, "model_not_found", Verdict.UNEXPECTED),
         (400, "invalid_request_error", Verdict.UNEXPECTED),
         (503, "", Verdict.UNEXPECTED),
