@@ -265,6 +265,50 @@ async def test_a_client_that_leaves_cancels_its_latest_try() -> None:
         assert not any(script.shell.core.n_requests.values())
 
 
+async def test_a_stream_whose_reader_takes_nothing_gives_its_place_away_and_goes_on_later() -> None:
+    script = Script(PREFILL, DECODE)
+    request = GenerationRequest(
+        request_id="cmpl-1",
+        prompt_token_ids=tuple(range(20)),
+        sampling=Sampling(temperature=0.0),
+        stopping=Stopping(max_new_tokens=200),
+    )
+    events = script.gateway.generate(request)
+    first = asyncio.ensure_future(anext(events))
+    await asyncio.sleep(0)
+    script.reserve("cmpl-1")
+    script.prefill("cmpl-1", 7)
+    assert (await first).token == 7
+    sent = [7]
+
+    def produce(n: int, rid: str = "cmpl-1") -> bool:
+        wanted = False
+        for _ in range(n):
+            wanted = script.decode(rid, len(sent) + 10)
+            sent.extend([len(sent) + 10] if wanted else [])
+        return wanted
+
+    assert produce(80)
+    script.wait(2.0)
+    assert produce(1), "the reader may be slow for a while"
+    script.wait(2.0)
+    assert produce(1)
+    assert script.told[-1] == (DECODE, Cancel(request_id=RequestId("cmpl-1")))
+    assert script.shell.core.phase_of(RequestId("cmpl-1")) is None
+    assert not produce(5), "what it has computed meanwhile is not wanted"
+
+    got = [7] + [(await anext(events)).token for _ in range(82)]
+    rest = asyncio.ensure_future(anext(events))
+    await asyncio.sleep(0)
+    again = script.last(ReserveDecode)
+    assert again.request_id != "cmpl-1"
+    script.reserve(again.request_id)
+    script.prefill(again.request_id, len(sent) + 10)
+    got.append((await rest).token)
+    assert got == [*sent, len(sent) + 10]
+    await events.aclose()
+
+
 async def test_a_finished_request_is_forgotten() -> None:
     script = Script("prefill-0", "decode-0")
     async with asking(script, n_new=2) as client:

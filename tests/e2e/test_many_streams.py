@@ -3,12 +3,15 @@
 import asyncio
 import json
 import os
+import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
+from halfmoon_engine.fake_engine import FakeEngine, parse_fake_spec
+from halfmoon_protocol.sampling import Sampling
 from tests.e2e.conftest import LiveCluster
 
 pytestmark = pytest.mark.e2e
@@ -18,6 +21,7 @@ N_STREAMS = int(os.environ.get("HALFMOON_STREAMS", "60"))
 #: Requests that are cancelled in all, and in one burst.
 N_CANCELS = int(os.environ.get("HALFMOON_CANCELS", "1000"))
 N_IN_BURST = 250
+MODEL = "fake://tiny?step_s=0.02"
 StartCluster = Callable[..., Any]
 
 
@@ -30,7 +34,10 @@ class Stream:
     @classmethod
     async def ask(cls, cluster: LiveCluster, **body: Any) -> "Stream":
         where = urlsplit(cluster.url)
-        stream = cls(*await asyncio.open_connection(where.hostname, where.port))
+        connection = socket.socket()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 * 1024)
+        connection.connect((where.hostname, where.port))
+        stream = cls(*await asyncio.open_connection(sock=connection, limit=8 * 1024))
         content = json.dumps({"stream": True, "temperature": 0, **body}).encode()
         head = (
             "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
@@ -48,13 +55,24 @@ class Stream:
             assert line and b'"error"' not in line, line
             n -= line.startswith(b"data:")
 
+    async def tokens(self, n: int) -> list[int]:
+        """Read events until they have brought n tokens."""
+        tokens: list[int] = []
+        while len(tokens) < n:
+            line = await self.reader.readline()
+            assert line, f"the stream ended after {len(tokens)} tokens"
+            if line.startswith(b"data:"):
+                for choice in json.loads(line.removeprefix(b"data:"))["choices"]:
+                    tokens += choice["token_ids"] or ()
+        return tokens[:n]
+
     def hang_up(self) -> None:
         self.writer.transport.abort()
 
 
 @pytest.fixture(scope="module")
 def cluster(start_cluster: StartCluster) -> Any:
-    with start_cluster("fake://tiny?step_s=0.02", n_decode=2, n_kvstore=1) as cluster:
+    with start_cluster(MODEL, n_decode=2, n_kvstore=1) as cluster:
         yield cluster
 
 
@@ -85,14 +103,43 @@ def test_thousands_of_cancels_in_bursts_cost_no_worker(cluster: LiveCluster) -> 
     nobody_is_lost(cluster, load)
 
 
+def test_clients_that_read_nothing_hold_no_place_and_get_the_rest_when_they_read_on(
+    start_cluster: StartCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HALFMOON_MAX_RUNNING", "4")
+    model = "fake://tiny?max_context=8192&step_s=0.01"
+    n_new, n_read = 7000, 2000
+    right = FakeEngine(parse_fake_spec(model)).expected(
+        (7, 0, 9), n_read, sampling=Sampling(temperature=0.0)
+    )
+    with start_cluster(model, n_kvstore=1) as cluster:
+        ask(cluster)
+
+        async def load(model: str) -> None:
+            body = {"model": model, "max_tokens": n_new, "return_token_ids": True}
+            streams = [await Stream.ask(cluster, prompt=[7, i, 9], **body) for i in range(4)]
+            await asyncio.gather(*(stream.until_event(1) for stream in streams))
+            await asyncio.to_thread(cluster.until, lambda: not n_requests(cluster), 40.0)
+            await asyncio.to_thread(ask, cluster)
+            assert await streams[0].tokens(n_read) == list(right)
+            for stream in streams:
+                stream.hang_up()
+
+        asyncio.run(load(cluster.model))
+
+
 def nobody_is_lost(cluster: LiveCluster, load: Callable[[str], Awaitable[None]]) -> None:
     before = cluster.live()
     right = ask(cluster)
     asyncio.run(load(cluster.model))  # type: ignore[arg-type]
     assert ask(cluster) == right
-    cluster.until(lambda: not any(cluster.get("/debug/cluster")["requests"].values()))
+    cluster.until(lambda: not n_requests(cluster))
     assert cluster.live() == before
     assert not cluster.get("/debug/cluster")["gone"]
+
+
+def n_requests(cluster: LiveCluster) -> int:
+    return sum(cluster.get("/debug/cluster")["requests"].values())
 
 
 def ask(cluster: LiveCluster) -> Any:

@@ -63,6 +63,10 @@ _FINISHES: Mapping[str, Finish] = {finish: finish for finish in get_args(Finish)
 _VERSION = version("halfmoon-conductor")
 #: Tokens of one try that prove a request harmless: prefill's token and decode's first.
 _HARMLESS_TOKENS = 2
+#: A stream stops being computed when so many tokens have waited for its reader for so many seconds.
+#: The buffers before them are full by then.
+_UNREAD_TOKENS = 64
+_UNREAD_S = 3.0
 
 
 class _OutputQueue:
@@ -73,6 +77,9 @@ class _OutputQueue:
     def __init__(self) -> None:
         self._items: deque[TokenEvent | ApiError] = deque()
         self._waiter: asyncio.Future[None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._items)
 
     def put(self, item: TokenEvent | ApiError) -> None:
         """Add an item, and wake the reader."""
@@ -112,6 +119,10 @@ class _Stream:
     casualties: tuple[Casualty, ...] = ()
     #: Whether the last token or an error is in `output`.
     is_over: bool = False
+    #: Since when `_UNREAD_TOKENS` wait for the reader; None: fewer wait.
+    unread_since_s: float | None = None
+    #: Whether no try is under way until the reader has taken what waits.
+    is_parked: bool = False
     #: Times of the stages up to the first token.
     timestamps: TtftTimestamps = field(default_factory=TtftTimestamps)
 
@@ -200,7 +211,11 @@ class CoreGateway:
         try:
             self._start_try(stream)
             while True:
+                if stream.is_parked and not stream.output:
+                    self._unpark(stream)
                 item = await stream.output.get()
+                if len(stream.output) < _UNREAD_TOKENS:
+                    stream.unread_since_s = None
                 if isinstance(item, ApiError):
                     raise item
                 yield item
@@ -229,8 +244,8 @@ class CoreGateway:
         score: TokenScore | None = None,
     ) -> bool:
         """Hand a token to the client; return whether the request still wants tokens."""
-        stream = self._streams.get(original_request_id(request_id))
-        if stream is None or stream.is_over or stream.current != request_id:
+        stream = self._live(request_id)
+        if stream is None:
             return False
         stream.tokens.append(token)
         if stream.casualties and len(stream.tokens) - stream.n_tokens_before == _HARMLESS_TOKENS:
@@ -247,14 +262,14 @@ class CoreGateway:
             score, stream.first_score = stream.first_score, None
         stages = stream.timestamps.stages() if is_first else None
         stream.output.put(TokenEvent(token, ending, reported_cached, score, prompt_scores, stages))
+        if len(stream.output) >= _UNREAD_TOKENS:
+            self._note_unread(stream)
         return True
 
     def n_left(self, request_id: RequestId) -> int:
         """Return how many tokens the client may still get; 0 when it is gone or the try is over."""
-        stream = self._streams.get(original_request_id(request_id))
-        if stream is None or stream.is_over or stream.current != request_id:
-            return 0
-        return stream.request.stopping.max_new_tokens - len(stream.tokens)
+        stream = self._live(request_id)
+        return 0 if stream is None else _n_left(stream)
 
     def goes_on(self, request_id: RequestId) -> bool:
         """Return whether an open end has tokens left behind the next one of this try."""
@@ -287,8 +302,8 @@ class CoreGateway:
 
     def resubmit(self, command: Resubmit) -> None:
         """Start the next try from the tokens delivered so far."""
-        stream = self._streams.get(original_request_id(command.request_id))
-        if stream is None or stream.is_over or stream.current != command.request_id:
+        stream = self._live(command.request_id)
+        if stream is None:
             return
         casualty = command.casualty
         if casualty is not None:
@@ -323,6 +338,36 @@ class CoreGateway:
         stream = self._streams.get(original_request_id(request_id))
         return stream.timestamps if stream is not None and stream.current == request_id else None
 
+    def _live(self, request_id: RequestId) -> _Stream | None:
+        """Return the stream whose try under way this is, if it wants tokens."""
+        stream = self._streams.get(original_request_id(request_id))
+        if stream is None or stream.is_over or stream.is_parked or stream.current != request_id:
+            return None
+        return stream
+
+    # -- readers that take nothing -----------------------------------------------------------
+
+    def _note_unread(self, stream: _Stream) -> None:
+        """End the try of a stream whose reader has taken nothing for long; its place is free."""
+        now_s = self._shell.clock.now()
+        if stream.unread_since_s is None:
+            stream.unread_since_s = now_s
+        is_late = now_s - stream.unread_since_s >= _UNREAD_S
+        if is_late and not stream.is_over and _n_left(stream) > _UNREAD_TOKENS:
+            stream.is_parked = True
+            log.info(
+                "stream_parked",
+                request_id=stream.request.request_id,
+                n_unread=len(stream.output),
+                reason="its client takes nothing of the answer",
+            )
+            self._shell.post(RequestCancelled(stream.current))
+
+    def _unpark(self, stream: _Stream) -> None:
+        """Go on with a stream whose reader has taken all."""
+        stream.is_parked, stream.unread_since_s = False, None
+        self._start_try(stream, counts=False)
+
     # -- tries -------------------------------------------------------------------------------
 
     def _start_try(self, stream: _Stream, *, counts: bool = True) -> None:
@@ -337,6 +382,10 @@ class CoreGateway:
         stream.attempt += 1
         stream.n_tokens_before = len(stream.tokens)
         self._shell.post(RequestArrived(_request_of(stream, layout)))
+
+
+def _n_left(stream: _Stream) -> int:
+    return stream.request.stopping.max_new_tokens - len(stream.tokens)
 
 
 def _request_of(stream: _Stream, layout: KvLayout) -> Request:

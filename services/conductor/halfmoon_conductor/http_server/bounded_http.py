@@ -56,6 +56,8 @@ _CHUNK_OVERHEAD = 20
 _PROBE_AFTER_S, _PROBE_INTERVAL_S, _PROBES = 60, 10, 6
 #: Seconds in which a client may acknowledge nothing of what was sent: as long as all that.
 _UNACKNOWLEDGED_S = _PROBE_AFTER_S + _PROBES * _PROBE_INTERVAL_S
+#: Bytes that the kernel takes for a client beyond what is on its way.
+_UNSENT_BYTES = 64 * 1024
 #: Bytes of a body that are still read after its request was answered, to keep the connection.
 _UNREAD_BYTES = 64 * 1024
 _RETRY_S = 1.0
@@ -406,13 +408,15 @@ class _LingeringTransport:
 
 
 def _notice_vanished_client(connection: socket.socket) -> None:
-    """Let the kernel break a connection to a client that does not answer any more."""
+    """Let the kernel break a connection to a client that does not answer, and buffer little."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (
         (socket.TCP_KEEPIDLE, _PROBE_AFTER_S),
         (socket.TCP_KEEPINTVL, _PROBE_INTERVAL_S),
         (socket.TCP_KEEPCNT, _PROBES),
         (socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_S * 1000),
+        # A client that takes nothing shows soon, and not when megabytes wait for it in the kernel.
+        (socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES),
     ):
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
