@@ -82,8 +82,8 @@ async def test_too_many_checks_at_once_are_refused_for_now(
 async def test_tenants_take_turns_and_none_has_all_places(
     checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grammar_checker, "MAX_GRAMMAR_CPU_S", 0.3)
     await checker.check(wanted('start: "a"'))
+    monkeypatch.setattr(grammar_checker, "MAX_GRAMMAR_CPU_S", 600.0)  # the flood's never end
     slow = [
         asyncio.create_task(
             checker.check(wanted(grammar_of_schema(SPINNING | {"minimum": i})), "flood")
@@ -96,8 +96,7 @@ async def test_tenants_take_turns_and_none_has_all_places(
     assert {type(each.exception()) for each in refused} == {ServerOverloaded}
     for i in range(5):
         assert await checker.check(wanted(f'start: "{i}"'), "honest")
-        n_checked = len([each for each in slow if each.done()]) - len(refused)
-        assert n_checked <= 4, "it waits for none of the others'"
+    assert [each for each in slow if each.done()] == refused
     for each in slow:
         each.cancel()
     await asyncio.gather(*slow, return_exceptions=True)
