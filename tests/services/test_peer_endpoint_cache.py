@@ -5,16 +5,17 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 import pytest
 
 from halfmoon_metadata import MemoryStore, MetadataUnreachable
 from halfmoon_protocol.ids import WorkerId
 from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_protocol.messages import DecodeCost, WorkerInfo
-from halfmoon_runtime.membership import Membership
+from halfmoon_runtime.membership import SEGMENTS, Membership
 from halfmoon_runtime.observability.metrics import LabelledValues
 from halfmoon_transfer import Lost, Piece, TransferEngine
-from halfmoon_workers.prefill.peer_endpoint_cache import PeerEndpointCache
+from halfmoon_workers.prefill.peer_endpoint_cache import PeerEndpointCache, meet_peer
 
 OWN, PEER = WorkerId("prefill-0"), WorkerId("decode-0")
 
@@ -149,3 +150,49 @@ async def test_where_members_are_many_looks_at_all_of_them_are_rare() -> None:
         assert acquaintances.pause_s() == 2.0
         await looked(acquaintances, "failed", n_more=1)  # none of them has a record
         assert acquaintances.pause_s() == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize("what", ["the server is away", "the record is lost"])
+async def test_an_owner_that_was_not_met_before_is_waited_for(what: str) -> None:
+    store = ShakyStore()
+    with (
+        TransferEngine.open(OWN, metadata=store, backends=("memory",)) as transfer,
+        TransferEngine.open(PEER, metadata=store, backends=("memory",)) as peer,
+    ):
+        region = peer.allocate(4).region
+        store.away = what == "the server is away"
+        if not store.away:
+            store.delete(SEGMENTS + PEER)
+        n_looks = 0
+
+        def may_wait() -> bool:
+            nonlocal n_looks
+            n_looks += 1
+            return True
+
+        meeting = asyncio.create_task(meet_peer(transfer, region, may_wait))
+        async with asyncio.timeout(60):
+            while n_looks < 3:
+                await asyncio.sleep(0.005)
+            assert not transfer.knows_peer(region.segment, region.generation)
+            store.away = False
+            peer.restore_record()
+            await meeting
+        assert transfer.knows_peer(region.segment, region.generation)
+
+
+async def test_an_owner_is_waited_for_no_longer_than_there_is_time_or_hope() -> None:
+    store = ShakyStore()
+    with (
+        TransferEngine.open(OWN, metadata=store, backends=("memory",)) as transfer,
+        TransferEngine.open(PEER, metadata=store, backends=("memory",)) as peer,
+    ):
+        region = peer.allocate(4).region
+        another = msgspec.structs.replace(region, generation=region.generation + 1)
+        await meet_peer(transfer, another, lambda: True)
+        transfer.release_peer(PEER)
+        store.away = True
+        time_left = [True, True]
+        await meet_peer(transfer, region, lambda: bool(time_left and time_left.pop()))
+        assert not transfer.knows_peer(region.segment, region.generation)
+        store.away = False

@@ -546,6 +546,10 @@ class TransferEngine:
         self._require_open()
         self._router.resolve_peer(segment, generation)
 
+    def knows_peer(self, segment: str, generation: int) -> bool:
+        """Return whether a transfer to this start of a segment needs no look at the store."""
+        return self._router.knows_peer(segment, generation)
+
     def is_unsettled(self, region: Region) -> bool:
         """Return whether bytes of writes that were given up may still land in a peer's memory.
 

@@ -244,6 +244,10 @@ class PathRouter:
         """
         self._directory.resolve(segment, generation, fresh=False)
 
+    def knows_peer(self, segment: str, generation: int) -> bool:
+        """Return whether this start of a segment is known, so that no store is read."""
+        return self._directory.cached(segment, generation) is not None
+
     def is_unsettled(self, segment: str, generation: int) -> bool:
         """Return whether bytes of a write that was given up may still land at this segment."""
         peer = self._directory.cached(segment, generation)

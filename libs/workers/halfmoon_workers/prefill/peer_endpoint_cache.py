@@ -14,9 +14,10 @@ import structlog
 from halfmoon_metadata.store_interface import MetadataError, MetadataStore
 from halfmoon_protocol.ids import WorkerId
 from halfmoon_protocol.messages import WorkerInfo
+from halfmoon_protocol.regions import Region
 from halfmoon_runtime.membership import list_members
 from halfmoon_runtime.observability.metrics import MetricSnapshot, by_label
-from halfmoon_transfer import TransferEngine, TransferError
+from halfmoon_transfer import Lost, TransferEngine, TransferError
 
 log = structlog.get_logger()
 
@@ -25,9 +26,31 @@ REFRESH_S = 2.0
 #: The same for each of many members. All of them look at all records, of some 2 kB each, which
 #: would be most of what the metadata server sends.
 REFRESH_S_PER_MEMBER = 0.1
+#: Seconds between two attempts to look up a peer that a request waits for.
+_MEET_AGAIN_S = 0.2
 #: Seconds after which a peer that is no member any more is forgotten: longer than a member stays
 #: unseen while it starts again, or while the metadata server lost it.
 FORGET_AFTER_S = 300.0
+
+
+async def meet_peer(transfer: TransferEngine, region: Region, may_wait: Callable[[], bool]) -> None:
+    """Look a region's owner up; wait while the metadata server is away, or has lost its record.
+
+    An owner that is not met is left for the transfer to say so.
+
+    Args:
+        transfer: remembers how the owner is reached.
+        region: that will be accessed.
+        may_wait: returns whether there is time left.
+    """
+    while not transfer.knows_peer(region.segment, region.generation) and may_wait():
+        try:
+            await asyncio.to_thread(transfer.resolve_peer, region.segment, region.generation)
+        except Lost as error:
+            log.info("peer_not_met", segment=region.segment, reason=str(error))
+            await asyncio.sleep(_MEET_AGAIN_S)
+        except TransferError:  # it is another start now
+            return
 
 
 class PeerEndpointCache:

@@ -14,13 +14,14 @@ from typing import Any, assert_never
 import structlog
 
 from halfmoon_prefix_cache.prefix_fetch import cancel_and_wait
-from halfmoon_prefix_cache.write_settling import SettlesWrites, settle_writes
+from halfmoon_prefix_cache.write_settling import settle_writes
 from halfmoon_protocol import error_codes
 from halfmoon_protocol.errors import MessageTooLarge
 from halfmoon_protocol.ids import RequestId
 from halfmoon_protocol.messages import Message, PrefillDone
 from halfmoon_runtime.channels.network import PeerId
 from halfmoon_runtime.clock import Clock
+from halfmoon_runtime.membership import LEASE_S
 from halfmoon_runtime.observability.logs import bind_request
 from halfmoon_runtime.observability.tracing import Tracer
 from halfmoon_runtime.worker.request_owners import RequestOwners
@@ -57,9 +58,11 @@ from halfmoon_scheduling.prefill.prefill_events import (
     TransfersSettled,
 )
 from halfmoon_scheduling.prefill.prefill_machine import PrefillMachine
+from halfmoon_transfer import TransferEngine
 from halfmoon_transfer.interface import Cancelled, Transfer
 from halfmoon_workers.prefill.completion import await_completion, fetch_failure
 from halfmoon_workers.prefill.group_steps import GroupSteps, share_ending
+from halfmoon_workers.prefill.peer_endpoint_cache import meet_peer
 from halfmoon_workers.prefill.prefill_job import PrefillJob
 from halfmoon_workers.prefill.prefill_metrics import PrefillCounts
 from halfmoon_workers.prefill.prefill_refusal import PrefillRefused
@@ -90,7 +93,7 @@ class PrefillShell:
         tracer: Tracer | None,
         on_ended: Callable[[PrefillJob], None] = lambda _: None,
         groups: GroupSteps | None = None,
-        transfer: SettlesWrites | None = None,
+        transfer: TransferEngine | None = None,
     ) -> None:
         """Create a shell without requests; it performs commands after `open`.
 
@@ -183,7 +186,7 @@ class PrefillShell:
                 job.pages = job.pages if job.in_place else list(pages)
                 if job.order is not None:
                     self._begin_step(job, lambda job: self._open_share(job, n_blocks))
-                elif n_blocks > job.n_held_in_place:
+                elif n_blocks > job.n_held_in_place or not self._knows_decode(job):
                     self._begin_step(job, lambda job: self._fetch(job, command))
                 else:
                     job.n_cached = n_blocks * job.start.landing.layout.block_size
@@ -252,6 +255,14 @@ class PrefillShell:
 
     async def _fetch(self, job: PrefillJob, command: FetchPrefix) -> PrefillEvent:
         """Lease the prefix and start to read it; reserve room meanwhile, if that is wanted."""
+        if self._transfer is not None:
+            # A worker that lives writes its record again within a lease.
+            until_s = min(job.write_until_s, self._clock.now() + LEASE_S)
+            region = job.start.landing.region
+            await meet_peer(self._transfer, region, lambda: self._clock.now() < until_s)
+        if command.n_blocks <= job.n_held_in_place:
+            job.n_cached = command.n_blocks * job.start.landing.layout.block_size
+            return PrefixLeased(job.request_id, n_blocks=command.n_blocks)
         reserving = None
         try:
             async with asyncio.TaskGroup() as asking:
@@ -270,6 +281,13 @@ class PrefillShell:
         self._watch_fetch(job)
         n_blocks = n_held + len(job.lease.places)
         return PrefixLeased(job.request_id, job.lease.address, n_blocks, has_room)
+
+    def _knows_decode(self, job: PrefillJob) -> bool:
+        """Return whether the landing can be written to without a look at the metadata server."""
+        region = job.start.landing.region
+        return self._transfer is None or self._transfer.knows_peer(
+            region.segment, region.generation
+        )
 
     @property
     def _groups(self) -> GroupSteps:
