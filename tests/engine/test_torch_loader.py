@@ -4,10 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 
+from halfmoon_engine.checkpoints.torch_loader import _read_config
 from halfmoon_engine.load import open_engine
 from halfmoon_models import folder_inspection as folder_module
 from halfmoon_models.errors import BrokenCheckpoint, ModelError, UnsupportedModel
+from halfmoon_models.folder_inspection import inspect_folder
 from halfmoon_testing.models.llama_folders import (
     LLAMA_CONFIG,
     llama_tensors,
@@ -15,6 +18,7 @@ from halfmoon_testing.models.llama_folders import (
     safetensors_bytes,
     write_files,
 )
+from halfmoon_testing.models.tiny_models import ARCHITECTURES, make_tiny_model
 
 Tensors = dict[str, tuple[str, list[int]]]
 
@@ -147,3 +151,28 @@ def test_the_attention_that_trained_a_model_need_not_be_installed(
     name: object, tmp_path: Path
 ) -> None:
     open_engine(str(make_llama(tmp_path, _attn_implementation=name)), block_size=16)
+
+
+def test_transformers_gets_the_configuration_that_was_inspected_and_reads_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A config.json may name another one, and may have changed since it was inspected."""
+
+    def read(*args: object, **more: object) -> None:
+        raise AssertionError("a configuration is read from a file")
+
+    for name in ("get_config_dict", "_get_config_dict", "from_pretrained"):
+        monkeypatch.setattr(transformers.PreTrainedConfig, name, read)
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", read)
+    open_engine(str(make_llama(tmp_path)), block_size=16)
+
+
+def test_the_inspected_configuration_is_what_transformers_itself_would_read(
+    tmp_path: Path,
+) -> None:
+    for arch in ARCHITECTURES:
+        folder = make_tiny_model(arch, tmp_path / arch)
+        ours = _read_config(inspect_folder(folder))
+        theirs = transformers.AutoConfig.from_pretrained(folder)
+        assert type(ours) is type(theirs)
+        assert ours.to_diff_dict() == theirs.to_diff_dict(), arch

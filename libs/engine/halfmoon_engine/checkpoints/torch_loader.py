@@ -7,6 +7,7 @@ run. Errors of transformers about a checkpoint become one line of ours.
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, Literal
 
@@ -205,9 +206,8 @@ def _read_config(inspected: InspectedModel) -> Any:
         )
     if "auto_map" in inspected.config:
         log.info("the code that auto_map names is not run: transformers has the type %r", kind)
-    config = transformers.AutoConfig.from_pretrained(
-        inspected.folder, local_files_only=True, trust_remote_code=False
-    )
+    # Of what was inspected: the folder may name another file, or have changed meanwhile.
+    config = transformers.CONFIG_MAPPING[kind].from_dict(deepcopy(dict(inspected.config)))
     # Ours replaces it in any case, and what trained the model may not be installed.
     config._attn_implementation = "eager"
     return config
