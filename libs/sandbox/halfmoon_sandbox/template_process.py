@@ -28,6 +28,7 @@ from halfmoon_sandbox.control_protocol import (
     FORK,
     KILL,
     LOAD_MEMORY_BYTES,
+    LOAD_MEMORY_BYTES_PER_CORE,
     NO_CHILD,
     OUT_OF_MEMORY_STATUS,
     PID,
@@ -69,7 +70,9 @@ def main() -> None:
 def _load_limits(cpu_s: float) -> Iterator[None]:
     """Bound processor time and address space: a factory may read what a stranger made."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    most = LOAD_MEMORY_BYTES if soft == resource.RLIM_INFINITY else min(soft, LOAD_MEMORY_BYTES)
+    most = LOAD_MEMORY_BYTES + LOAD_MEMORY_BYTES_PER_CORE * (os.cpu_count() or 1)
+    if soft != resource.RLIM_INFINITY:
+        most = min(soft, most)
     resource.setrlimit(resource.RLIMIT_AS, (most, hard))
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_PROF, cpu_s)
