@@ -21,8 +21,8 @@ from halfmoon_conductor.inputs.body_preparers import (
     PreparationBudget,
     ProcessPreparer,
 )
-from halfmoon_conductor.inputs.inline_limits import MAX_INLINE_BYTES
 from halfmoon_conductor.inputs.preparation_messages import PreparationJob, PreparedBody
+from halfmoon_conductor.routes.generation_route import MAX_INLINE_BYTES
 from halfmoon_conductor.routes.rest_app import create_app
 from halfmoon_conductor.text.hub_tokenizer import HubTokenizer
 from halfmoon_protocol.sampling import Sampling

@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from starlette.types import Message
 
 from halfmoon_conductor.api.sse import EventTemplate, format_event, to_json_line
-from halfmoon_conductor.inputs.inline_limits import MAX_INLINE_BYTES
+from halfmoon_conductor.routes.generation_route import MAX_INLINE_BYTES
 from halfmoon_testing.conductor_http import ScriptedGateway
 
 COMPLETION: dict[str, Any] = {"model": "lab/moon", "max_tokens": 2, "temperature": 0}

@@ -1,4 +1,4 @@
-"""What an exception in the scheduling core costs, whoever posted its event."""
+"""What an exception in the scheduling core costs, wherever its event was posted."""
 
 import asyncio
 from typing import Any
@@ -123,6 +123,8 @@ async def test_a_core_that_fails_its_audit_ends_the_process_with_its_story(
         shell.post(Tick())
     with pytest.raises(CoreBroken):
         await ending
+    shell.post(WorkerJoined(a_worker("prefill-0")))
+    assert WorkerId("prefill-0") not in core.cluster, "it decides nothing any more"
     story = next(entry for entry in logs if entry["event"] == "core_broken")
     assert story["latest_events"] == [f"RequestArrived {R2}", "Tick"]
 

@@ -19,7 +19,6 @@ from tokenizers import (
     trainers,
 )
 
-from halfmoon_conductor.inputs.inline_limits import MAX_INLINE_CHARACTERS
 from halfmoon_conductor.text import word_cache
 from halfmoon_conductor.text.hub_tokenizer import HubTokenizer
 from halfmoon_conductor.text.word_cache import WordCache
@@ -163,7 +162,13 @@ def test_a_word_is_asked_for_once() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["半月", "the <|end|> of moonlight", "a moonlight", "a " * MAX_INLINE_CHARACTERS, "x" * 40],
+    [
+        "半月",
+        "the <|end|> of moonlight",
+        "a moonlight",
+        "a " * word_cache.MAX_TEXT_CHARACTERS,
+        "x" * 40,
+    ],
     ids=["not ASCII", "two kinds of tokens", "added token", "long text", "long word"],
 )
 def test_what_words_alone_may_not_decide_is_left_to_the_tokenizer(text: str) -> None:

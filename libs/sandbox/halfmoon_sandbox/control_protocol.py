@@ -15,10 +15,6 @@ READY, BROKEN = b"R", b"B"
 FORK, KILL, WAIT, PID = b"F", b"K", b"W", b"P"
 COMMAND_FORMAT = struct.Struct("<cI")
 ANSWER_FORMAT = struct.Struct("<i")
-#: Address space in which a template loads its handler, and more for each core: a thread of a
-#: library has a stack and an arena, most of which it never touches.
-LOAD_MEMORY_BYTES = 6 * 1024**3
-LOAD_MEMORY_BYTES_PER_CORE = 96 * 1024**2
 #: Exit status of a child that Python found to be out of memory.
 OUT_OF_MEMORY_STATUS = 86
 #: Answer to `WAIT` for a child that could not be forked.

@@ -27,8 +27,6 @@ from halfmoon_sandbox.control_protocol import (
     COMMAND_FORMAT,
     FORK,
     KILL,
-    LOAD_MEMORY_BYTES,
-    LOAD_MEMORY_BYTES_PER_CORE,
     NO_CHILD,
     OUT_OF_MEMORY_STATUS,
     PID,
@@ -39,6 +37,10 @@ from halfmoon_sandbox.parent_death import end_with
 
 Handler = Callable[[bytes], bytes]
 
+#: Address space in which the handler is loaded, and more for each core: a thread of a library has a
+#: stack and an arena, most of which it never touches.
+_LOAD_MEMORY_BYTES = 6 * 1024**3
+_LOAD_MEMORY_BYTES_PER_CORE = 96 * 1024**2
 #: Seconds between two checks whether a killed child has ended.
 _REAP_S = 0.05
 
@@ -70,7 +72,7 @@ def main() -> None:
 def _load_limits(cpu_s: float) -> Iterator[None]:
     """Bound processor time and address space: a factory may read what a stranger made."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    most = LOAD_MEMORY_BYTES + LOAD_MEMORY_BYTES_PER_CORE * (os.cpu_count() or 1)
+    most = _LOAD_MEMORY_BYTES + _LOAD_MEMORY_BYTES_PER_CORE * (os.cpu_count() or 1)
     if soft != resource.RLIM_INFINITY:
         most = min(soft, most)
     resource.setrlimit(resource.RLIMIT_AS, (most, hard))

@@ -99,8 +99,8 @@ class _Server(uvicorn.Server):
 async def run(settings: ConductorSettings, service: Service) -> None:
     """Run a conductor until told to stop, then finish the requests in progress."""
     async with AsyncExitStack() as stack:
-        # Listen first: loading takes seconds, in which another process might take the port.
         descriptors = _share_descriptors()
+        # Listen first: loading takes seconds, in which another process might take the port.
         listener = _listen("http_port", settings.host, settings.http_port)
         stack.callback(listener.close)
         embedded = settings.metadata == EMBEDDED

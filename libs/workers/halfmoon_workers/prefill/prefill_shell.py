@@ -189,8 +189,7 @@ class PrefillShell:
                 elif n_blocks > job.n_held_in_place or not self._knows_decode(job):
                     self._begin_step(job, lambda job: self._fetch(job, command))
                 else:
-                    job.n_cached = n_blocks * job.start.landing.layout.block_size
-                    self.post(PrefixLeased(request_id, n_blocks=n_blocks))
+                    self.post(_in_place(job, n_blocks))
             case ReserveRoom(request_id=request_id, first_block=first):
                 self._begin_step(self.jobs[request_id], lambda job: self._reserve(job, first))
             case StartStages(request_id=request_id):
@@ -261,8 +260,7 @@ class PrefillShell:
             region = job.start.landing.region
             await meet_peer(self._transfer, region, lambda: self._clock.now() < until_s)
         if command.n_blocks <= job.n_held_in_place:
-            job.n_cached = command.n_blocks * job.start.landing.layout.block_size
-            return PrefixLeased(job.request_id, n_blocks=command.n_blocks)
+            return _in_place(job, command.n_blocks)
         reserving = None
         try:
             async with asyncio.TaskGroup() as asking:
@@ -446,3 +444,9 @@ class PrefillShell:
             assert job.in_place or job.pages == request.pages
         assert self.jobs.keys() >= self._machine.requests.keys()
         assert self.jobs.keys() >= self._owners.request_ids()
+
+
+def _in_place(job: PrefillJob, n_blocks: int) -> PrefixLeased:
+    """Note a prefix of which nothing has to be fetched."""
+    job.n_cached = n_blocks * job.start.landing.layout.block_size
+    return PrefixLeased(job.request_id, n_blocks=n_blocks)

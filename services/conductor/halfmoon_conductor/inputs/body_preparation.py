@@ -134,14 +134,11 @@ def _replace_fields(
     """
     kept = kept or {}
     rest = {name: each for name, each in value.items() if name not in (*replaced, *kept)}
-    for name, each in rest.items():
-        try:
-            msgspec.json.encode(each)
-        except UnicodeEncodeError as error:
-            raise InvalidRequest(
-                f"{name} is not Unicode text: {error.reason}", param=name
-            ) from None
-    content = msgspec.json.encode(rest)
+    try:
+        content = msgspec.json.encode(rest)
+    except UnicodeEncodeError as error:
+        name = next(name for name, each in rest.items() if not _is_unicode(each))
+        raise InvalidRequest(f"{name} is not Unicode text: {error.reason}", param=name) from None
     if len(content) > MAX_OTHER_BYTES or _exceeds(rest, MAX_OTHER_VALUES, of=(object,)):
         largest = max(rest, key=lambda name: len(msgspec.json.encode(rest[name])))
         raise InvalidRequest(
@@ -150,6 +147,14 @@ def _replace_fields(
             param=largest,
         )
     return msgspec.json.encode({**rest, **replaced, **kept})
+
+
+def _is_unicode(value: Any) -> bool:
+    try:
+        msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _exceeds(value: Any, most: int, *, of: tuple[type, ...]) -> bool:

@@ -17,7 +17,7 @@ from halfmoon_conductor.text.tokenizer_interface import TokenizerUnavailable
 from halfmoon_sandbox import ChildUnavailable, LoadFailed
 
 #: Characters of the texts that are tried: a word, some pages, a book.
-LENGTHS = (2, 8 * 1024, 128 * 1024)
+_LENGTHS = (2, 8 * 1024, 128 * 1024)
 _PROSE = "It is half a moon, and 1,024 boats are out tonight. "
 _CARD = ModelCard(name="trial", max_context=2**20, created=0)
 
@@ -40,7 +40,7 @@ async def try_checkpoint(preparer: ProcessPreparer, spec: str) -> None:
         return
     except ChildUnavailable as error:
         raise TokenizerUnavailable(f"{spec} can't be tried: {error}") from None
-    for length in LENGTHS:
+    for length in _LENGTHS:
         text = (_PROSE * (length // len(_PROSE) + 1))[:length]
         turns = [{"role": role, "content": text} for role in ("user", "assistant", "user")]
         await _try(preparer, spec, "tokenizer", "CompletionRequest", length, prompt=text)

@@ -93,7 +93,8 @@ class InputProcessor:
         Args:
             body: the client's request.
             context: the principal that sent it, and its latency targets.
-            prepared: the prompts as a child process encoded them; None: they are token ids.
+            prepared: the prompts as a child process encoded them; None: they are token ids, and no
+                echo is wanted.
 
         Raises:
             UnknownModel, ServiceUnavailable: as `PromptEncoder.model_card`.
@@ -110,7 +111,7 @@ class InputProcessor:
         request = self._engine_request(
             "cmpl", body, prompts, context, DEFAULT_COMPLETION_TOKENS, names, grammar
         )
-        echoed = encoder.echoed_prompts(body) if prepared is None else prepared.echoed_prompts
+        echoed = () if prepared is None else prepared.echoed_prompts
         if (n_echoed := request.n_per_prompt * sum(map(len, echoed))) > MAX_ECHOED_CHARACTERS:
             raise ContextLengthExceeded(
                 f"echo would repeat {n_echoed} characters, over the {MAX_ECHOED_CHARACTERS} that "

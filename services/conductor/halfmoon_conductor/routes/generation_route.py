@@ -30,7 +30,6 @@ from halfmoon_conductor.http_server.request_context import RequestContext, reque
 from halfmoon_conductor.http_server.resumption_headers import resumption_of
 from halfmoon_conductor.inputs import body_parsing, preparation_messages
 from halfmoon_conductor.inputs.body_preparers import BodyPreparer
-from halfmoon_conductor.inputs.inline_limits import MAX_INLINE_BYTES
 from halfmoon_conductor.inputs.preparation_messages import (
     ExpandedBody,
     PreparationJob,
@@ -41,6 +40,9 @@ from halfmoon_conductor.observability.metrics.http_metrics import HttpMetrics
 from halfmoon_conductor.resumption.resumable_streams import ResumableStreams
 from halfmoon_conductor.routes.direct_routes import DirectRoutes
 
+#: Bodies of token ids up to this size are parsed and checked on the event loop. Texts never are:
+#: chat templates and tokenizers come with a checkpoint, and may take any time and memory.
+MAX_INLINE_BYTES = 10 * 1024
 #: Takes a body's bytes and a tenant's name, and returns the bytes to parse.
 BodyExpander = Callable[[bytes, str], Awaitable[ExpandedBody]]
 

@@ -132,7 +132,7 @@ class Shell:
             return
         self._draining = True
         try:
-            while self._events:
+            while self._events and not self.broken.is_set():
                 self._handle(self._events.popleft())
         finally:
             self._draining = False
