@@ -9,6 +9,7 @@ from structlog.testing import capture_logs
 from halfmoon_conductor.workers.shell import CoreBroken, Shell
 from halfmoon_protocol.ids import RequestId, WorkerId
 from halfmoon_runtime.clock import FakeClock
+from halfmoon_runtime.worker.message_loop import FAILED_MESSAGES
 from halfmoon_scheduling.commands import AnyCommand, Deliver, Fail
 from halfmoon_scheduling.conductor.conductor_machine import Conductor
 from halfmoon_scheduling.config import SchedulingConfig
@@ -105,10 +106,12 @@ def test_an_exception_ends_the_request_whose_event_it_was(
 def test_an_event_of_no_request_ends_none(clients: Clients, event: AnyEvent) -> None:
     core = FlawedCore(type(event))
     shell = shell_of(core, clients)
+    before = FAILED_MESSAGES.labels(type(event).__name__)._value.get()
     shell.post(event)
     assert not clients.failed
     assert core.handled == [event]
     assert shell.n_failures == 1
+    assert FAILED_MESSAGES.labels(type(event).__name__)._value.get() == before + 1
 
 
 async def test_a_core_that_fails_its_audit_ends_the_process_with_its_story(

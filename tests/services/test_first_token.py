@@ -71,8 +71,10 @@ class GatedEngine(FakeEngine):
     def __init__(self) -> None:
         super().__init__()
         self.gate = threading.Event()
+        self.was_asked = threading.Event()
 
     def forward(self, runs: Sequence[Run], **hooks: Any) -> list[TokenResult | None]:
+        self.was_asked.set()
         assert self.gate.wait(30)
         return super().forward(runs, **hooks)
 
@@ -85,7 +87,7 @@ async def test_who_comes_second_waits_in_the_queue(local_cluster: LocalCluster) 
         prefill.engine.gate.clear()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(stages_of_first(cluster, PROMPT))
-            await cluster.until(lambda: len(prefill.worker.jobs) == 1)
+            await cluster.until(prefill.engine.was_asked.is_set)
             second = tasks.create_task(stages_of_first(cluster, PROMPT[1:]))
             await cluster.until(lambda: len(prefill.worker.jobs) == 2)
             await asyncio.sleep(SLOW_S)

@@ -19,7 +19,7 @@ from halfmoon_runtime.worker.conductor_connections import RejectedByConductors
 
 FAILED_MESSAGES = Counter(
     "halfmoon_failed_messages",
-    "Messages whose handling ended in an unexpected error, which the log has.",
+    "Messages and events of the core whose handling ended in an unexpected error, see the log.",
     ["message_type"],
 )
 

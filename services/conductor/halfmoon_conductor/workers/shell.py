@@ -19,6 +19,7 @@ import structlog
 from halfmoon_protocol.ids import RequestId, WorkerId
 from halfmoon_protocol.messages import Message
 from halfmoon_runtime.clock import Clock
+from halfmoon_runtime.worker.message_loop import FAILED_MESSAGES
 from halfmoon_scheduling.commands import (
     AnyCommand,
     Deliver,
@@ -166,6 +167,7 @@ class Shell:
     def _on_failure(self, event: AnyEvent, request_id: RequestId | None) -> None:
         """End a request at whose event there was an exception, and audit the core."""
         self.n_failures += 1
+        FAILED_MESSAGES.labels(_type_name(event)).inc()
         self._log(log.exception, "core_failed", event_type=_name(event), request_id=request_id)
         try:
             self.core.check()
@@ -205,9 +207,13 @@ class Shell:
 
 
 def _name(event: AnyEvent) -> str:
-    if isinstance(event, MessageReceived):
-        return f"{type(event.message).__name__} from {event.worker_id}"
-    return type(event).__name__
+    sender = f" from {event.worker_id}" if isinstance(event, MessageReceived) else ""
+    return _type_name(event) + sender
+
+
+def _type_name(event: AnyEvent) -> str:
+    """Return the type of an event, or of the message that it is."""
+    return type(event.message if isinstance(event, MessageReceived) else event).__name__
 
 
 def _request_of(event: AnyEvent) -> RequestId | None:
