@@ -14,8 +14,11 @@ import pytest
 import uvicorn
 from hypothesis import HealthCheck, settings
 
+from halfmoon_conform.subject import subject
 from halfmoon_metadata import MemoryStore, tcp_ports
 from halfmoon_metadata.http_server import metadata_app
+from halfmoon_sandbox import bound_process
+from halfmoon_testing.processes.forked_starts import ForkedStarts
 from tests.long_files import is_left_out
 
 # No test asserts a time, so neither does hypothesis; fixtures shared by its examples are meant
@@ -138,3 +141,14 @@ def metadata_url() -> Iterator[str]:
     server.should_exit = server.force_exit = True
     thread.join()
     listener.close()
+
+
+@pytest.fixture(scope="session")
+def forked_services() -> Iterator[None]:
+    """Start services from one process that has imported what they import, while this is used."""
+    starts = ForkedStarts()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bound_process, "start_bound", starts.start)
+        patch.setattr(subject, "start_bound", starts.start)
+        yield
+    starts.close()

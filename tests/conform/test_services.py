@@ -1,25 +1,22 @@
 """Our four services pass the kit, over TCP, with a cluster key and without."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from halfmoon_cli.__main__ import app
 from halfmoon_conform.check import ServiceRole
 from tests.conform.planted_runs import service_command
 
 DEMO = Path(__file__).resolve().parents[2] / "libs/engine/halfmoon_engine/demo/model"
 
+pytestmark = pytest.mark.usefixtures("forked_services")
+
 
 def conform(role: ServiceRole, command: list[str], *options: str) -> None:
-    ran = subprocess.run(
-        [sys.executable, "-m", "halfmoon_cli", "conform", role, *options, "--", *command],
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert ran.returncode == 0, ran.stdout[-6000:] + ran.stderr[-2000:]
+    ran = CliRunner().invoke(app, ["conform", role, *options, "--", *command])
+    assert ran.exit_code == 0, ran.output[-8000:]
 
 
 @pytest.mark.e2e
