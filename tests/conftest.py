@@ -14,11 +14,11 @@ import pytest
 import uvicorn
 from hypothesis import HealthCheck, settings
 
-from halfmoon_conform.subject import subject
 from halfmoon_metadata import MemoryStore, tcp_ports
 from halfmoon_metadata.http_server import metadata_app
 from halfmoon_sandbox import bound_process
-from halfmoon_testing.processes.forked_starts import ForkedStarts
+from halfmoon_sandbox.bound_process import Fork
+from halfmoon_testing.processes.forked_starts import ForkTemplate
 from tests.long_files import is_left_out
 
 # No test asserts a time, so neither does hypothesis; fixtures shared by its examples are meant
@@ -143,12 +143,17 @@ def metadata_url() -> Iterator[str]:
     listener.close()
 
 
-@pytest.fixture(scope="session")
-def forked_services() -> Iterator[None]:
-    """Start services from one process that has imported what they import, while this is used."""
-    starts = ForkedStarts()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bound_process, "start_bound", starts.start)
-        patch.setattr(subject, "start_bound", starts.start)
-        yield
-    starts.close()
+@pytest.fixture(scope="session", autouse=True)
+def forked_programs() -> Iterator[Fork]:
+    """Fork services and commands from one process that has imported what they import."""
+    template = ForkTemplate()
+    bound_process.fork = template.fork
+    yield template.fork
+    bound_process.fork = None
+    template.close()
+
+
+@pytest.fixture
+def started_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start services and commands as users do, by an interpreter for each."""
+    monkeypatch.setattr(bound_process, "fork", None)

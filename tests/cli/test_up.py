@@ -85,6 +85,7 @@ def up(folder: Path, *words: str, **environment: str) -> Iterator[Up]:
         running.process.wait(60)
 
 
+@pytest.mark.usefixtures("started_programs")
 @pytest.mark.e2e
 def test_up_prints_a_curl_line_that_works_and_stops_everything_on_ctrl_c(tmp_path: Path) -> None:
     port = free_port()
@@ -152,6 +153,7 @@ def test_up_warns_of_pools_that_hold_less_than_a_context_with_the_way_out(tmp_pa
         assert "-o decode.pool-mib=8192" in running.text
 
 
+@pytest.mark.usefixtures("started_programs")
 @pytest.mark.e2e
 def test_services_end_with_up_even_if_it_is_killed(tmp_path: Path) -> None:
     port = free_port()
@@ -166,6 +168,7 @@ def test_services_end_with_up_even_if_it_is_killed(tmp_path: Path) -> None:
         assert len(children) >= 4 and not alive
 
 
+@pytest.mark.usefixtures("started_programs")
 @pytest.mark.e2e
 def test_services_end_with_up_that_is_killed_while_they_start(tmp_path: Path) -> None:
     with up(tmp_path, MODEL=FAKE, PORT=str(free_port())) as running:
@@ -308,6 +311,7 @@ def test_a_kept_key_that_can_not_be_used_is_refused_before_anything_starts(
     assert str(file) in result.output.replace("\n", "") and told in result.output
 
 
+@pytest.mark.usefixtures("started_programs")
 @pytest.mark.e2e
 def test_services_that_die_are_started_again_until_one_dies_too_often(tmp_path: Path) -> None:
     port = free_port()
@@ -382,6 +386,7 @@ def test_a_port_in_use_is_refused_with_what_holds_it_and_the_ways_out(command: s
     assert (f"make up PORT={way[1]}" in result.output) == (command == "up")
 
 
+@pytest.mark.usefixtures("started_programs")
 @pytest.mark.e2e
 def test_a_port_that_an_earlier_up_has_is_refused_with_the_process_to_stop(tmp_path: Path) -> None:
     port = free_port()

@@ -11,8 +11,6 @@ from tests.conform.planted_runs import service_command
 
 DEMO = Path(__file__).resolve().parents[2] / "libs/engine/halfmoon_engine/demo/model"
 
-pytestmark = pytest.mark.usefixtures("forked_services")
-
 
 def conform(role: ServiceRole, command: list[str], *options: str) -> None:
     ran = CliRunner().invoke(app, ["conform", role, *options, "--", *command])

@@ -147,9 +147,7 @@ StartCluster = Callable[..., AbstractContextManager[LiveCluster]]
 
 
 @pytest.fixture(scope="session")
-def start_cluster(
-    tmp_path_factory: pytest.TempPathFactory, forked_services: None
-) -> Iterator[StartCluster]:
+def start_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartCluster]:
     """``with start_cluster(model, n_decode=2) as cluster``; `key` is an operator's."""
     numbers = itertools.count()
 

@@ -2,17 +2,21 @@
 
 import json
 import os
+import re
 import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from halfmoon_testing.processes.forked_starts import ForkedProcess, ForkedStarts
+from halfmoon_sandbox import bound_process
+from halfmoon_sandbox.bound_process import start_bound
+from halfmoon_testing.processes.forked_starts import ForkedProcess, ForkTemplate
 
 TELLS = """
 import json, os, sys
@@ -23,20 +27,32 @@ print(json.dumps(told))
 sys.exit(7)
 """
 STANDS = "import signal; print('stands'); signal.pause()"
+STARTS = """
+import signal, sys
+from halfmoon_sandbox.bound_process import start_bound
+process = start_bound([sys.executable, sys.argv[1]], stdout=sys.stdout)
+print(process.pid, type(process).__name__)
+signal.pause()
+"""
 
 
 @pytest.fixture(scope="module")
-def starts() -> Iterator[ForkedStarts]:
-    found = ForkedStarts([])
+def template() -> Iterator[ForkTemplate]:
+    found = ForkTemplate([])
     yield found
     found.close()
 
 
-def start(starts: ForkedStarts, folder: Path, program: str, *words: str, **variables: str) -> Any:
+@pytest.fixture(autouse=True)
+def forking(template: ForkTemplate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bound_process, "fork", template.fork)
+
+
+def start(folder: Path, program: str, *words: str, **variables: str) -> Any:
     """Start a program with its output in a file."""
     (folder / "program.py").write_text(program)
     with (folder / "output").open("ab") as output:
-        return starts.start(
+        return start_bound(
             [sys.executable, str(folder / "program.py"), *words],
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -46,21 +62,24 @@ def start(starts: ForkedStarts, folder: Path, program: str, *words: str, **varia
         )
 
 
+def ends(handle: int) -> bool:
+    """Wait until the process of a handle is over."""
+    return bool(select.select([handle], [], [], 60)[0])
+
+
 @pytest.mark.parametrize("variables", [{}, {"PYTHONHASHSEED": "3"}], ids=["forked", "as ever"])
 def test_a_program_gets_its_words_its_folder_its_variables_and_gives_its_status(
-    starts: ForkedStarts, tmp_path: Path, variables: dict[str, str]
+    tmp_path: Path, variables: dict[str, str]
 ) -> None:
-    process = start(starts, tmp_path, TELLS, "a", "b", WORD="yes", **variables)
+    process = start(tmp_path, TELLS, "a", "b", WORD="yes", **variables)
     assert process.wait(60) == 7
     assert isinstance(process, ForkedProcess) == (not variables)
     told = json.loads((tmp_path / "output").read_text())
     assert told == [["a", "b"], str(tmp_path), "yes", True, "__main__"]
 
 
-def test_a_killed_one_is_gone_and_says_by_which_signal(
-    starts: ForkedStarts, tmp_path: Path
-) -> None:
-    process = start(starts, tmp_path, STANDS)
+def test_a_killed_one_is_gone_and_says_by_which_signal(tmp_path: Path) -> None:
+    process = start(tmp_path, STANDS)
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.01)
     assert process.poll() is None
@@ -69,10 +88,23 @@ def test_a_killed_one_is_gone_and_says_by_which_signal(
     process.send_signal(signal.SIGTERM)
 
 
-def test_all_end_with_their_template(tmp_path: Path) -> None:
-    starts = ForkedStarts([])
-    process = start(starts, tmp_path, STANDS)
+def test_what_a_killed_one_started_ends_with_it(tmp_path: Path) -> None:
+    (tmp_path / "stands.py").write_text(STANDS)
+    process = start(tmp_path, STARTS, str(tmp_path / "stands.py"))
+    while not (told := re.search(r"(\d+) ForkedProcess\n", (tmp_path / "output").read_text())):
+        assert process.poll() is None
+        time.sleep(0.01)
+    handle = os.pidfd_open(int(told[1]))
+    process.kill()
+    assert ends(handle)
+    os.close(handle)
+
+
+def test_all_end_with_their_template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    template = ForkTemplate([])
+    monkeypatch.setattr(bound_process, "fork", template.fork)
+    process = start(tmp_path, STANDS)
     handle = os.pidfd_open(process.pid)
-    starts.close()
-    assert select.select([handle], [], [], 60)[0]
+    template.close()
+    assert ends(handle)
     os.close(handle)

@@ -13,13 +13,19 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from halfmoon_sandbox import parent_death
+
+Fork = Callable[
+    [Sequence[str | os.PathLike[str]], Mapping[str, Any]], "subprocess.Popen[Any] | None"
+]
+#: Forks a process for a command, or returns None; set by tests, which start thousands.
+fork: Fork | None = None
 
 
 def start_bound(
@@ -35,6 +41,8 @@ def start_bound(
         OSError: there is no such program, or the system has no more processes.
     """
     _check_program(os.fspath(command[0]), (options.get("env") or os.environ).get("PATH"))
+    if fork is not None and (forked := fork(command, options)) is not None:
+        return forked
     wrapped = [sys.executable, "-I", "-S", parent_death.__file__, str(os.getpid()), *command]
     return _starter().submit(lambda: subprocess.Popen(wrapped, **options)).result()
 

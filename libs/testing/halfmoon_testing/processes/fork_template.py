@@ -1,9 +1,13 @@
-"""Import modules once, then become a service for each request to start one.
+"""Import modules once, then become a program for each request to start one.
 
-Runs as ``python -m halfmoon_testing.processes.fork_template <control fd> <module>…``. It has one
-thread, and ends when its owner's end of the socket closes; the kernel ends its children with it.
-A child is reaped only when the owner asks: no other process can take its id before the owner knows
-of its end.
+Runs as ``python -m halfmoon_testing.processes.fork_template <descriptor> <module>…``. The
+descriptor is its owner's channel. A program gets one of its own, by which it starts others:
+
+    owner ──channel──▶ template ── fork ──▶ halfmoon up ──channel──▶ template ── fork ──▶ services
+
+What was started over a channel is killed when that closes, at the end of its owner however that
+comes. A child is reaped only when its owner asks: no other process can take its id before the owner
+knows of its end. The template has one thread, since a fork has only that one.
 """
 
 import faulthandler
@@ -12,25 +16,36 @@ import importlib
 import json
 import os
 import runpy
+import select
 import signal
 import socket
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from halfmoon_engine.torch_threads import limit_spin_waits
+from halfmoon_sandbox import bound_process
 from halfmoon_sandbox.parent_death import end_with
+from halfmoon_testing.processes.forked_starts import (
+    MAX_REQUEST_BYTES,
+    N_DESCRIPTORS,
+    ForkChannel,
+    open_channel,
+)
 
-#: Of one request: a program's arguments and its environment.
-MAX_REQUEST_BYTES = 192 * 1024
-#: Standard input, output and error of the program.
-N_DESCRIPTORS = 3
+
+class Program(NamedTuple):
+    """What a child becomes: a request, and its own channel."""
+
+    request: dict[str, Any]
+    channel: socket.socket
 
 
 def main() -> None:
     """Import everything, serve the owner, and run a program in each child."""
     descriptor, *preloaded = sys.argv[1:]
-    control = socket.socket(fileno=int(descriptor))
+    owner = socket.socket(fileno=int(descriptor))
+    before = dict(os.environ)
     limit_spin_waits()
     for name in preloaded:
         importlib.import_module(name)
@@ -39,50 +54,67 @@ def main() -> None:
         raise RuntimeError(f"{n_threads} threads run after the imports: a fork would lose them")
     gc.collect()
     gc.freeze()  # no collection touches what children share
-    if (program := _serve(control)) is not None:
-        control.close()
-        _become(program)
+    if (program := _serve(owner)) is not None:
+        _become(program, before)
 
 
-def _serve(control: socket.socket) -> dict[str, Any] | None:
-    """Fork and reap as the owner asks; return the program to run in a child, None at the end."""
+def _serve(owner: socket.socket) -> Program | None:
+    """Fork and reap as owners ask; return the program to run in a child, None at the end."""
     own = os.getpid()
-    while True:
-        data, descriptors, _, _ = socket.recv_fds(control, MAX_REQUEST_BYTES, N_DESCRIPTORS)
-        if not data:
-            return None
-        request = json.loads(data)
-        if "reap" in request:
-            _, status = os.waitpid(request["reap"], 0)
-            control.send(json.dumps(os.waitstatus_to_exitcode(status)).encode())
-            continue
-        pid = os.fork()
-        if pid == 0:
-            end_with(own)
-            for number, descriptor in enumerate(descriptors):
-                os.dup2(descriptor, number)
-        for descriptor in descriptors:
-            os.close(descriptor)
-        if pid == 0:
-            return dict(request)
-        control.send(json.dumps(pid).encode())
+    #: Process ids of children that were not reaped, by the channel that asked for them.
+    children: dict[socket.socket, set[int]] = {owner: set()}
+    while owner in children:
+        for channel in select.select(list(children), [], [])[0]:
+            data, descriptors, _, _ = socket.recv_fds(channel, MAX_REQUEST_BYTES, N_DESCRIPTORS)
+            if not data:
+                for pid in children.pop(channel):
+                    os.kill(pid, signal.SIGKILL)
+                    os.waitpid(pid, 0)
+                channel.close()
+                continue
+            request = json.loads(data)
+            if (ended := request.get("reap")) is not None:
+                children[channel].remove(ended)
+                answer = os.waitstatus_to_exitcode(os.waitpid(ended, 0)[1])
+                channel.send(json.dumps(answer).encode())
+                continue
+            mine, theirs = open_channel()
+            pid = os.fork()
+            if pid == 0:
+                end_with(own)
+                for number, descriptor in enumerate(descriptors):
+                    os.dup2(descriptor, number)
+            for descriptor in descriptors:
+                os.close(descriptor)
+            if pid == 0:
+                for each in (*children, mine):
+                    each.close()
+                return Program(request, theirs)
+            theirs.close()
+            children[mine] = set()
+            children[channel].add(pid)
+            channel.send(json.dumps(pid).encode())
+    return None
 
 
-def _become(program: dict[str, Any]) -> None:
+def _become(program: Program, template_environment: dict[str, str]) -> None:
     """Run a module as ``python -m`` does, or a file, in this process."""
-    if program["start_new_session"]:
+    request = program.request
+    if request["start_new_session"]:
         os.setsid()
     os.environ.clear()
-    os.environ.update(program["env"])
-    os.chdir(program["cwd"])
+    os.environ.update(request["env"])
+    os.chdir(request["cwd"])
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if os.environ.get("PYTHONFAULTHANDLER"):
         faulthandler.enable()
-    if program["program"][0] == "-m":
-        sys.argv = program["program"][1:]
+    bound_process.fork = ForkChannel(program.channel, template_environment).fork
+    words = request["program"]
+    if words[0] == "-m":
+        sys.argv = words[1:]
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
     else:
-        sys.argv = program["program"]
+        sys.argv = words
         runpy.run_path(sys.argv[0], run_name="__main__")
 
 

@@ -1,4 +1,4 @@
-"""Start services of tests from a process that has imported what they import: 8 s less for each.
+"""Start programs of tests from a process that has imported what they import: 8 s less a worker.
 
     start_bound([python, "-m", "halfmoon_decode", …]) ──▶ template ── fork ──▶ halfmoon_decode
 
@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from halfmoon_sandbox.bound_process import start_bound
-from halfmoon_testing.processes.fork_template import MAX_REQUEST_BYTES
 
 #: What takes long to import, in the services' own order.
 PRELOADED = (
@@ -39,61 +38,36 @@ PRELOADED = (
     "halfmoon_transfer.backends.peer_credentials",
     "halfmoon_transfer.backends.shm.shm_backend",
     "halfmoon_transfer.backends.tcp.tcp_backend",
+    "halfmoon_cli.__main__",
+    "halfmoon_cli.up.up_command",
+    "halfmoon_cli.up.foreground",
     "uvicorn.lifespan.off",
     "stringprep",
 )
-#: Modules that the template becomes.
-SERVICES = frozenset(f"halfmoon_{role}" for role in ("conductor", "prefill", "decode", "kvstore"))
+#: Modules that the template becomes; and any file.
+PROGRAMS = frozenset(
+    f"halfmoon_{name}" for name in ("conductor", "prefill", "decode", "kvstore", "cli")
+)
 #: Variables that are read while something is imported, by how they begin.
 _READ_AT_IMPORT = ("PYTHON", "LD_", "OMP_", "GOMP_", "MKL_", "TORCH_", "HF_", "TRANSFORMERS_")
 #: Of those, what the template does for a child.
 _APPLIED = frozenset({"PYTHONFAULTHANDLER", "PYTHONUNBUFFERED"})
 _TEMPLATE = "halfmoon_testing.processes.fork_template"
-
-
-class ForkedStarts:
-    """Start commands as `start_bound` does, services from a template that starts with the first."""
-
-    def __init__(self, preloaded: Sequence[str] = PRELOADED) -> None:
-        self._preloaded = preloaded
-        self._template: ForkTemplate | None = None
-        self._opening = threading.Lock()
-
-    def start(self, command: Sequence[str | os.PathLike[str]], **options: Any) -> Any:
-        """Start a command; arguments and errors are those of `start_bound`."""
-        if not is_service(command):
-            return start_bound(command, **options)
-        with self._opening:
-            self._template = self._template or ForkTemplate(self._preloaded)
-        if self._template.takes(options.get("env") or os.environ):
-            return self._template.start(command, **options)
-        return start_bound(command, **options)
-
-    def close(self) -> None:
-        """End the template, and the services that it forked."""
-        if self._template is not None:
-            self._template.close()
-            self._template = None
-
-
-def is_service(command: Sequence[str | os.PathLike[str]]) -> bool:
-    """Return whether a command runs a service by this interpreter."""
-    interpreter, *program = [os.fspath(word) for word in command]
-    if interpreter != sys.executable or not program:
-        return False
-    is_module = program[0] == "-m" and len(program) > 1
-    return program[1] in SERVICES if is_module else program[0].endswith(".py")
+#: Of one request: a program's arguments and its environment.
+MAX_REQUEST_BYTES = 192 * 1024
+#: Standard input, output and error of the program.
+N_DESCRIPTORS = 3
 
 
 class ForkedProcess(subprocess.Popen[Any]):
     """A process that the template forked, with what services' owners use of `Popen`."""
 
-    def __init__(self, template: "ForkTemplate", pid: int, args: Sequence[str]) -> None:
+    def __init__(self, channel: "ForkChannel", pid: int, args: Sequence[str]) -> None:
         self.args = list(args)
         self.pid = pid
         self.returncode: int | None = None
         self.stdin = self.stdout = self.stderr = None
-        self._template = template
+        self._channel = channel
         self._handle = os.pidfd_open(pid)
         self._waiting = threading.Lock()
 
@@ -101,7 +75,7 @@ class ForkedProcess(subprocess.Popen[Any]):
         """Return the exit status; None while the process runs."""
         with self._waiting:
             if self.returncode is None and select.select([self._handle], [], [], 0)[0]:
-                self.returncode = self._template.reap(self.pid)
+                self.returncode = self._channel.reap(self.pid)
             return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
@@ -129,23 +103,26 @@ class ForkedProcess(subprocess.Popen[Any]):
         os.close(self._handle)
 
 
-class ForkTemplate:
-    """The process that forks services; it ends with this one."""
+class ForkChannel:
+    """Ask a template for programs; what was started ends when the channel closes."""
 
-    def __init__(self, preloaded: Sequence[str]) -> None:
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._control.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_REQUEST_BYTES)
+    def __init__(self, control: socket.socket, environment: Mapping[str, str]) -> None:
+        """Take one end of `open_channel`, and the variables with which the template imported."""
+        self._control = control
+        self._environment = dict(environment)
         self._asking = threading.Lock()
-        self._environment = dict(os.environ)
-        with theirs:
-            self._process = start_bound(
-                [sys.executable, "-u", "-m", _TEMPLATE, str(theirs.fileno()), *preloaded],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-            )
 
-    def takes(self, env: Mapping[str, str]) -> bool:
-        """Return whether a fork has what an interpreter would read from this environment."""
+    def takes(self, command: Sequence[str | os.PathLike[str]], options: Mapping[str, Any]) -> bool:
+        """Return whether a fork is what this command and these options of `Popen` would be."""
+        interpreter, *program = [os.fspath(word) for word in command]
+        if interpreter != sys.executable or not program or options.get("text"):
+            return False
+        is_module = program[0] == "-m" and len(program) > 1
+        if not (program[1] in PROGRAMS if is_module else program[0].endswith(".py")):
+            return False
+        if subprocess.PIPE in options.values() or not hasattr(options.get("stdout"), "fileno"):
+            return False
+        env = options.get("env") or os.environ
         names = {*env, *self._environment} - _APPLIED
         return all(
             env.get(name) == self._environment.get(name)
@@ -153,22 +130,27 @@ class ForkTemplate:
             if name.startswith(_READ_AT_IMPORT)
         )
 
-    def start(
+    def fork(
+        self, command: Sequence[str | os.PathLike[str]], options: Mapping[str, Any]
+    ) -> ForkedProcess | None:
+        """Start a program if a fork is what it would be; see `bound_process.fork`.
+
+        Raises:
+            RuntimeError: the template has ended.
+        """
+        return self._start(command, **options) if self.takes(command, options) else None
+
+    def _start(
         self,
         command: Sequence[str | os.PathLike[str]],
         *,
         stdout: Any,
-        stdin: Any = subprocess.DEVNULL,
+        stdin: Any = None,
         stderr: Any = None,
         env: Mapping[str, str] | None = None,
         cwd: str | os.PathLike[str] | None = None,
         start_new_session: bool = False,
     ) -> ForkedProcess:
-        """Start a service; arguments are those of `subprocess.Popen`.
-
-        Raises:
-            RuntimeError: the template has ended.
-        """
         words = [os.fspath(word) for word in command]
         request = {
             "program": words[1:],
@@ -178,8 +160,8 @@ class ForkTemplate:
         }
         with Path(os.devnull).open("rb") as null:
             out = stdout.fileno()
-            errors = out if stderr == subprocess.STDOUT else 2
-            source = null.fileno() if stdin == subprocess.DEVNULL else stdin.fileno()
+            errors = out if stderr == subprocess.STDOUT else stderr.fileno() if stderr else 2
+            source = stdin.fileno() if hasattr(stdin, "fileno") else null.fileno()
             return ForkedProcess(self, self._ask(request, [source, out, errors]), words)
 
     def reap(self, pid: int) -> int:
@@ -187,14 +169,65 @@ class ForkTemplate:
         return self._ask({"reap": pid})
 
     def close(self) -> None:
-        """End the template, and its children."""
+        """End what was started."""
         self._control.close()
-        self._process.wait()
 
     def _ask(self, request: dict[str, Any], descriptors: Sequence[int] = ()) -> int:
         with self._asking:
             socket.send_fds(self._control, [json.dumps(request).encode()], descriptors)
             answer = self._control.recv(64)
         if not answer:
-            raise RuntimeError("the process that forks services has ended; its output says why")
+            raise RuntimeError("the process that forks programs has ended; its output says why")
         return int(json.loads(answer))
+
+
+class ForkTemplate:
+    """The process that forks, and the channel to it; it starts with the first program."""
+
+    def __init__(self, preloaded: Sequence[str] = PRELOADED) -> None:
+        """Take the modules that it imports."""
+        self._preloaded = preloaded
+        self._process: subprocess.Popen[Any] | None = None
+        self._opening = threading.Lock()
+        self._theirs: socket.socket
+        control, self._theirs = open_channel()
+        self._channel = ForkChannel(control, os.environ)
+
+    def fork(
+        self, command: Sequence[str | os.PathLike[str]], options: Mapping[str, Any]
+    ) -> ForkedProcess | None:
+        """Start a program if a fork is what it would be; see `bound_process.fork`.
+
+        Raises:
+            RuntimeError: the template has ended.
+        """
+        if not self._channel.takes(command, options):
+            return None
+        with self._opening:
+            if self._process is None:
+                self._open()
+        return self._channel.fork(command, options)
+
+    def close(self) -> None:
+        """End it, and all that it forked."""
+        self._channel.close()
+        self._theirs.close()
+        if self._process is not None:
+            self._process.wait()
+
+    def _open(self) -> None:
+        descriptor = self._theirs.fileno()
+        self._process = start_bound(
+            [sys.executable, "-u", "-m", _TEMPLATE, str(descriptor), *self._preloaded],
+            pass_fds=[descriptor],
+            stdin=subprocess.DEVNULL,
+        )
+        self._theirs.close()
+
+
+def open_channel() -> tuple[socket.socket, socket.socket]:
+    """Open both ends of a channel."""
+    ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for end in ends:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_REQUEST_BYTES)
+    return ends
