@@ -20,7 +20,7 @@ UP_SETTINGS := MODEL PREFILL DECODE KVSTORE PORT GROUP ENGINE METADATA SERVED_MO
 export $(UP_SETTINGS)
 
 .DEFAULT_GOAL := help
-.PHONY: $(VENV_VLLM) .python-is-new-enough .up-settings-are-known help up test test-again test-fast fuzz fuzz-messages fuzz-all test-soak sim-cluster chaos test-shaken native native-if-possible test-native-sanitized test-rdma test-vllm conform test-clients screenshots e2e-compose check docs docs-serve schema format bench bench-overload bench-conductor bench-transfer bench-kvpool bench-rdma bench-engine bench-goodput dist lock audit clean
+.PHONY: $(VENV_VLLM) .python-is-new-enough .up-settings-are-known help up test test-again test-nightly test-fast fuzz fuzz-messages fuzz-all test-soak sim-cluster chaos test-shaken native native-if-possible test-native-sanitized test-rdma test-vllm conform test-clients screenshots e2e-compose check docs docs-serve schema format bench bench-overload bench-conductor bench-transfer bench-kvpool bench-rdma bench-engine bench-goodput dist lock audit clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +46,10 @@ test: $(VENV)/.dev ## all tests, several at once: WORKERS=3
 
 test-again: $(VENV)/.dev ## those that failed in the last run, one after the other (is it the test or the load?): RUN=<that run's>
 	PYTEST_XDIST_TESTRUNUID=$(RUN) $(BIN)/pytest --last-failed --last-failed-no-failures none
+
+test-nightly: $(VENV)/.dev ## all tests with many more examples, and statistics, soaks and sweeps (hours); says what they prove
+	@echo "RUN=$(RUN)"
+	HALFMOON_NIGHTLY=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal --testrunuid $(RUN) --timeout 7200
 
 test-fast: $(VENV)/.dev ## what needs no other process and no torch: run it while you work
 	$(BIN)/python -m pytest -p tests.one_process -q -r fE

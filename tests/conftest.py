@@ -18,8 +18,10 @@ from halfmoon_metadata import MemoryStore, tcp_ports
 from halfmoon_metadata.http_server import metadata_app
 from halfmoon_sandbox import bound_process
 from halfmoon_sandbox.bound_process import Fork
-from halfmoon_testing.processes.forked_starts import ForkTemplate
+from halfmoon_testing.processes.forked_starts import ForkTemplate, unforked
 from tests.long_files import is_left_out
+
+pytest_plugins = ["tests.nightly"]
 
 # No test asserts a time, so neither does hypothesis; fixtures shared by its examples are meant
 # to be; a failure prints how to have it again.
@@ -154,6 +156,7 @@ def forked_programs() -> Iterator[Fork]:
 
 
 @pytest.fixture
-def started_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+def started_programs() -> Iterator[None]:
     """Start services and commands as users do, by an interpreter for each."""
-    monkeypatch.setattr(bound_process, "fork", None)
+    with unforked():
+        yield

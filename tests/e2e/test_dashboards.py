@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from halfmoon_conductor.observability.metrics.vllm_metric_names import VLLM_METRIC_NAMES
 from halfmoon_conductor.tenants import add_tenant
+from halfmoon_testing.processes.forked_starts import unforked
 
 pytestmark = pytest.mark.e2e
 ROOT = Path(__file__).parents[2]
@@ -90,7 +91,8 @@ def served(
     with tenants.open("a") as file:
         file.write("requests_per_minute = 1\n")
     flags = {"conductor": [f"--tenants={tenants}"], "kvstore": ["--tenant-quotas-mib=lab=8"]}
-    with start_cluster(MODEL, n_kvstore=1, key=key, extra=flags) as live:
+    # A forked service has the metrics of all services.
+    with unforked(), start_cluster(MODEL, n_kvstore=1, key=key, extra=flags) as live:
         live.complete(prompt=list(range(300)), max_tokens=4)
         live.until(
             lambda: (

@@ -11,6 +11,7 @@ import pytest
 pytestmark = pytest.mark.e2e
 
 
+@pytest.mark.usefixtures("started_programs")  # libraries learn of their bars when they are imported
 def test_every_line_of_every_log_is_an_object_from_the_start_to_an_answer(
     start_cluster: Callable[..., Any], tiny_model: Path
 ) -> None:

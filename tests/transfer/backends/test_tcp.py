@@ -461,7 +461,7 @@ def test_bytes_damaged_on_the_wire_are_read_again_unless_the_caller_verifies_the
 
 
 def test_no_socket_or_thread_is_left_by_a_closed_engine() -> None:
-    before = {each.name for each in threading.enumerate()}
+    before = set(threading.enumerate())
     store = MemoryStore()
     with (
         TransferEngine.open("a", metadata=store, backends=("shm", "tcp")) as here,
@@ -472,7 +472,7 @@ def test_no_socket_or_thread_is_left_by_a_closed_engine() -> None:
         for region in (target.region, plain):
             here.submit("write", [Piece(source.region, 0, region, 0, 1000)]).result(PATIENCE_S)
         del source, target
-    assert {each.name for each in threading.enumerate()} == before
+    assert set(threading.enumerate()) <= before  # one of an earlier test may have ended meanwhile
 
 
 def test_a_region_of_somebody_else_is_not_taken_back(make_world: Any) -> None:

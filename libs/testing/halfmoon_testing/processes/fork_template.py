@@ -35,7 +35,7 @@ from halfmoon_testing.processes.forked_starts import (
 
 
 class Program(NamedTuple):
-    """What a child becomes: a request, and its own channel."""
+    """Hold what a child becomes: a request, and its own channel."""
 
     request: dict[str, Any]
     channel: socket.socket

@@ -15,10 +15,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from halfmoon_sandbox import bound_process
 from halfmoon_sandbox.bound_process import start_bound
 
 #: What takes long to import, in the services' own order.
@@ -231,3 +233,13 @@ def open_channel() -> tuple[socket.socket, socket.socket]:
     for end in ends:
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_REQUEST_BYTES)
     return ends
+
+
+@contextmanager
+def unforked() -> Iterator[None]:
+    """Start programs as users do, by an interpreter for each, in this block."""
+    before, bound_process.fork = bound_process.fork, None
+    try:
+        yield
+    finally:
+        bound_process.fork = before
