@@ -9,13 +9,29 @@ import pytest
 from halfmoon_engine.interface import Draw, Engine, Run
 from halfmoon_protocol.sampling import Sampling, Stopping
 from halfmoon_testing.models.tiny_models import ARCHITECTURES
+from tests.nightly import by_day
 
-LENGTHS = (1, 15, 16, 17, 100, 2000)
-#: Large blocks are a matter of pages and not of models: two architectures show it.
+#: More than one chunk of the longest, and many pages.
+LONG = by_day(700, at_night=2000)
+LENGTHS = (1, 15, 16, 17, 100, LONG)
+_NIGHT = pytest.mark.nightly("greedy tokens of each architecture equal in blocks of 64, one by one")
+#: Large blocks and single tokens are a matter of pages and not of models: two show it by day.
+_SHOWN = ("llama", "gemma2")
 ARCHITECTURES_AND_BLOCKS = [
-    *((arch, block_size) for arch in ARCHITECTURES for block_size in (16, 64)),
-    ("llama", 512),
-    ("gemma2", 512),
+    *((arch, 16) for arch in ARCHITECTURES),
+    *((arch, size) for arch in _SHOWN for size in (64, 512)),
+    *(pytest.param(arch, 64, marks=_NIGHT) for arch in ARCHITECTURES if arch not in _SHOWN),
+]
+CHUNKS = [
+    *((arch, 16, chunk) for arch in ARCHITECTURES for chunk in (7, 512)),
+    *((arch, 16, 1) for arch in _SHOWN),
+    *((arch, size, 7) for arch in _SHOWN for size in (64, 512)),
+    *(
+        pytest.param(arch, size, chunk, marks=_NIGHT)
+        for arch in ARCHITECTURES
+        if arch not in _SHOWN
+        for size, chunk in ((16, 1), (64, 7))
+    ),
 ]
 N_NEW = 8
 GREEDY = Draw(Sampling(temperature=0.0))
@@ -24,14 +40,7 @@ Reference = Callable[..., list[int]]
 Prompt = Callable[[int], list[int]]
 
 
-@pytest.mark.parametrize(
-    ("arch", "block_size", "chunk"),
-    [
-        (arch, block_size, chunk)
-        for arch, block_size in ARCHITECTURES_AND_BLOCKS
-        for chunk in ((1, 7, 512) if block_size == 16 else (7,))
-    ],
-)
+@pytest.mark.parametrize(("arch", "block_size", "chunk"), CHUNKS)
 def test_chunked_prefill_and_decode_equal_generate(
     arch: str,
     block_size: int,
@@ -41,7 +50,7 @@ def test_chunked_prefill_and_decode_equal_generate(
     reference: Reference,
     prompt_of: Prompt,
 ) -> None:
-    driver = make_driver(engine_of(arch, block_size), 2100)
+    driver = make_driver(engine_of(arch, block_size), LONG + 100)
     # Token by token or nearly, the long prompt would take thousands of forwards.
     lengths = [n for n in LENGTHS if n <= 250 * chunk]
     for n in lengths:
@@ -49,7 +58,7 @@ def test_chunked_prefill_and_decode_equal_generate(
         assert produced == reference(arch, prompt_of(n), N_NEW), f"a prompt of {n} tokens"
 
 
-@pytest.mark.parametrize("block_size", [16, 64])
+@pytest.mark.parametrize("block_size", [16, pytest.param(64, marks=_NIGHT)])
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_a_batch_of_mixed_lengths_and_phases_equals_each_alone(
     arch: str,
@@ -90,19 +99,19 @@ def test_a_prefix_whose_kv_came_from_elsewhere_continues_the_same(
     prompt_of: Prompt,
 ) -> None:
     engine = engine_of(arch, block_size)
-    prompt = prompt_of(2000)
-    first = make_driver(engine, 2100, seed=1)
-    theirs = first.pages_for(2000)
+    prompt = prompt_of(LONG)
+    first = make_driver(engine, LONG + 100, seed=1)
+    theirs = first.pages_for(LONG)
     engine.forward([Run(prompt, 0, theirs, None)])
     layout = engine.layout
     blocks = [bytes(first.page_bytes(page)) for page in theirs]
 
-    second = make_driver(engine, 2100, seed=2)
-    for cached in (block_size, 1536, 1999):
-        ours = second.pages_for(2000 + N_NEW)
+    second = make_driver(engine, LONG + 100, seed=2)
+    for cached in (block_size, LONG // 512 * 512, LONG - 1):
+        ours = second.pages_for(LONG + N_NEW)
         landed = ours[: cached // block_size]
-        if cached == 1999:  # all of the prompt but the token that must be computed
-            landed = ours[: layout.blocks_for(2000)]
+        if cached == LONG - 1:  # all of the prompt but the token that must be computed
+            landed = ours[: layout.blocks_for(LONG)]
 
         def land(layer: int, ours: list[int] = landed) -> None:
             begin = layer * layout.layer_bytes
@@ -119,7 +128,7 @@ def test_a_prefix_whose_kv_came_from_elsewhere_continues_the_same(
         assert isinstance(token, int)
         produced = [token]
         while len(produced) < N_NEW:
-            step = Run(produced[-1:], 1999 + len(produced), ours, draw)
+            step = Run(produced[-1:], LONG + len(produced) - 1, ours, draw)
             (token,) = engine.forward([step])
             assert isinstance(token, int)
             produced.append(token)
