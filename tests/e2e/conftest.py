@@ -116,7 +116,9 @@ class LiveCluster:
 
 @contextmanager
 def _cluster(folder: Path, model: str, key: str, **more: Any) -> Iterator[LiveCluster]:
-    plan = ClusterPlan(model=model, http_port=free_port(), **more)
+    # A measured speed of a tiny model says nothing; it costs each worker a second.
+    environment = {"HALFMOON_MEASURE": "false", **more.pop("environment", {})}
+    plan = ClusterPlan(model=model, http_port=free_port(), environment=environment, **more)
     with EmbeddedCluster(plan, folder) as cluster:
         live = LiveCluster(cluster, key)
 

@@ -3,8 +3,10 @@
 Tests and benchmarks use it as a peer that can be killed.
 """
 
-import subprocess
+import os
 import sys
+from contextlib import suppress
+from importlib.util import find_spec
 from typing import Self
 
 from halfmoon_sandbox.bound_process import start_bound
@@ -14,14 +16,21 @@ class ChildProcess:
     """Control a child process; a context manager that ends it."""
 
     def __init__(self, module: str, name: str, *arguments: str) -> None:
-        """Start a module as a program, with its name as the first argument."""
+        """Start a module as a program, with its name as the first argument.
+
+        It is named by its file, and its pipes are ours: so tests can fork it.
+        """
         self.name = name
-        self._process = start_bound(
-            [sys.executable, "-m", module, name, *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        found = find_spec(module)
+        assert found is not None and found.origin is not None
+        their_input, commands = os.pipe()
+        answers, their_output = os.pipe()
+        self._commands = os.fdopen(commands, "w", encoding="utf-8")
+        self._answers = os.fdopen(answers, encoding="utf-8")
+        with os.fdopen(their_input) as stdin, os.fdopen(their_output, "w") as stdout:
+            self._process = start_bound(
+                [sys.executable, found.origin, name, *arguments], stdin=stdin, stdout=stdout
+            )
 
     @property
     def pid(self) -> int:
@@ -30,14 +39,12 @@ class ChildProcess:
 
     def send(self, command: str) -> None:
         """Send a command without waiting for its answer."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(command + "\n")
-        self._process.stdin.flush()
+        self._commands.write(command + "\n")
+        self._commands.flush()
 
     def answer(self) -> str:
         """Read the next line that the process prints, without its line feed."""
-        assert self._process.stdout is not None
-        line: str = self._process.stdout.readline()
+        line = self._answers.readline()
         assert line, f"process {self.name} ended with {self._process.wait()}"
         return line.removesuffix("\n")
 
@@ -55,5 +62,7 @@ class ChildProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.communicate()
+        self.kill()
+        self._answers.close()
+        with suppress(BrokenPipeError):  # of a command that it did not take
+            self._commands.close()

@@ -52,8 +52,8 @@ PROGRAMS = frozenset(
 )
 #: Variables that are read while something is imported, by how they begin.
 _READ_AT_IMPORT = ("PYTHON", "LD_", "OMP_", "GOMP_", "MKL_", "TORCH_", "HF_", "TRANSFORMERS_")
-#: Of those, what the template does for a child.
-_APPLIED = frozenset({"PYTHONFAULTHANDLER", "PYTHONUNBUFFERED"})
+#: Of those, what the template does for a child; an engine in this process sets the last, too.
+_APPLIED = frozenset({"PYTHONFAULTHANDLER", "PYTHONUNBUFFERED", "GOMP_SPINCOUNT"})
 _TEMPLATE = "halfmoon_testing.processes.fork_template"
 #: Of one request: a program's arguments and its environment.
 MAX_REQUEST_BYTES = 192 * 1024
