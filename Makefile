@@ -19,6 +19,9 @@ DOCS_PORT ?= 8008
 UP_SETTINGS := MODEL PREFILL DECODE KVSTORE PORT GROUP ENGINE METADATA SERVED_MODEL_NAME
 export $(UP_SETTINGS)
 
+# Tests and services start interpreters by the hundred: each would compile all modules again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: $(VENV_VLLM) .python-is-new-enough .up-settings-are-known help up test test-again test-nightly test-fast fuzz fuzz-messages fuzz-all test-soak sim-cluster chaos test-shaken native native-if-possible test-native-sanitized test-rdma test-vllm conform test-clients screenshots e2e-compose check docs docs-serve schema format bench bench-overload bench-conductor bench-transfer bench-kvpool bench-rdma bench-engine bench-goodput dist lock audit clean
 

@@ -35,10 +35,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.user_properties.append((_PROVES, mark.args[0]))
     if is_night():
         return
-    kept = [item for item in items if item.get_closest_marker("nightly") is None]
-    if len(kept) < len(items):
-        config.hook.pytest_deselected(items=[each for each in items if each not in set(kept)])
-        items[:] = kept
+    left_out = [item for item in items if item.get_closest_marker("nightly") is not None]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item.get_closest_marker("nightly") is None]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
