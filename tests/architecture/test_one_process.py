@@ -1,10 +1,9 @@
 """`make test-fast` leaves out what imports torch or starts a process, whatever the way."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
-
-import pytest
 
 from tests.one_process import LEFT_OUT
 
@@ -19,31 +18,35 @@ STARTS = {
 }
 
 
-def run(folder: Path, program: str) -> subprocess.CompletedProcess[str]:
-    (folder / "test_it.py").write_text(program)
+def run(folder: Path, **programs: str) -> subprocess.CompletedProcess[str]:
+    for name, program in programs.items():
+        (folder / f"test_{name}.py").write_text(program)
     command = [sys.executable, "-m", "pytest", "-p", "tests.one_process", "-q", "-rs", str(folder)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
 
 
-def test_a_test_of_one_process_runs(tmp_path: Path) -> None:
-    done = run(tmp_path, "def test_it(): assert 1 + 1 == 2")
-    assert "1 passed" in done.stdout, done.stdout
-
-
-@pytest.mark.parametrize("package", ["torch", "transformers.models"])
-def test_a_file_that_imports_a_heavy_package_is_left_out(tmp_path: Path, package: str) -> None:
-    done = run(tmp_path, f"import {package}\ndef test_it(): assert False")
-    assert "1 skipped" in done.stdout and f"imports {package.partition('.')[0]}" in done.stdout
-
-
-@pytest.mark.parametrize("way", STARTS)
-def test_a_test_that_starts_a_process_is_left_out(tmp_path: Path, way: str) -> None:
-    done = run(tmp_path, f"def test_it():\n    {STARTS[way]}\n    assert False")
-    assert "1 skipped" in done.stdout and "starts a process" in done.stdout, done.stdout
+def test_what_imports_a_heavy_package_or_starts_a_process_is_left_out_and_others_run(
+    tmp_path: Path,
+) -> None:
+    starts = {
+        way: f"def test_it():\n    {start}\n    assert False" for way, start in STARTS.items()
+    }
+    imports = {
+        package.partition(".")[0]: f"import {package}\ndef test_it(): assert False"
+        for package in ("torch", "transformers.models")
+    }
+    done = run(tmp_path, fine="def test_it(): assert 1 + 1 == 2", **starts, **imports)
+    assert f"1 passed, {len(starts) + len(imports)} skipped" in done.stdout, done.stdout
+    reasons = re.findall(r"^SKIPPED \[(\d+)\] .*: it (.*)$", done.stdout, re.MULTILINE)
+    assert {reason: int(n) for n, reason in reasons} == {
+        "starts a process": len(starts),
+        "imports torch": 1,
+        "imports transformers": 1,
+    }
 
 
 def test_a_heavy_package_that_got_in_all_the_same_fails_the_run(tmp_path: Path) -> None:
-    done = run(tmp_path, "import sys\ndef test_it(): sys.modules['torch'] = sys")
+    done = run(tmp_path, it="import sys\ndef test_it(): sys.modules['torch'] = sys")
     assert done.returncode != 0 and "torch was imported" in done.stdout + done.stderr
 
 

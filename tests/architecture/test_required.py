@@ -6,8 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.polyglot.conftest import LEAST_NODE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,7 +24,18 @@ SKIPS = {
 
 def run(folder: Path, required: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "conftest", "-p", "no:cacheprovider", "."],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "conftest",
+            "-p",
+            "no:cacheprovider",
+            "--continue-on-collection-errors",
+            ".",
+        ],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": f"{ROOT / 'tests'}:{ROOT}", "HALFMOON_REQUIRE": required},
         capture_output=True,
@@ -35,16 +44,17 @@ def run(folder: Path, required: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
-@pytest.mark.parametrize("how", SKIPS)
-def test_a_skip_of_a_test_that_must_run_is_a_failure_with_its_reason(
-    tmp_path: Path, how: str
-) -> None:
-    (tmp_path / "test_some.py").write_text(SKIPS[how])
+def test_a_skip_of_a_test_that_must_run_is_a_failure_with_its_reason(tmp_path: Path) -> None:
+    files = {f"test_{how.replace(' ', '_')}.py": content for how, content in SKIPS.items()}
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
     (tmp_path / "test_others.py").write_text(SKIPS["in the test"])
-    failed = run(tmp_path, "test_none.py test_some.py")
+    failed = run(tmp_path, f"test_none.py {' '.join(files)}")
     assert failed.returncode != 0, failed.stdout
-    assert "HALFMOON_REQUIRE says that it must run" in failed.stdout
-    assert "no library" in failed.stdout
+    why = r"it was skipped, and HALFMOON_REQUIRE says that it must run: .*no library"
+    assert len(re.findall(rf"^(?:E +)?{why}", failed.stdout, re.MULTILINE)) == len(files)
+    found = re.findall(r"^(?:FAILED|ERROR) (\w+\.py)", failed.stdout, re.MULTILINE)
+    assert sorted(found) == sorted(files), failed.stdout
     skipped = run(tmp_path, "")
     assert "skipped" in skipped.stdout
     assert "failed" not in skipped.stdout

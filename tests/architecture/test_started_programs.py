@@ -26,6 +26,11 @@ def name_of(function: ast.expr) -> str:
     return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
 
 
+def is_of_subprocess(function: ast.expr) -> bool:
+    value = getattr(function, "value", None)
+    return isinstance(value, ast.Name) and value.id == "subprocess"
+
+
 def strings(nodes: list[ast.expr]) -> Iterator[str]:
     for node in nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -36,7 +41,7 @@ def started(tree: ast.Module) -> set[str]:
     """Return the programs that a file starts, as far as they stand there by name."""
     found: set[str] = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("subprocess."):
+        if isinstance(node, ast.Call) and is_of_subprocess(node.func):
             first = node.args[0] if node.args else None
             found.update(strings(first.elts[:1] if isinstance(first, ast.List) else []))
         if isinstance(node, ast.Call) and name_of(node.func) == "create_subprocess_exec":

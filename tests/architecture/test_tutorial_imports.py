@@ -7,7 +7,8 @@ before the program that imports it.
 import ast
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -41,9 +42,15 @@ def modules_of(program: str) -> set[str]:
     return {name for name in found - sys.stdlib_module_names if not name.startswith("halfmoon_")}
 
 
+@cache
+def distributions_of_modules() -> Mapping[str, list[str]]:
+    """Read once what half a second is needed for."""
+    return packages_distributions()
+
+
 def is_among(module: str, names: set[str]) -> bool:
     """Whether one of the distributions has a module."""
-    distributions = packages_distributions().get(module, [module])
+    distributions = distributions_of_modules().get(module, [module])
     return any(re.sub(r"[-_.]+", "-", each).lower() in names for each in distributions)
 
 

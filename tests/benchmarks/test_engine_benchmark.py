@@ -72,6 +72,7 @@ def test_an_unknown_name_is_refused_with_the_known_ones(module: str, flag: str) 
     assert f"{flag}: no nothing-like-it; there are: " in done.stderr
 
 
+@pytest.mark.nightly("`make bench-engine` measures our engine and prints its rows")
 @pytest.mark.e2e
 def test_the_benchmark_of_the_engine_has_our_rows(tmp_path: Path) -> None:
     chosen = ["--systems", "halfmoon", "--shapes", "llama-3.4m", "--dtypes", "float32"]

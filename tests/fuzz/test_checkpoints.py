@@ -19,10 +19,12 @@ import pytest
 from halfmoon_engine.load import open_engine
 from halfmoon_models.errors import MAX_ERROR_CHARS, ModelError
 from halfmoon_models.folder_inspection import inspect_folder
+from halfmoon_testing.fuzz_inputs import n_fuzz_inputs
 from halfmoon_testing.models.llama_folders import safetensors_with_header, split_safetensors
 from halfmoon_testing.models.tiny_models import make_tiny_model
+from tests.nightly import by_day
 
-N_MUTANTS = int(os.environ.get("HALFMOON_FUZZ", "150"))
+N_MUTANTS = n_fuzz_inputs(by_day(50, at_night=1000))
 #: In CI the same each time: a change is not held up by what luck finds elsewhere.
 SEED = int(os.environ.get("HALFMOON_FUZZ_SEED") or bool(os.environ.get("CI"))) or (
     random.SystemRandom().randrange(2**32)
@@ -294,7 +296,8 @@ def test_mutated_checkpoints_are_refused_in_a_line_or_right(tmp_path: Path) -> N
         assert slowest[0] < MAX_S, slowest
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory_before) / 1024
     print(f"{dict(ends)}, slowest {slowest[0]:.1f} s ({slowest[1]}), memory +{grown:.0f} MiB")
-    assert ends["right"] and ends["BrokenCheckpoint"] and ends["UnsupportedModel"]
+    assert ends["right"] and ends["BrokenCheckpoint"]
+    assert ends["UnsupportedModel"] or N_MUTANTS < 150  # few mutants are
     assert grown < MAX_GROWTH_MIB
 
 

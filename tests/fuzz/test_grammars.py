@@ -25,11 +25,13 @@ from halfmoon_conductor.grammar.grammars import RequestedGrammar
 from halfmoon_engine.interface import Draw, GrammarFailed, PendingToken, Run, SequenceState
 from halfmoon_engine.load import open_engine
 from halfmoon_protocol.sampling import MAX_GRAMMAR_CHARACTERS, Sampling
+from halfmoon_testing.fuzz_inputs import n_fuzz_inputs
 from halfmoon_testing.models.byte_tokenizer import EOS_TOKEN_IDS
 from halfmoon_testing.models.hostile_grammars import HostileGrammar, random_grammar
 from halfmoon_testing.models.tiny_models import make_tiny_model
+from tests.nightly import by_day
 
-N = int(os.environ.get("HALFMOON_FUZZ", "60"))
+N = n_fuzz_inputs(by_day(16, at_night=500))
 #: In CI the same each time: a change is not held up by what luck finds elsewhere.
 SEED = int(os.environ.get("HALFMOON_FUZZ_SEED") or bool(os.environ.get("CI"))) or (
     random.SystemRandom().randrange(2**32)

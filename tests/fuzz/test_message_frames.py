@@ -42,10 +42,11 @@ from halfmoon_runtime.worker.message_loop import FAILED_MESSAGES
 from halfmoon_testing.fuzz_inputs import cut_anywhere, fuzz_random, mutate_bytes, n_fuzz_inputs
 from halfmoon_testing.scheduling_inputs import a_worker
 from halfmoon_testing.worker_caller import mutate_message
+from tests.nightly import by_day
 from tests.services.conftest import open_cluster
 
 pytestmark = pytest.mark.timeout(14_400)
-N = n_fuzz_inputs(60)
+N = n_fuzz_inputs(by_day(30, at_night=500))
 PATIENCE_S = 20.0
 ORACLE = FakeEngine()
 N_NEW = 6

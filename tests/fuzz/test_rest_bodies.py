@@ -48,9 +48,10 @@ from halfmoon_testing.fuzz_inputs import (
     n_fuzz_inputs,
 )
 from halfmoon_testing.models.byte_tokenizer import train_tokenizer, write_tokenizer
+from tests.nightly import by_day
 from tests.services.conftest import open_cluster
 
-N = n_fuzz_inputs(300)
+N = n_fuzz_inputs(by_day(90, at_night=2000))
 N_AT_ONCE = 6
 #: No answer may take longer.
 MAX_S = 60.0

@@ -62,8 +62,9 @@ from halfmoon_transfer.regions.access import AccessStatus
 from halfmoon_transfer.regions.byte_ops import checksum
 from halfmoon_transfer.regions.region_table import RegionTable
 from halfmoon_transfer.threads.stop_signal import StopSignal
+from tests.nightly import by_day
 
-N = n_fuzz_inputs(150)
+N = n_fuzz_inputs(by_day(150, at_night=1000))
 PATIENCE_S = 60.0
 KEY = ClusterKey("the moon is made of green cheese")
 OTHER = ClusterKey("the moon is made of blue cheese")
@@ -146,6 +147,12 @@ class Owner:
     def close(self) -> None:
         self.honest.close()
         self.engine.close()
+
+
+@pytest.fixture(autouse=True)
+def _quick_collections() -> None:
+    """Leave what is there out of the many collections of a test."""
+    gc.freeze()
 
 
 @pytest.fixture

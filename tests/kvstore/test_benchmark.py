@@ -10,7 +10,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("label", ["halfmoon, shared memory", "disk"])
+@pytest.mark.parametrize(
+    "label",
+    [
+        "halfmoon, shared memory",
+        pytest.param("disk", marks=pytest.mark.nightly("`make bench-kvpool` has rows of the disk")),
+    ],
+)
 def test_the_benchmark_of_the_pool_has_our_rows(label: str) -> None:
     chosen = ["--only", f"^{label}$", "--sizes", "65536", "--seconds", "0.02", "--rounds", "1"]
     done = subprocess.run(

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 
 from halfmoon_kvstore.drain.drain_controller import DrainController
@@ -36,6 +37,12 @@ async def ended(nodes: Any, name: str) -> str:
     return str(nodes.log(name))
 
 
+async def told(web: httpx.AsyncClient) -> None:
+    """Read a drain's progress until its end: a node stays for seconds until that was read."""
+    while (await web.get("/drain")).json()["state"] == "moving":
+        await asyncio.sleep(0.01)
+
+
 async def readable(clients: Sequence[BlockClient], prompts: Sequence[list[BlockHash]]) -> None:
     """Every block can be read from one of these, and is what was put."""
     for each in prompts:
@@ -62,6 +69,7 @@ async def test_after_a_drain_every_block_of_both_tiers_is_readable_from_the_rest
             began = (await web.post("/drain", json={"deadline_s": 600})).json()
             assert began["state"] == "moving"
             assert (await web.post("/drain", json={})).status_code == 200  # changes nothing
+            await told(web)
         log = await ended(nodes, "a")
         assert f"n_moved={(len(prompts) - 1) * 32}" in log and "n_left=0" in log
         await readable([b, c], prompts)
@@ -105,6 +113,7 @@ async def test_a_node_that_leaves_serves_reads_refuses_puts_and_moves_no_faster_
             ReserveBlocks(Ticket("late"), a.layout, tuple(prompt_blocks(2, 1)), None, (0,) * 16)
         )
         assert isinstance(refused, KvstoreRefused) and "stopping" in refused.reason
+        await told(web)
         log = await ended(nodes, "a")
         assert "its 1.5 s were over" in log
         n_moved = len(await b.get(blocks))
@@ -122,6 +131,7 @@ async def test_what_finds_no_room_elsewhere_stays_on_the_disk_and_the_reason_is_
         wrong = await web.post("/drain", json={"deadline_s": -1})
         assert wrong.status_code == 400 and "deadline_s" in wrong.json()["error"]["message"]
         await web.post("/drain", json={})
+        await told(web)
         assert "there is no other kvstore" in await ended(nodes, "a")
     nodes.start("a", promotion_wait_s=60, **flags)
     nodes.start("b", capacity_mib=1)
@@ -129,6 +139,7 @@ async def test_what_finds_no_room_elsewhere_stays_on_the_disk_and_the_reason_is_
         assert await a.get(blocks) == blocks
         await b.put(theirs)
         await web.post("/drain", json={})
+        await told(web)
         assert "have no room" in await ended(nodes, "a")
         assert await b.get(theirs) == theirs  # what others have is not given up for it
         assert len(await b.get(blocks)) == int(0.95 * N_BLOCKS_MIB) - 200
@@ -144,8 +155,7 @@ async def test_a_node_that_leaves_waits_for_those_who_read_here(nodes: Any) -> N
         leased = await a.request(LeaseBlocks(ticket, a.layout, tuple(blocks)))
         assert isinstance(leased, BlocksLeased) and len(leased.places) == len(blocks)
         await web.post("/drain", json={"deadline_s": 600})
-        while (await web.get("/drain")).json()["state"] != "done":
-            await asyncio.sleep(0.01)
+        await told(web)
         # It has told how it went, and would end at once if it did not wait for readers.
         for _ in range(100):
             assert await a.get(blocks) == blocks

@@ -22,6 +22,7 @@ from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_scheduling.tiers.disk_map import BlockRecord, DiskBlock
 from halfmoon_scheduling.tiers.tier_commands import Erase, Promote, WriteBack
 from halfmoon_testing.block_client import SMALL_LAYOUT, block_content
+from tests.nightly import by_day
 
 N_BYTES = 200_000
 SHAPE = SegmentShape.fitting(SMALL_LAYOUT, N_BYTES)
@@ -135,15 +136,16 @@ def payload_of(at: int) -> int | None:
 
 
 def places(dice: random.Random) -> list[int]:
-    """Bytes of every part of a file, and any others."""
+    """Return bytes of every part of a file, and any others."""
+    every = by_day(16, at_night=1)
     first, second = SHAPE.superblock_offsets
     near = [0, 7, 8, 11, 12, 13, 60, 200, 2000, PAGE - 9, PAGE - 8, PAGE - 1]
     found = [front + at for front in (first, second) for at in near]
     for slot in (0, 1, 4, 31, 32, SHAPE.n_slots - 1):
         for header in SHAPE.header_offsets(slot):
-            found += range(header, header + 128)
+            found += range(header + dice.randrange(every), header + 128, every)
         found += [SHAPE.offset(slot), SHAPE.offset(slot) + PAGE - 1]
-    return [*found, *(dice.randrange(SHAPE.n_bytes) for _ in range(400))]
+    return [*found, *(dice.randrange(SHAPE.n_bytes) for _ in range(by_day(60, at_night=400)))]
 
 
 @pytest.mark.random_seeds(1)
@@ -186,7 +188,7 @@ def test_a_page_of_zeros_noise_or_another_pages_bytes_costs_at_most_the_block_th
         another,
     ]
     for page in range(SHAPE.n_bytes // PAGE):
-        for filling in fillings:
+        for filling in dice.sample(fillings, by_day(2, at_night=len(fillings))):
             damaged = bytearray(file)
             damaged[page * PAGE : (page + 1) * PAGE] = filling(page)
             file_in(tmp_path).write_bytes(damaged)
@@ -319,8 +321,8 @@ def test_one_damaged_byte_of_a_file_of_version_1_costs_at_most_its_block(
     print(f"seed {seed}")
     dice = random.Random(seed)
     file = old_segment(OLD_SHAPE)
-    fronts = [*range(0, 260, 7), 1000, PAGE - 9, *range(PAGE - 8, PAGE)]
-    headers = [dice.randrange(PAGE, OLD_SHAPE.offset(0)) for _ in range(200)]
+    fronts = [*range(0, 260, by_day(28, at_night=7)), 1000, PAGE - 9, *range(PAGE - 8, PAGE)]
+    headers = [dice.randrange(PAGE, OLD_SHAPE.offset(0)) for _ in range(by_day(50, at_night=200))]
     for at in [*fronts, *headers]:
         damaged = bytearray(file)
         damaged[at] ^= dice.randrange(1, 256)

@@ -14,11 +14,23 @@ KEY = "only good for a test of tokens"
 TOKEN = metadata_token(KEY)
 
 
-@pytest.fixture
-def server() -> Iterator[HttpServer]:
+@pytest.fixture(scope="module")
+def one_server() -> Iterator[HttpServer]:
     server = HttpServer(MemoryStore(), tokens=[TOKEN])
     yield server
     server.stop()
+
+
+@pytest.fixture
+def server(one_server: HttpServer) -> HttpServer:
+    one_server.store = MemoryStore()
+    return one_server
+
+
+@pytest.fixture(scope="module")
+def web() -> Iterator[httpx.Client]:
+    with httpx.Client(trust_env=False) as client:
+        yield client
 
 
 @pytest.fixture
@@ -69,13 +81,15 @@ def test_a_client_without_it_is_told_what_to_set(server: HttpServer, url: str, k
 )
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "POST", "HEAD"])
 def test_no_other_header_opens_it(
-    server: HttpServer, url: str, method: str, headers: list[tuple[str, bytes]]
+    server: HttpServer,
+    url: str,
+    web: httpx.Client,
+    method: str,
+    headers: list[tuple[str, bytes]],
 ) -> None:
     encoded = [(name.encode(), value) for name, value in headers]
     for path in ("", "/increment", "/nothing"):
-        answer = httpx.request(
-            method, url + path, params={"key": "a"}, headers=encoded, trust_env=False
-        )
+        answer = web.request(method, url + path, params={"key": "a"}, headers=encoded)
         assert answer.status_code == 401, path
         assert answer.headers["www-authenticate"] == "Bearer"
         assert TOKEN not in answer.text

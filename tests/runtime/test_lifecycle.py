@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 import urllib.request
@@ -47,13 +46,16 @@ class Running:
     def __init__(self, body: str, folder: Path) -> None:
         self._status = folder / "status.json"
         self._log = (folder / "log").open("w+")
-        self.process = start_bound(
-            [sys.executable, "-c", PRELUDE + body + EPILOGUE],
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            text=True,
-            env={**os.environ, STATUS_FILE: str(self._status), "PYTHONUNBUFFERED": "1"},
-        )
+        self._printed = folder / "printed"
+        program = folder / "service.py"
+        program.write_text(PRELUDE + body + EPILOGUE)
+        with self._printed.open("w") as printed:
+            self.process = start_bound(
+                [sys.executable, program],
+                stdout=printed,
+                stderr=self._log,
+                env={**os.environ, STATUS_FILE: str(self._status), "PYTHONUNBUFFERED": "1"},
+            )
 
     @property
     def status(self) -> dict[str, Any]:
@@ -75,8 +77,8 @@ class Running:
 
     def end(self) -> tuple[int, str]:
         """Wait; the exit status and what it printed."""
-        printed, _ = self.process.communicate(timeout=20)
-        return self.process.returncode, printed
+        code = self.process.wait(timeout=20)
+        return code, self._printed.read_text()
 
     def stop(self) -> None:
         self.process.kill()
@@ -166,6 +168,7 @@ async def main(service):
     assert running.status["stage"] == "stopped"
 
 
+@pytest.mark.usefixtures("started_programs")  # what a fork begins with is out of sight already
 def test_what_is_there_once_a_service_is_ready_is_not_collected_again(
     start: Callable[[str], Running],
 ) -> None:

@@ -76,8 +76,19 @@ def run(
     return Outcome(n_good, n_good / len(admitted), sum(map(cluster.is_good, cold)) / len(cold))
 
 
-@pytest.mark.parametrize("times", [2, 5])
-@pytest.mark.parametrize("name", CLUSTERS)
+_AT_NIGHT = pytest.mark.nightly(
+    "the learnt margin of admission keeps the limits and goodput whichever role is short"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "times"),
+    [
+        pytest.param(name, times, marks=() if (name, times) == ("1P+1D", 2) else _AT_NIGHT)
+        for name in CLUSTERS
+        for times in (2, 5)
+    ],
+)
 def test_nine_of_ten_admitted_keep_both_limits_and_goodput_is_the_best_fixed_margins(
     name: str, times: float
 ) -> None:
@@ -95,4 +106,4 @@ def test_nine_of_ten_admitted_keep_both_limits_and_goodput_is_the_best_fixed_mar
 
 def test_the_same_arrivals_give_the_same_decisions() -> None:
     cluster = CLUSTERS["1P+1D"]
-    assert run(cluster, 5, 0, quantile=0.9) == run(cluster, 5, 0, quantile=0.9)
+    assert run(cluster, 2, 0, quantile=0.9) == run(cluster, 2, 0, quantile=0.9)

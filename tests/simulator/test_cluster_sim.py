@@ -17,23 +17,16 @@ from halfmoon_scheduling.placement.modes import PLACEMENT_MODES
 from halfmoon_simulator.cluster.cluster_sim import BadScenario, ClusterSim, WorkerFault
 from halfmoon_simulator.cluster.cluster_spec import ClusterSpec
 from halfmoon_simulator.results.run_report import results_to_json
-from halfmoon_simulator.results.run_results import RunResult
 from halfmoon_simulator.scenario import scheduling_for_simulation
 from halfmoon_simulator.workloads.traces import TraceRequest
 from halfmoon_testing.simulator_inputs import a_trace_request, tiny_costs
+from tests.simulator.audits import audited
 
 
 def spec(**changes: Any) -> ClusterSpec:
     return ClusterSpec(
         **{"n_prefill": 1, "n_decode": 1, "block_tokens": 16, "max_new_tokens": 100, **changes}
     )
-
-
-def audited(world: ClusterSim) -> RunResult:
-    while world.step():
-        world.check()
-    world.check()
-    return world.result()
 
 
 def a_world(*asks: TraceRequest, costs: Any = None, **changes: Any) -> ClusterSim:

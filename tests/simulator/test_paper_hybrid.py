@@ -64,6 +64,7 @@ def test_each_measure_is_compared_with_the_better_of_both(
     assert [check.holds for check in hybrid_checks(1.0, split, aggregated, ours)] == holds
 
 
+@pytest.mark.usefixtures("one_surrogate_for_all_runs")
 def test_every_system_runs_at_every_load_and_the_start_of_the_trace_is_said() -> None:
     report = hybrid(ExperimentRunner(folder="", n_requests=20, n_jobs=1))
     (table,) = report.tables

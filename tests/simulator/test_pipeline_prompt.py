@@ -14,10 +14,10 @@ from halfmoon_protocol.messages import PrefillCost
 from halfmoon_simulator.cluster.cluster_sim import ClusterSim, WorkerFault
 from halfmoon_simulator.cluster.cluster_spec import ClusterSpec
 from halfmoon_simulator.results.run_report import results_to_json
-from halfmoon_simulator.results.run_results import RunResult
 from halfmoon_simulator.scenario import scheduling_for_simulation
 from halfmoon_simulator.workloads.traces import TraceRequest
 from halfmoon_testing.simulator_inputs import a_trace_request, tiny_costs
+from tests.simulator.audits import audited
 
 FREE = PrefillCost(c0_s=0.0, c1_s=0.01, c2_s=0.0)
 
@@ -39,13 +39,6 @@ def a_world(
         costs, placement="min_ttft", max_attempts=50, group_least_gain=gain
     )
     return ClusterSim(ClusterSpec(**shape), costs, config, asks, faults=faults)
-
-
-def audited(world: ClusterSim) -> RunResult:
-    while world.step():
-        world.check()
-    world.check()
-    return world.result()
 
 
 def test_a_prompt_goes_through_the_stages_chunk_by_chunk() -> None:

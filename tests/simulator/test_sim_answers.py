@@ -11,6 +11,7 @@ from halfmoon_simulator.scenario import scheduling_for_simulation
 from halfmoon_simulator.workloads.conversations import conversations
 from halfmoon_simulator.workloads.traces import TRACE_BLOCK_TOKENS, TraceRequest
 from halfmoon_testing.simulator_inputs import tiny_costs
+from tests.simulator.audits import EVERY, audit_steps
 
 BLOCK = 16
 #: Tokens of each turn's message and answer.
@@ -37,20 +38,15 @@ def session(
 def run(
     requests: list[TraceRequest],
     faults: tuple[WorkerFault, ...] = (),
-    check_every: int = 1,
+    check_every: int = EVERY,
     **changes: object,
 ) -> RunResult:
     """Simulate, and audit after every so many events."""
-    n_events = 0
     fields = {"n_prefill": 1, "n_decode": 1, "block_tokens": BLOCK, "max_new_tokens": 100}
     costs = tiny_costs()
     spec = ClusterSpec(**{**fields, **changes})  # type: ignore[arg-type]
     world = ClusterSim(spec, costs, scheduling_for_simulation(costs), requests, faults=faults)
-    while world.step():
-        n_events += 1
-        if n_events % check_every == 0:
-            world.check()
-    world.check()
+    audit_steps(world, check_every)
     assert all(worker.answers.is_idle or worker.dead for worker in world.decodes.values())
     return world.result()
 

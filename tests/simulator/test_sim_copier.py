@@ -31,6 +31,7 @@ from halfmoon_simulator.scenario import scheduling_for_simulation
 from halfmoon_simulator.workloads.hot_prefixes import DOCUMENT_BLOCKS, hot_prefix_requests
 from halfmoon_simulator.workloads.traces import TraceRequest
 from halfmoon_testing.simulator_inputs import a_trace_request, tiny_costs
+from tests.simulator.audits import audit_steps, audited
 
 K0, K1 = WorkerId("kvstore-0"), WorkerId("kvstore-1")
 BLOCKS = tuple(BlockHash(bytes([i]) * 16) for i in range(4))
@@ -60,20 +61,13 @@ def a_world(asks: list[TraceRequest], *, costs: Any = None, **more: Any) -> Clus
 
 
 def run_until(world: ClusterSim, at_s: float) -> None:
-    while world.event_queue.now < at_s and world.step():
-        world.check()
+    audit_steps(world, until=lambda: world.event_queue.now >= at_s)
 
 
 def holders(world: ClusterSim) -> list[str]:
     """Kvstores that hold the whole prefix."""
     prefix = [world.clients._block_hashes(ASKS[0])[i] for i in range(4)]
     return [name for name, k in world.kvstores.items() if all(b in k.cache for b in prefix)]
-
-
-def audited(world: ClusterSim) -> RunResult:
-    while world.step():
-        world.check()
-    return world.result()
 
 
 def test_a_hot_prefix_gets_a_second_holder_and_a_cold_copy_is_dropped() -> None:
@@ -226,16 +220,18 @@ def test_nothing_leaks_and_the_same_run_gives_the_same_bytes(
     faults = [WorkerFault(at_s, worker, back) for worker, at_s, back in losses]
     asks = [a_trace_request(1.5 * i, n_input=90, prompt=i, shared=4 - i % 3) for i in range(12)]
 
-    def run() -> tuple[ClusterSim, str]:
+    def world() -> ClusterSim:
         shape = spec(n_slots=20)
-        world = ClusterSim(shape, costs, config(costs, max_attempts=50), asks, faults=faults)
-        return world, results_to_json([("run", audited(world))], with_requests=True)
+        return ClusterSim(shape, costs, config(costs, max_attempts=50), asks, faults=faults)
 
-    world, text = run()
-    assert text == run()[1]
+    def text(result: RunResult) -> str:
+        return results_to_json([("run", result)], with_requests=True)
+
+    first = world()
+    assert text(audited(first)) == text(world().run())
     for _ in range(2000):
-        world.event_queue.step()
-    for kvstore in world.kvstores.values():
+        first.event_queue.step()
+    for kvstore in first.kvstores.values():
         assert kvstore.cache.n_reserved == kvstore.cache.n_leased == 0
 
 

@@ -16,6 +16,7 @@ from halfmoon_simulator.results.run_results import RunResult
 from halfmoon_simulator.scenario import scheduling_for_simulation
 from halfmoon_simulator.workloads.traces import TraceRequest
 from halfmoon_testing.simulator_inputs import a_trace_request, tiny_costs
+from tests.simulator.audits import audited
 
 BLOCK_BYTES = 1024
 #: Four blocks of each may come from a cache when the prompt is seen again.
@@ -162,7 +163,5 @@ def test_every_request_ends_whatever_memory_and_disk_hold(
         disk_bytes=n_disk * BLOCK_BYTES,
         promotion_wait_s=wait_s,
     )
-    while world.step():
-        world.check()
-    result = world.result()
+    result = audited(world)
     assert all(record.outcome == "finished" for record in result.records)

@@ -15,10 +15,10 @@ from halfmoon_protocol.ids import WorkerId
 from halfmoon_simulator.cluster.cluster_sim import ClusterSim, WorkerFault
 from halfmoon_simulator.cluster.cluster_spec import ClusterSpec
 from halfmoon_simulator.results.run_report import results_to_json
-from halfmoon_simulator.results.run_results import RunResult
 from halfmoon_simulator.scenario import scheduling_for_simulation
 from halfmoon_simulator.workloads.traces import TraceRequest
 from halfmoon_testing.simulator_inputs import a_trace_request, tiny_costs
+from tests.simulator.audits import audited
 
 
 def a_world(
@@ -41,13 +41,6 @@ def a_world(
         costs, placement="min_ttft", max_attempts=50, tbt_slo_s=tbt_slo_s
     )
     return ClusterSim(ClusterSpec(**shape), costs, config, asks, faults=faults)
-
-
-def audited(world: ClusterSim) -> RunResult:
-    while world.step():
-        world.check()
-    world.check()
-    return world.result()
 
 
 def n_local(world: ClusterSim) -> int:

@@ -18,6 +18,7 @@ from halfmoon_simulator.workloads.load_oscillation import (
     oscillating_load,
 )
 from halfmoon_testing.simulator_inputs import a_trace_request, tiny_costs
+from tests.simulator.audits import audit_steps
 
 #: Long prompts, five in ten seconds, each of which takes a prefill worker five.
 ASKS = [a_trace_request(2.0 * i, n_input=400, n_output=2, prompt=i) for i in range(40)]
@@ -45,8 +46,7 @@ def test_a_worker_drains_leaves_and_is_back_on_the_other_side_after_the_stated_t
             records.append((now, f"{info.worker_id} {info.role} {info.generation}", info.draining))
 
     world = a_world(watcher=watch)
-    while world.step():
-        world.check()
+    audit_steps(world)
     (drains_s, before, draining), (back_s, after, still_draining) = records
     name = before.split()[0]
     assert (before, draining) == (f"{name} decode 1", True)
@@ -73,8 +73,7 @@ def test_a_worker_lost_while_it_drains_is_back_as_what_it_was() -> None:
     a_world(watcher=watch).run()
     ((told_s, name),) = told
     world = a_world(faults=[WorkerFault(told_s + 0.01, name, 5.0)])
-    while world.step():
-        world.check()
+    audit_steps(world)
     assert {r.outcome for r in world.result().records} == {"finished"}
     assert world.result().n_role_changes == 0
     assert name in world.decodes

@@ -1,5 +1,6 @@
 """Workloads that are made: the same for a seed, as they say, and stand-ins near the originals."""
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,16 @@ from halfmoon_simulator.workloads.synthetic_workloads import (
     synthetic_requests,
 )
 from halfmoon_simulator.workloads.traces import BadTrace, TraceRequest, trace_statistics
-from halfmoon_simulator.workloads.workload_sources import WorkloadSpec, make_workload
+from halfmoon_simulator.workloads.workload_sources import (
+    DescribedWorkload,
+    WorkloadSpec,
+    make_workload,
+)
+
+
+@cache
+def made(source: str) -> DescribedWorkload:
+    return make_workload(spec(source))
 
 
 def spec(source: str, **changes: object) -> WorkloadSpec:
@@ -27,7 +37,7 @@ def test_a_seed_makes_the_same_requests_again(source: str) -> None:
 
 @pytest.mark.parametrize("source", ["conversation", "arxiv", "synthetic", "l-eval"])
 def test_made_requests_are_what_a_trace_may_hold(source: str) -> None:
-    requests = make_workload(spec(source)).requests
+    requests = made(source).requests
     parents: dict[int, int | None] = {}
     for request in requests:
         assert len(request.blocks) == -(-request.n_input // 512)
@@ -47,7 +57,7 @@ def test_made_requests_are_what_a_trace_may_hold(source: str) -> None:
 def test_a_stand_in_is_near_the_published_statistics(
     source: str, n: int, mean_input: float, mean_output: float, reuse: float
 ) -> None:
-    workload = make_workload(spec(source))
+    workload = made(source)
     facts = trace_statistics(workload.requests)
     assert "SURROGATE" in workload.description
     assert facts.n_requests == n

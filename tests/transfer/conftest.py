@@ -222,14 +222,14 @@ def _our_threads() -> list[str]:
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
     shared = list(Path("/dev/shm").iterdir())
-    if _our_descriptors():
-        gc.collect()  # left by a test that failed
-    # All that exists before the test is left out of the collection below: half a second of it.
+    if _our_descriptors():  # left by a test that failed
+        gc.unfreeze()
+        gc.collect()
+    # All that exists before a test is left out of collections, for good: half a second of each.
     gc.freeze()
     yield
     if _our_descriptors():
         gc.collect()
-    gc.unfreeze()
     assert _our_threads() == []
     assert _our_descriptors() == []
     # Semaphores are multiprocessing's, of whatever else runs on this machine.

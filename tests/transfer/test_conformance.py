@@ -26,10 +26,11 @@ from halfmoon_transfer import (
 )
 from halfmoon_transfer.backends.fault_injection import FaultInjection, FaultPlan
 from halfmoon_transfer.regions.byte_ops import checksum
+from tests.nightly import by_day
 
 World = Any
 MIB = 1024 * 1024
-SIZES = [1, 2, 3, 1000, 4095, 50_000, 65_537, MIB + 3, 8 * MIB]
+SIZES = [1, 2, 3, 1000, 4095, 50_000, 65_537, MIB + 3, 8 * MIB][:: by_day(2, at_night=1)]
 PATIENCE_S = 60.0
 
 
@@ -76,7 +77,7 @@ def test_a_read_brings_exactly_these_bytes_here(world: World, n_bytes: int) -> N
 
 
 @settings(
-    max_examples=15,
+    max_examples=by_day(5, at_night=30),
     deadline=None,
 )
 @given(data=st.data())

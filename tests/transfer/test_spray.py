@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from halfmoon_transfer.planning.spray import Spray, SprayLimits, SprayTicket
+from tests.nightly import by_day
 
 MIB = 1024 * 1024
 LIMITS = SprayLimits(cooldown_s=1.0, cooldown_max_s=8.0, explore_every=100)
@@ -233,4 +234,8 @@ class Machine(RuleBasedStateMachine):
 
 
 TestMachine = Machine.TestCase
-TestMachine.settings = settings(max_examples=300, deadline=None)
+TestMachine.settings = settings(
+    max_examples=by_day(25, at_night=900),
+    stateful_step_count=by_day(20, at_night=50),
+    deadline=None,
+)

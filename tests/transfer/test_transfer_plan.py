@@ -27,6 +27,7 @@ from halfmoon_transfer.planning.transfer_plan import (
     TransferPlan,
     merge_pieces,
 )
+from tests.nightly import by_day
 
 LIMITS = PlanLimits(batch_bytes=1000, batch_slices=4, tries_per_path=2)
 SHM, TCP = TransferPath("shm", 300), TransferPath("tcp", 100)
@@ -284,7 +285,11 @@ class AnyOrder(RuleBasedStateMachine):
         assert self.n_given <= n_slices * 2 * 2 * 3, "tried without end"
 
 
-AnyOrder.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+AnyOrder.TestCase.settings = settings(
+    max_examples=by_day(25, at_night=450),
+    stateful_step_count=by_day(20, at_night=40),
+    deadline=None,
+)
 test_facts_in_any_order = AnyOrder.TestCase
 
 

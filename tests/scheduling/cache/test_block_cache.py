@@ -13,6 +13,7 @@ from halfmoon_scheduling.cache.block_cache import (
     DuplicateTicket,
     UnknownTicket,
 )
+from tests.nightly import by_day
 
 ME, YOU = "prefill-0", "prefill-1"
 T1, T2, T3 = Ticket("t1"), Ticket("t2"), Ticket("t3")
@@ -466,7 +467,11 @@ class PatientCacheAgainstSets(CacheAgainstSets):
     policy = "patience"
 
 
-SETTINGS = settings(max_examples=60, deadline=None)
+SETTINGS = settings(
+    max_examples=by_day(25, at_night=180),
+    stateful_step_count=by_day(20, at_night=50),
+    deadline=None,
+)
 TestLruCache = CacheAgainstSets.TestCase
 TestLruCache.settings = SETTINGS
 TestFifoCache = FifoCacheAgainstSets.TestCase

@@ -70,6 +70,7 @@ from halfmoon_scheduling.events import (
 )
 from halfmoon_scheduling.placement.modes import PLACEMENT_MODES
 from halfmoon_testing.scheduling_inputs import a_landing, a_request, a_worker
+from tests.nightly import by_day
 
 NAMES = ["prefill-0", "prefill-1", "decode-0", "decode-1", "kvstore-0", "kvstore-1"]
 N_PAGES = 12
@@ -693,4 +694,8 @@ class World(RuleBasedStateMachine):
 
 
 TestWorld = World.TestCase
-TestWorld.settings = settings(max_examples=100, stateful_step_count=60, deadline=None)
+TestWorld.settings = settings(
+    max_examples=by_day(25, at_night=300),
+    stateful_step_count=by_day(20, at_night=60),
+    deadline=None,
+)

@@ -57,8 +57,9 @@ from halfmoon_scheduling.events import (
 )
 from halfmoon_scheduling.placement.modes import PLACEMENT_MODES
 from halfmoon_testing.scheduling_inputs import a_landing, a_request, a_worker
+from tests.nightly import by_day
 
-N_CLUSTERS = int(os.environ.get("HALFMOON_RANDOM_CLUSTERS", "60"))
+N_CLUSTERS = int(os.environ.get("HALFMOON_RANDOM_CLUSTERS", by_day(15, at_night=300)))
 #: Prompts of a cluster; their lengths in tokens, 16 to a block.
 N_PROMPTS, LENGTHS = 4, (5, 16, 17, 40, 100, 100, 330)
 ROLES = ("prefill", "decode", "kvstore")

@@ -14,6 +14,7 @@ from halfmoon_scheduling.decode.decode_batch import (
     finish_reason,
 )
 from halfmoon_scheduling.decode.page_allocator import PageAllocator
+from tests.nightly import by_day
 
 A, B, C = RequestId("a"), RequestId("b"), RequestId("c")
 STOP = 99
@@ -409,4 +410,8 @@ class BatchAgainstModel(RuleBasedStateMachine):
 
 
 TestBatchAgainstModel = BatchAgainstModel.TestCase
-TestBatchAgainstModel.settings = settings(max_examples=60, deadline=None)
+TestBatchAgainstModel.settings = settings(
+    max_examples=by_day(25, at_night=180),
+    stateful_step_count=by_day(20, at_night=50),
+    deadline=None,
+)

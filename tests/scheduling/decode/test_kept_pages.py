@@ -11,6 +11,7 @@ from halfmoon_protocol.ids import BlockHash, RequestId
 from halfmoon_protocol.sampling import Stopping
 from halfmoon_scheduling.decode.decode_batch import DecodeBatch, ReservationRefused
 from halfmoon_scheduling.decode.page_allocator import PageAllocator
+from tests.nightly import by_day
 
 SIZE = 2
 A, B, C = RequestId("a"), RequestId("b"), RequestId("c")
@@ -240,4 +241,8 @@ class PagesHaveTheirTokens(RuleBasedStateMachine):
 
 
 TestPagesHaveTheirTokens = PagesHaveTheirTokens.TestCase
-TestPagesHaveTheirTokens.settings = settings(max_examples=150, deadline=None)
+TestPagesHaveTheirTokens.settings = settings(
+    max_examples=by_day(25, at_night=450),
+    stateful_step_count=by_day(20, at_night=50),
+    deadline=None,
+)

@@ -4,6 +4,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from halfmoon_scheduling.decode.page_allocator import OutOfPages, PageAllocator
+from tests.nightly import by_day
 
 
 def test_all_pages_can_be_had_and_each_once() -> None:
@@ -112,4 +113,8 @@ class PagesAgainstCounts(RuleBasedStateMachine):
 
 
 TestPagesAgainstCounts = PagesAgainstCounts.TestCase
-TestPagesAgainstCounts.settings = settings(max_examples=40, deadline=None)
+TestPagesAgainstCounts.settings = settings(
+    max_examples=by_day(25, at_night=120),
+    stateful_step_count=by_day(20, at_night=50),
+    deadline=None,
+)

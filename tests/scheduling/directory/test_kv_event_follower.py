@@ -18,6 +18,7 @@ from halfmoon_protocol.kv_events import (
 )
 from halfmoon_scheduling.directory.kv_event_follower import KvEventFollower
 from halfmoon_scheduling.directory.prefix_index import PrefixIndex
+from tests.nightly import by_day
 
 K = WorkerId("kvstore-0")
 
@@ -350,4 +351,8 @@ class FollowerAgainstTruth(RuleBasedStateMachine):
 
 
 TestFollowerAgainstTruth = FollowerAgainstTruth.TestCase
-TestFollowerAgainstTruth.settings = settings(max_examples=60, deadline=None)
+TestFollowerAgainstTruth.settings = settings(
+    max_examples=by_day(25, at_night=180),
+    stateful_step_count=by_day(20, at_night=50),
+    deadline=None,
+)

@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from halfmoon_protocol.ids import BlockHash, WorkerId
 from halfmoon_scheduling.directory.prefix_index import PrefixIndex
+from tests.nightly import by_day
 
 W = [WorkerId(f"kvstore-{i}") for i in range(4)]
 
@@ -174,4 +175,8 @@ class IndexAgainstSets(RuleBasedStateMachine):
 
 
 TestIndexAgainstSets = IndexAgainstSets.TestCase
-TestIndexAgainstSets.settings = settings(max_examples=60, deadline=None)
+TestIndexAgainstSets.settings = settings(
+    max_examples=by_day(25, at_night=180),
+    stateful_step_count=by_day(20, at_night=50),
+    deadline=None,
+)

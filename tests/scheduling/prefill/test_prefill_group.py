@@ -54,6 +54,7 @@ from halfmoon_scheduling.prefill.prefill_machine import PrefillMachine, PrefillR
 from halfmoon_scheduling.prefill.prefill_queue import PrefillQueue
 from halfmoon_scheduling.prefill.prefill_request import PrefillPhase
 from halfmoon_scheduling.prefill.prompt_share import PromptShare
+from tests.nightly import by_day
 
 BLOCK = 16
 CHUNK = 32
@@ -524,4 +525,8 @@ class GroupInAnyOrder(RuleBasedStateMachine):
 
 
 TestGroupInAnyOrder = GroupInAnyOrder.TestCase
-TestGroupInAnyOrder.settings = settings(max_examples=40, stateful_step_count=60, deadline=None)
+TestGroupInAnyOrder.settings = settings(
+    max_examples=by_day(25, at_night=120),
+    stateful_step_count=by_day(20, at_night=60),
+    deadline=None,
+)

@@ -61,6 +61,7 @@ from halfmoon_scheduling.prefill.prefill_machine import PrefillMachine, PrefillR
 from halfmoon_scheduling.prefill.prefill_queue import PrefillQueue
 from halfmoon_scheduling.prefill.prefill_request import PrefillPhase
 from halfmoon_scheduling.prefill.prompt_share import WHOLE_PROMPT, PromptShare
+from tests.nightly import by_day
 
 BLOCK = 16
 HOME = KvstoreAddress(worker_id=WorkerId("kvstore-0"), generation=1, commands="a")
@@ -687,7 +688,11 @@ OUTCOMES: dict[type, Any] = {
 }
 
 TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestAnyOrder.settings = settings(
+    max_examples=by_day(25, at_night=180),
+    stateful_step_count=by_day(20, at_night=40),
+    deadline=None,
+)
 
 
 def test_phases_are_all_reached_by_some_test_of_a_way(driven: Driven) -> None:

@@ -23,6 +23,7 @@ from halfmoon_scheduling.tiers.tier_commands import (
 )
 from halfmoon_scheduling.tiers.tier_limits import TierLimits
 from halfmoon_scheduling.tiers.tiered_cache import TieredCache
+from tests.nightly import by_day
 
 ME = "reader"
 
@@ -706,7 +707,11 @@ class MemoryIsFullAndNothingIsLost(NothingIsLost):
     low = high = 1.0
 
 
-SETTINGS = settings(max_examples=120, stateful_step_count=40, deadline=None)
+SETTINGS = settings(
+    max_examples=by_day(25, at_night=360),
+    stateful_step_count=by_day(20, at_night=40),
+    deadline=None,
+)
 TestTiers = TiersUnderAnyOrder.TestCase
 TestTiers.settings = SETTINGS
 TestNothingIsLost = NothingIsLost.TestCase

@@ -19,6 +19,7 @@ from halfmoon_testing.processes.segment_process import SegmentProcess
 from halfmoon_transfer import Lost, Piece, TransferEngine, TransferSettings
 from halfmoon_transfer.backends import socket_io
 from halfmoon_transfer.backends.addresses import split_address
+from halfmoon_transfer.backends.shm.shm_peer import ShmPeer
 from halfmoon_transfer.backends.tcp import dial_gate, tcp_backend
 from halfmoon_transfer.backends.tcp.dial_gate import DialFailed, DialGate
 from halfmoon_transfer.backends.tcp.lane import Lane
@@ -83,6 +84,8 @@ def test_thousands_of_slices_to_a_dead_peer_fail_once_and_say_it_once(
     # A busy machine may take longer than the pause after which the address is dialled again.
     monkeypatch.setattr(dial_gate, "_FIRST_PAUSE_S", PATIENCE_S)
     monkeypatch.setattr(dial_gate, "_LONGEST_PAUSE_S", PATIENCE_S)
+    if how is signal.SIGSTOP:  # it never answers, however long one waits
+        monkeypatch.setattr(ShmPeer, "answer_s", 0.2)
     n_bytes = 2 * N_SLICES * SLICE_BYTES
     settings = TransferSettings(connect_timeout_s=0.5)
     with (

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from halfmoon_transfer.p2p.fetch_plan import FetchPlan, ShardOffer
 from halfmoon_transfer.p2p.object_record import ShardSource
 from halfmoon_transfer.p2p.p2p_settings import P2PSettings, shard_bytes_for
+from tests.nightly import by_day
 
 MIB = 1024 * 1024
 GOLD = ShardSource("gold", 1)
@@ -144,7 +145,10 @@ def test_missing_shards_without_a_source_are_reported() -> None:
     assert plan.completed_shards == {0, 1, 4}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(
+    max_examples=by_day(25, at_night=600),
+    deadline=None,
+)
 @given(data=st.data())
 def test_all_shards_come_as_long_as_somebody_good_has_them(data: st.DataObject) -> None:
     n_shards = data.draw(st.integers(0, 20))

@@ -15,6 +15,7 @@ import gc
 import importlib
 import json
 import os
+import resource
 import runpy
 import select
 import signal
@@ -102,6 +103,8 @@ def _become(program: Program, template_environment: dict[str, str]) -> None:
     request = program.request
     if request["start_new_session"]:
         os.setsid()
+    for limit, values in request["limits"].items():
+        resource.setrlimit(int(limit), tuple(values))
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["cwd"])

@@ -8,6 +8,7 @@ before the program runs, is started as ever.
 
 import json
 import os
+import resource
 import select
 import signal
 import socket
@@ -55,6 +56,13 @@ _READ_AT_IMPORT = ("PYTHON", "LD_", "OMP_", "GOMP_", "MKL_", "TORCH_", "HF_", "T
 #: Of those, what the template does for a child; an engine in this process sets the last, too.
 _APPLIED = frozenset({"PYTHONFAULTHANDLER", "PYTHONUNBUFFERED", "GOMP_SPINCOUNT"})
 _TEMPLATE = "halfmoon_testing.processes.fork_template"
+#: Of a process, as its starter has them at that moment.
+INHERITED_LIMITS = (
+    resource.RLIMIT_AS,
+    resource.RLIMIT_CORE,
+    resource.RLIMIT_FSIZE,
+    resource.RLIMIT_NOFILE,
+)
 #: Of one request: a program's arguments and its environment.
 MAX_REQUEST_BYTES = 192 * 1024
 #: Standard input, output and error of the program.
@@ -159,6 +167,7 @@ class ForkChannel:
             "env": dict(os.environ if env is None else env),
             "cwd": os.fspath(cwd or Path.cwd()),
             "start_new_session": start_new_session,
+            "limits": {limit: resource.getrlimit(limit) for limit in INHERITED_LIMITS},
         }
         with Path(os.devnull).open("rb") as null:
             out = stdout.fileno()
@@ -223,6 +232,8 @@ class ForkTemplate:
             [sys.executable, "-u", "-m", _TEMPLATE, str(descriptor), *self._preloaded],
             pass_fds=[descriptor],
             stdin=subprocess.DEVNULL,
+            # A thread that an import starts would be missing in forks.
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
         )
         self._theirs.close()
 
