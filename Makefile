@@ -33,8 +33,8 @@ up: .up-settings-are-known $(VENV)/.installed ## an embedded cluster on this mac
 	@$(MAKE) --no-print-directory native-if-possible
 	@$(BIN)/halfmoon up
 
-# One more than cores: many tests wait for a process or a peer.
-WORKERS ?= $(shell echo $$(($$(nproc) + 1)))
+# Two more than cores: many tests wait for a process or a peer.
+WORKERS ?= $(shell echo $$(($$(nproc) + 2)))
 
 # No test of `make test` takes so long: one that stands where its time limit can't end it (in a
 # destructor, in a callback of the loop) writes all stacks and ends its worker, and the rest goes on.

@@ -6,6 +6,7 @@ import pytest
 
 from halfmoon_conductor.errors import GenerationFailed, InvalidRequest, ServiceUnavailable
 from halfmoon_protocol.sampling import Sampling, Stopping
+from halfmoon_scheduling.conductor import request_admission
 from tests.bridge.conftest import routed
 from tests.bridge.plain_server import BLOCK_SIZE, PlainServer, answer_of, next_token, plain_servers
 
@@ -117,8 +118,9 @@ async def test_an_answer_goes_on_at_another_server_when_its_server_is_killed(
 
 
 async def test_without_a_server_requests_are_unavailable_until_one_is_back(
-    prompt: list[int],
+    prompt: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(request_admission, "RETURN_S", 0.2)
     async with plain_servers(2) as servers, routed(*servers) as fleet:
         for server in servers:
             await server.kill()

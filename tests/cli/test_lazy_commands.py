@@ -90,9 +90,41 @@ def test_help_and_completion_import_no_subcommand() -> None:
     assert output.split() == ["status"], "what the shell completes"
 
 
+#: Shows the help of each command in a fork of a process that has imported none of them.
+_HELP = """
+import os, sys
+from halfmoon_cli.__main__ import app
+folder, *names = sys.argv[1:]
+for name in names:
+    if os.fork() == 0:
+        os.dup2(os.open(f"{folder}/{name}", os.O_WRONLY | os.O_CREAT), 1)
+        sys.argv = ["halfmoon", name, "--help"]
+        try:
+            app(prog_name="halfmoon")
+        finally:
+            print("IMPORTED", *sys.modules, flush=True)
+    os.wait()
+"""
+
+
+@pytest.fixture(scope="module")
+def helps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[set[str], str]]:
+    """The modules that the help of each command needs, and the help."""
+    folder = tmp_path_factory.mktemp("help")
+    command = [sys.executable, "-c", _HELP, str(folder), *COMMANDS]
+    subprocess.run(command, capture_output=True, check=True)
+    found = {}
+    for name in COMMANDS:
+        output, _, imported = (folder / name).read_text().partition("IMPORTED")
+        found[name] = set(imported.split()), output
+    return found
+
+
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_of_a_subcommand_imports_nothing_that_it_needs_only_when_it_runs(name: str) -> None:
-    imported, output = imported_by(name, "--help")
+def test_help_of_a_subcommand_imports_nothing_that_it_needs_only_when_it_runs(
+    helps: dict[str, tuple[set[str], str]], name: str
+) -> None:
+    imported, output = helps[name]
     assert COMMANDS[name].place.partition(":")[0] in imported
     assert "Usage" in output
     assert not imported & COSTLY

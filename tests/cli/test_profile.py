@@ -1,6 +1,8 @@
 """`halfmoon profile` with the engine that has no model: a cost file that can be simulated with."""
 
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -11,6 +13,17 @@ from halfmoon_simulator.costs.cost_file import load_costs
 
 #: Each forward takes 2 ms, and 0.1 ms more per token.
 ENGINE = "fake://slow?step_s=0.002&token_s=0.0001&max_context=512"
+
+
+@pytest.fixture(scope="module")
+def measure_once() -> Any:
+    """The engine's timings: those of the first command that asks for them."""
+    return cache(machine_profile.measure_engine)
+
+
+@pytest.fixture(autouse=True)
+def measured_once(measure_once: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_profile, "measure_engine", measure_once)
 
 
 def test_a_profile_becomes_a_cost_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from halfmoon_conductor.engine_io.gateway_interface import ModelCard
+from halfmoon_conductor.grammar import grammar_checker
 from halfmoon_conductor.grammar.grammar_checker import GrammarChecker
 from halfmoon_conductor.routes.rest_app import create_app
 from halfmoon_conductor.stored_responses.response_store import ResponseStore, StoredResponse
@@ -22,6 +23,8 @@ from halfmoon_conductor.text.hub_tokenizer import HubTokenizer
 from halfmoon_conductor.text.tokenizer_interface import Tokenizer as ModelTokenizer
 from halfmoon_metadata.stores.memory_values import MemoryValues
 from halfmoon_testing.conductor_http import ScriptedGateway
+from tests.conductor.quick_apps import quick_apps
+from tests.conductor.shared_sandboxes import SharedSandboxes
 
 CHAT_TEMPLATE = """\
 {%- if tools %}{{ '<tool_call>' + tools | tojson }}{% endif %}
@@ -110,9 +113,27 @@ def gateway(card: ModelCard, tokenizer: HubTokenizer) -> ScriptedGateway:
     return ScriptedGateway([*script, 0], model=card)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def kept_between_apps() -> Iterator[None]:
+    """What all apps have in common is made once."""
+    with quick_apps():
+        yield
+
+
+@pytest.fixture(scope="session")
+def grammar_templates() -> Iterator[SharedSandboxes]:
+    """Template processes of grammar checkers, one for each tokenizer."""
+    shared = SharedSandboxes()
+    yield shared
+    shared.close()
+
+
 @pytest.fixture(autouse=True)
-def checkers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[GrammarChecker]]:
+def checkers(
+    monkeypatch: pytest.MonkeyPatch, grammar_templates: SharedSandboxes
+) -> Iterator[list[GrammarChecker]]:
     """The checkers of apps, whose processes end with the test: hundreds would stay otherwise."""
+    monkeypatch.setattr(grammar_checker, "Sandbox", grammar_templates.borrow)
     made: list[GrammarChecker] = []
     of = GrammarChecker.of
 
@@ -124,6 +145,7 @@ def checkers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[GrammarChecker]]:
     yield made
     for checker in made:
         checker.close()
+    grammar_templates.trim()
 
 
 @pytest.fixture

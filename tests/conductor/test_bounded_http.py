@@ -27,6 +27,8 @@ from halfmoon_testing.conductor_http import ScriptedGateway, serve_app
 from halfmoon_testing.tls_authority import TlsAuthority
 
 DEADLINE_S = 10
+#: How long a refused client may still send. Both ends are on one loop, so it has read by then.
+LINGER_S = 0.2
 GET = b"GET /health HTTP/1.1\r\nhost: front\r\n"
 
 
@@ -58,6 +60,7 @@ async def open_server(
     async with AsyncExitStack() as stack:
 
         async def open_it(limits: HttpLimits) -> Address:
+            limits = msgspec.structs.replace(limits, linger_s=LINGER_S)
             host, port = await stack.enter_async_context(serve_app(app, limits, server))
             return Address(host, port, trust)
 

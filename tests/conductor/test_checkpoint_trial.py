@@ -47,8 +47,8 @@ def folder(model_folder: Path, tmp_path: Path) -> Path:
 def preparer(folder: Path) -> Iterator[ProcessPreparer]:
     spec = msgspec.msgpack.encode(PreparationSpec(str(folder), "auto"))
     factory = "halfmoon_conductor.inputs.body_preparation:make_handler"
-    sandbox = Sandbox(factory, spec, memory_bytes=256 * MIB, load_cpu_s=6.0)
-    made = ProcessPreparer(sandbox, 2, PreparationBudget(base_s=1.0))
+    sandbox = Sandbox(factory, spec, memory_bytes=256 * MIB, load_cpu_s=2.0)
+    made = ProcessPreparer(sandbox, 2, PreparationBudget(base_s=0.5))
     yield made
     made.close()
 

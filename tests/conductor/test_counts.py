@@ -13,6 +13,7 @@ from halfmoon_conductor.engine_io.gateway_interface import ModelCard
 from halfmoon_conductor.routes.rest_app import create_app
 from halfmoon_conductor.text.hub_tokenizer import HubTokenizer
 from halfmoon_testing.conductor_http import ScriptedGateway
+from tests.nightly import by_day
 
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 MESSAGES, COUNT, TOKENIZE = "/v1/messages", "/v1/messages/count_tokens", "/tokenize"
@@ -106,23 +107,27 @@ async def test_all_objects_together_are_bounded(wide: httpx.AsyncClient) -> None
     assert "20000 objects" in message
 
 
+#: A hundredth of the bytes of the largest bodies here, which are over what any part may have.
+MANY = by_day(12_000, at_night=100_000)
+
+
 @pytest.mark.parametrize(
     "content",
     [
-        b'{"model":"lab/moon","messages":[' + b"{}," * 300_000 + b"{}]}",
-        b'{"model":"lab/moon","messages":[' + b"0," * 3_000_000 + b"0]}",
-        b'{"model":"lab/moon",' + b",".join(b'"x%d":1' % i for i in range(300_000)) + b"}",
+        b'{"model":"lab/moon","messages":[' + b"{}," * 3 * MANY + b"{}]}",
+        b'{"model":"lab/moon","messages":[' + b"0," * 30 * MANY + b"0]}",
+        b'{"model":"lab/moon",' + b",".join(b'"x%d":1' % i for i in range(3 * MANY)) + b"}",
         b'{"model":"lab/moon","prompt":"a","logit_bias":{'
-        + b",".join(b'"%d":"x"' % i for i in range(300_000)) + b"}}",
-        b'{"model":"lab/moon","' + b"x" * 5_000_000 + b'":1}',
-        b'{"model":"lab/moon","prompt":"a","stop":"' + b"x" * 5_000_000 + b'"}',
-        b'{"model":"' + b"x" * 5_000_000 + b'","prompt":"a"}',
-        json.dumps({**HELLO, "messages": [{"role": "x" * 5_000_000, "content": "a"}]}).encode(),
-        json.dumps({**HELLO, "tool_choice": {"x" * 5_000_000: 1}}).encode(),
-        json.dumps({**HELLO, "response_format": {"type": "x" * 5_000_000}}).encode(),
-        b"[" * 5_000_000,
-        b'"' * 5_000_000,
-        b"x" * 5_000_000,
+        + b",".join(b'"%d":"x"' % i for i in range(3 * MANY)) + b"}}",
+        b'{"model":"lab/moon","' + b"x" * 50 * MANY + b'":1}',
+        b'{"model":"lab/moon","prompt":"a","stop":"' + b"x" * 50 * MANY + b'"}',
+        b'{"model":"' + b"x" * 50 * MANY + b'","prompt":"a"}',
+        json.dumps({**HELLO, "messages": [{"role": "x" * 50 * MANY, "content": "a"}]}).encode(),
+        json.dumps({**HELLO, "tool_choice": {"x" * 50 * MANY: 1}}).encode(),
+        json.dumps({**HELLO, "response_format": {"type": "x" * 50 * MANY}}).encode(),
+        b"[" * 50 * MANY,
+        b'"' * 50 * MANY,
+        b"x" * 50 * MANY,
         b'{"model":"' + b"x" * 9_000 + b'","prompt":"a"}',
         b'{"model":"lab/moon","messages":[{"role":"system","content":"a"},'
         b'{"role":"system","content":"' + b"x" * 9_000 + b'"}]}',

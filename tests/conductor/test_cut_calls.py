@@ -16,6 +16,7 @@ from halfmoon_conductor.routes.rest_app import create_app
 from halfmoon_conductor.text.hub_tokenizer import HubTokenizer
 from halfmoon_conductor.tools.tool_call_parser import ToolCallParser
 from halfmoon_testing.conductor_http import ScriptedGateway
+from tests.nightly import by_day
 
 SCHEMA = {
     "type": "object",
@@ -112,6 +113,12 @@ def message(names: tuple[str, ...], choice: str, limit: int, **more: Any) -> tup
 
 
 BODIES = {"chat": chat, "responses": response, "messages": message}
+
+
+def limits(api: str, n_tokens: int) -> list[int]:
+    """All lengths at night; by day each third, others for each API, and the whole."""
+    step = by_day(3, at_night=1)
+    return [*range(1 + list(BODIES).index(api) % step, n_tokens, step), n_tokens]
 
 
 async def ask(client: httpx.AsyncClient, path: str, body: Any) -> Any:
@@ -232,7 +239,7 @@ async def test_a_required_call_cut_at_any_token_is_a_call_as_far_as_it_goes(
     text, _, _ = written(parser, NAMES[0])
     tokens = tokenizer.encode(text, add_special_tokens=False)
     gateway.script = [*tokens, 0]
-    for limit in range(1, len(tokens) + 1):
+    for limit in limits(api, len(tokens)):
         came = len(tokenizer.decode(tokens[:limit]))
         calls: list[tuple[str, Any]] = list(expected(parser, text, came, names))
         if api == "messages":
@@ -258,7 +265,7 @@ async def test_words_before_a_call_that_is_cut_off_stay_words(
     tokens = tokenizer.encode(text, add_special_tokens=False)
     gateway.script = [*tokens, 0]
     second = text.rindex("<tool_call>")
-    for limit in range(1, len(tokens) + 1):
+    for limit in limits(api, len(tokens)):
         came = len(tokenizer.decode(tokens[:limit]))
         answer = await both(client, api, *BODIES[api](NAMES, "auto", limit))
         assert answer.end == CUT[api]

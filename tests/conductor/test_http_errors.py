@@ -25,6 +25,7 @@ from halfmoon_conductor.routes.rest_app import RestLimits, create_app
 from halfmoon_conductor.text.fake_tokenizer import FakeTokenizer
 from halfmoon_conductor.text.hub_tokenizer import HubTokenizer
 from halfmoon_testing.conductor_http import ScriptedGateway
+from tests.nightly import by_day
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 PROMPT: dict[str, Any] = {"model": "lab/moon", "prompt": "Say it"}
@@ -131,7 +132,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=by_day(25, at_night=300))
 @given(data=st.data())
 async def test_no_json_makes_the_front_fail(client: httpx.AsyncClient, data: st.DataObject) -> None:
     shape, path, base = data.draw(

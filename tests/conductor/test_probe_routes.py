@@ -3,7 +3,6 @@
 import asyncio
 
 import httpx
-import pytest
 from fastapi import FastAPI
 
 from halfmoon_testing.conductor_http import ScriptedGateway
@@ -11,14 +10,14 @@ from halfmoon_testing.conductor_http import ScriptedGateway
 PROMPT = {"model": "lab/moon", "prompt": "Say it", "max_tokens": 3}
 
 
-@pytest.mark.parametrize("path", ["/health", "/ping"])
 async def test_a_conductor_that_lives_says_so_wherever_it_is_asked(
-    client: httpx.AsyncClient, path: str
+    client: httpx.AsyncClient,
 ) -> None:
-    answer = await client.get(path)
-    assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
-    # A path has one method, so that `Allow` can tell all of them.
-    assert (await client.options(path)).headers["allow"] == "GET, HEAD"
+    for path in ("/health", "/ping"):
+        answer = await client.get(path)
+        assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
+        # A path has one method, so that `Allow` can tell all of them.
+        assert (await client.options(path)).headers["allow"] == "GET, HEAD"
 
 
 async def test_the_version_is_the_one_of_the_schema(
@@ -42,21 +41,22 @@ async def test_the_load_is_of_requests_that_are_being_answered(
     assert (await client.get("/load")).json() == {"server_load": 0}
 
 
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
-        ("POST", "/v1/embeddings"), ("POST", "/v1/score"), ("POST", "/v1/rerank"),
-        ("POST", "/v1/audio/transcriptions"), ("POST", "/v1/load_lora_adapter"),
-        ("POST", "/v1/responses/resp_1/cancel"), ("POST", "/v1/chat/completions/batch"),
-        ("POST", "/inference/v1/generate"), ("POST", "/invocations"), ("POST", "/pooling"),
-        ("POST", "/reset_prefix_cache"), ("GET", "/tokenizer_info"), ("GET", "/version/"),
-    ],
-)  # fmt: skip
+#: Routes of vLLM's server.
+ELSEWHERE = [
+    ("POST", "/v1/embeddings"), ("POST", "/v1/score"), ("POST", "/v1/rerank"),
+    ("POST", "/v1/audio/transcriptions"), ("POST", "/v1/load_lora_adapter"),
+    ("POST", "/v1/responses/resp_1/cancel"), ("POST", "/v1/chat/completions/batch"),
+    ("POST", "/inference/v1/generate"), ("POST", "/invocations"), ("POST", "/pooling"),
+    ("POST", "/reset_prefix_cache"), ("GET", "/tokenizer_info"), ("GET", "/version/"),
+]  # fmt: skip
+
+
 async def test_routes_that_vllms_server_has_and_this_one_has_not_are_told_in_openais_shape(
-    client: httpx.AsyncClient, method: str, path: str
+    client: httpx.AsyncClient,
 ) -> None:
-    answer = await client.request(method, path, json={} if method == "POST" else None)
-    assert answer.status_code == 404
-    error = answer.json()["error"]
-    assert set(error) == {"message", "type", "param", "code"}
-    assert f"{method} {path}" in error["message"]
+    for method, path in ELSEWHERE:
+        answer = await client.request(method, path, json={} if method == "POST" else None)
+        assert answer.status_code == 404, path
+        error = answer.json()["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        assert f"{method} {path}" in error["message"]

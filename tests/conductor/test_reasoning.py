@@ -21,6 +21,7 @@ from halfmoon_conductor.reasoning.reasoning_parser import ReasoningParser
 from halfmoon_conductor.routes.rest_app import create_app
 from halfmoon_conductor.text.hub_tokenizer import HubTokenizer
 from halfmoon_testing.conductor_http import ScriptedGateway
+from tests.nightly import by_day
 
 #: As Qwen3's: the model writes the first marker, unless thinking is switched off.
 QWEN = """\
@@ -324,7 +325,7 @@ PIECES = st.lists(
 ).map("".join)
 
 
-@settings(max_examples=500)
+@settings(max_examples=by_day(25, at_night=1000))
 @given(st.sampled_from(["begun", "possible"]), PIECES, st.data())
 def test_it_does_not_matter_how_an_answer_is_cut_into_pieces(
     start: ReasoningStart, text: str, data: st.DataObject

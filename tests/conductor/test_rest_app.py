@@ -18,6 +18,7 @@ from halfmoon_conductor.routes.rest_app import create_app
 from halfmoon_conductor.text.fake_tokenizer import FakeTokenizer
 from halfmoon_conductor.text.hub_tokenizer import HubTokenizer
 from halfmoon_testing.conductor_http import ScriptedGateway
+from tests.nightly import by_day
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 TEXT = "The moon 🌗 is half 半月 full."
@@ -428,7 +429,7 @@ async def test_a_fake_model_chats_without_files() -> None:
     assert answer["choices"][0]["message"]["content"] == " t5 t6 t5"
 
 
-@settings(max_examples=40)
+@settings(max_examples=by_day(25, at_night=100))
 @given(data=st.data())
 async def test_streamed_or_whole_any_tokens_give_the_same_text(
     app: FastAPI,

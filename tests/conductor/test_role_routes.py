@@ -221,6 +221,7 @@ Authorization = "Bearer hm-ops"
 """
 
 
+@pytest.mark.nightly("that requests which schemathesis draws for roles are answered as documented")
 @pytest.mark.random_seeds(1)
 async def test_generated_requests_are_answered_as_the_document_says(
     conductor: FastAPI, tmp_path: Path, seed: int

@@ -20,6 +20,7 @@ from halfmoon_conductor.inputs.tool_constraints import grammar_of_chat, tool_cal
 from halfmoon_conductor.text.hub_tokenizer import HubTokenizer
 from halfmoon_conductor.tools.tool_call_parser import ToolCallParser
 from halfmoon_testing.conductor_http import ScriptedGateway
+from tests.nightly import by_day
 
 DAY = {
     "type": "object",
@@ -279,7 +280,7 @@ def test_whatever_tokens_are_drawn_there_are_words_or_valid_calls_and_no_marker(
         begun += (
             ["A <tool_", "<tool_call>", "Hi <tool_call>"] if parser == "hermes" else ["{", '{"']
         )
-    for _ in range(30):
+    for _ in range(by_day(10, at_night=100)):
         text, ended = sampled(bpe, wanted.grammar, dice.choice(begun), dice)
         reader = ToolCallParser.of(calling) if calling else None
         if reader is None:

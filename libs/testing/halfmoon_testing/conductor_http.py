@@ -4,7 +4,7 @@ import asyncio
 import socket
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import msgspec
 import uvicorn
@@ -31,7 +31,7 @@ async def serve_app(
     """Serve an app as a conductor does, on a free port of 127.0.0.1; yield host and port."""
     listener = socket.create_server(("127.0.0.1", 0))
     http = bounded_http(limits or HttpLimits(), tls, hosts)
-    server = uvicorn.Server(
+    server = _PromptServer(
         uvicorn.Config(
             app, http=http, log_level="error", lifespan="off", timeout_graceful_shutdown=1
         )
@@ -40,8 +40,39 @@ async def serve_app(
     try:
         yield listener.getsockname()
     finally:
-        server.should_exit = True
+        server.ended.set()
         await running
+
+
+class _PromptServer(uvicorn.Server):
+    """Stop at once, where uvicorn looks ten times a second whether to."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.ended = asyncio.Event()
+
+    async def main_loop(self) -> None:
+        """Do what is due every tenth of a second until the end."""
+        n_ticks = 0
+        while not self.ended.is_set():
+            await self.on_tick(n_ticks)
+            n_ticks += 1
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.ended.wait(), 0.1)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let connections and requests end for a second, and then cancel them."""
+        for each in (*self.servers, *(sockets or ())):
+            each.close()
+        state = self.server_state
+        for connection in list(state.connections):
+            connection.shutdown()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.config.timeout_graceful_shutdown):
+                while state.connections or state.tasks:  # noqa: ASYNC110 (uvicorn's, without an event)
+                    await asyncio.sleep(0.002)
+        for task in state.tasks:
+            task.cancel()
 
 
 class ScriptedGateway:

@@ -171,7 +171,8 @@ class ForkChannel:
         }
         with Path(os.devnull).open("rb") as null:
             out = stdout.fileno()
-            errors = out if stderr == subprocess.STDOUT else stderr.fileno() if stderr else 2
+            others = {None: 2, subprocess.STDOUT: out, subprocess.DEVNULL: null.fileno()}
+            errors = others[stderr] if stderr in others else stderr.fileno()
             source = stdin.fileno() if hasattr(stdin, "fileno") else null.fileno()
             return ForkedProcess(self, self._ask(request, [source, out, errors]), words)
 
