@@ -19,7 +19,6 @@ from halfmoon_metadata.http_server import metadata_app
 from halfmoon_sandbox import bound_process
 from halfmoon_sandbox.bound_process import Fork
 from halfmoon_testing.processes.forked_starts import ForkTemplate, unforked
-from tests.long_files import is_left_out
 
 pytest_plugins = ["tests.nightly"]
 
@@ -60,11 +59,6 @@ def pytest_collection_finish() -> None:
     """Collect garbage again, but leave out what the imports made: it stays."""
     gc.freeze()
     gc.enable()
-
-
-def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """Leave out the long files of other shares."""
-    return is_left_out(collection_path) or None
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
