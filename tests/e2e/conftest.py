@@ -116,8 +116,9 @@ class LiveCluster:
 
 @contextmanager
 def _cluster(folder: Path, model: str, key: str, **more: Any) -> Iterator[LiveCluster]:
-    # A measured speed of a tiny model says nothing; it costs each worker a second.
-    environment = {"HALFMOON_MEASURE": "false", **more.pop("environment", {})}
+    # A tiny model's speed says nothing, and costs each worker a second. A fake one's is its spec's.
+    measured = {} if model.startswith("fake://") else {"HALFMOON_MEASURE": "false"}
+    environment = {**measured, **more.pop("environment", {})}
     plan = ClusterPlan(model=model, http_port=free_port(), environment=environment, **more)
     with EmbeddedCluster(plan, folder) as cluster:
         live = LiveCluster(cluster, key)

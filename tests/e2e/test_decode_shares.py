@@ -15,10 +15,10 @@ from halfmoon_conductor.tenants import add_tenant
 
 pytestmark = pytest.mark.e2e
 
-#: Its tokens depend on every byte of KV; a step takes 10 ms, and 1 ms more for each token.
-MODEL = "fake://shares?step_s=0.01&token_s=0.001&max_context=4096"
+#: Its tokens depend on every byte of KV; a step takes 10 ms, and 2 ms more for each token.
+MODEL = "fake://shares?step_s=0.01&token_s=0.002&max_context=4096"
 N_LONG, N_SHORT = 600, 4
-#: Prefilled in 3 s.
+#: Prefilled in 6 s.
 N_LONG_PROMPT = 3000
 #: Answers at decode at once: the flood's.
 N_RUNNING = 3
