@@ -134,7 +134,7 @@ RDMA_BOOT_TIMEOUT_S ?= 600
 # What runs a command in that machine, with this checkout at the same place, read-only.
 IN_RDMA_VM = $(RDMA_VM) run -n 2 -t $(RDMA_TIMEOUT_S) -s "$(CURDIR):ro" -s "$(realpath $(VENV)):ro" \
 	-s "$(BASE):ro" -C "$(CURDIR)" -e PYTHONPATH="$(CURDIR)/$(RDMA_PATH)$(if $(PYTHONPATH),:$(PYTHONPATH))" \
-	-e PYTHONDONTWRITEBYTECODE=1 -e HYPOTHESIS_STORAGE_DIRECTORY=/tmp/hypothesis --
+	-e PYTHONDONTWRITEBYTECODE=1 -e HYPOTHESIS_STORAGE_DIRECTORY=/tmp/hypothesis -e HALFMOON_UNFORKED=1 --
 
 $(RDMA_PATH):
 	@mkdir -p $@ && ln -sfn /usr/lib/python3/dist-packages/pyverbs $@/pyverbs
@@ -161,13 +161,13 @@ $(VENV_VLLM): .python-is-new-enough
 	@$(PYTHON) tools/vllm_environment.py $@ $(PACKAGES:/pyproject.toml=)
 
 test-vllm: $(VENV_VLLM) ## vLLM as our engine and beside us, in .venv-vllm (4 GB, minutes): VLLM_TESTS=tests/vllm/test_x.py
-	$(VENV_VLLM)/bin/python -m pytest -W ignore -n $(VLLM_WORKERS) --dist loadfile --timeout 600 $(VLLM_TESTS)
+	HALFMOON_UNFORKED=1 $(VENV_VLLM)/bin/python -m pytest -W ignore -n $(VLLM_WORKERS) --dist loadfile --timeout 600 $(VLLM_TESTS)
 
 conform: $(VENV)/.dev ## the conformance kit against our services and those in TypeScript, with keys and without (minutes)
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal tests/conform/test_services.py tests/polyglot/test_conformance.py
 
 test-clients: $(VENV)/.dev ## clients that people use, each from an environment of its own, on a live cluster
-	HALFMOON_TEST_CLIENTS=1 $(BIN)/pytest tests/clients
+	HALFMOON_TEST_CLIENTS=1 HALFMOON_UNFORKED=1 $(BIN)/pytest tests/clients
 
 screenshots: $(VENV)/.dev ## pictures of the web page in docs/page (needs chromium)
 	HALFMOON_SCREENSHOTS=1 $(BIN)/pytest --timeout 900 tests/e2e/test_page.py -m pictured

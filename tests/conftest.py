@@ -17,7 +17,6 @@ from hypothesis import HealthCheck, settings
 from halfmoon_metadata import MemoryStore, tcp_ports
 from halfmoon_metadata.http_server import metadata_app
 from halfmoon_sandbox import bound_process
-from halfmoon_sandbox.bound_process import Fork
 from halfmoon_testing.processes.forked_starts import ForkTemplate, unforked
 
 pytest_plugins = ["tests.nightly"]
@@ -139,12 +138,19 @@ def metadata_url() -> Iterator[str]:
     listener.close()
 
 
+#: Set where programs are started as users start them: with other libraries, or by slow machines.
+UNFORKED = "HALFMOON_UNFORKED"
+
+
 @pytest.fixture(scope="session", autouse=True)
-def forked_programs() -> Iterator[Fork]:
+def forked_programs() -> Iterator[None]:
     """Fork services and commands from one process that has imported what they import."""
+    if os.environ.get(UNFORKED):
+        yield
+        return
     template = ForkTemplate()
     bound_process.fork = template.fork
-    yield template.fork
+    yield
     bound_process.fork = None
     template.close()
 
