@@ -27,14 +27,16 @@ OLD = "the moon is made of green cheese"
 NEW = "the moon is made of blue cheese"
 #: Text of the key file at each step; every process is restarted after each.
 STEPS = (f"{OLD}\n{NEW}", f"{NEW}\n{OLD}", NEW)
-#: What a log would say if two neighbouring steps did not know each other, or a key itself.
+#: What a log would say if two neighbouring steps did not know each other, or a key itself. A peer
+#: that ends in the middle of a handshake is no such thing: HANDSHAKE_FAILED_NO_DETAIL.
 FAULTS = (
     "cluster key",
     "unknown_key",
     "stranger",
     "Untrusted",
     "did not accept this",
-    "handshake",
+    "HANDSHAKE_FAILED_PROTOCOL",
+    "HANDSHAKE_FAILED_AUTH",
     "cheese",
 )
 
