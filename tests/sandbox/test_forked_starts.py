@@ -2,12 +2,10 @@
 
 import json
 import os
-import re
 import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -90,14 +88,17 @@ def test_a_killed_one_is_gone_and_says_by_which_signal(tmp_path: Path) -> None:
 
 def test_what_a_killed_one_started_ends_with_it(tmp_path: Path) -> None:
     (tmp_path / "stands.py").write_text(STANDS)
-    process = start(tmp_path, STARTS, str(tmp_path / "stands.py"))
-    while not (told := re.search(r"(\d+) ForkedProcess\n", (tmp_path / "output").read_text())):
-        assert process.poll() is None
-        time.sleep(0.01)
-    handle = os.pidfd_open(int(told[1]))
-    process.kill()
-    assert ends(handle)
-    os.close(handle)
+    (tmp_path / "starts.py").write_text(STARTS)
+    reading, writing = os.pipe()
+    words = [sys.executable, str(tmp_path / "starts.py"), str(tmp_path / "stands.py")]
+    with os.fdopen(reading) as told, os.fdopen(writing, "w") as output:
+        process = start_bound(words, stdout=output)
+        output.close()
+        started = next(line for line in told if line.endswith(" ForkedProcess\n"))
+        handle = os.pidfd_open(int(started.split()[0]))
+        process.kill()
+        assert ends(handle)
+        os.close(handle)
 
 
 def test_all_end_with_their_template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

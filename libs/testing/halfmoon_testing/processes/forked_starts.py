@@ -148,9 +148,9 @@ class ForkChannel:
         Raises:
             RuntimeError: the template has ended.
         """
-        return self._start(command, **options) if self.takes(command, options) else None
+        return self.start(command, **options) if self.takes(command, options) else None
 
-    def _start(
+    def start(
         self,
         command: Sequence[str | os.PathLike[str]],
         *,
@@ -161,6 +161,11 @@ class ForkChannel:
         cwd: str | os.PathLike[str] | None = None,
         start_new_session: bool = False,
     ) -> ForkedProcess:
+        """Start a program that the template takes; arguments are those of `subprocess.Popen`.
+
+        Raises:
+            RuntimeError: the template has ended.
+        """
         words = [os.fspath(word) for word in command]
         request = {
             "program": words[1:],
@@ -218,7 +223,7 @@ class ForkTemplate:
         with self._opening:
             if self._process is None:
                 self._open()
-        return self._channel.fork(command, options)
+        return self._channel.start(command, **options)
 
     def close(self) -> None:
         """End it, and all that it forked."""
