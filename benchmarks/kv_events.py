@@ -25,6 +25,7 @@ from halfmoon_protocol.kv_events import (
     decode_payload,
     encode_payload,
 )
+from halfmoon_protocol.messages import BlocksSnapshot
 from halfmoon_scheduling.directory.kv_event_follower import KvEventFollower
 from halfmoon_scheduling.directory.prefix_index import PrefixIndex
 from halfmoon_servers.kv_events.block_translator import BlockTranslator
@@ -167,7 +168,7 @@ def _indexing_s(dice: random.Random, payloads: list[bytes], n_kvstores: int) -> 
     kvstores = [WorkerId(f"kvstore-{i}") for i in range(n_kvstores)]
     for kvstore in kvstores:
         follower.on_joined(kvstore, 0.0)
-        follower.on_snapshot(kvstore, -1, _hashes(dice, 1), 0.0)
+        follower.on_snapshot(kvstore, BlocksSnapshot(sequence=-1, hashes=_hashes(dice, 1)), 0.0)
     began = time.thread_time()
     for i, payload in enumerate(payloads):
         follower.on_events(kvstores[-1], decode_payload(payload, i), 0.0)

@@ -95,6 +95,9 @@ class Client:
 
     async def ask(self, question: Message) -> Any:
         await self.link.send(question)
+        return await self.answer()
+
+    async def answer(self) -> Any:
         while True:
             answer = await self.link.receive()
             if not isinstance(answer, KvEventBatch | KvstoreLoad):
@@ -488,6 +491,9 @@ async def test_a_snapshot_tells_all_that_is_stored_and_the_sequence_it_is_after(
         snapshot = await client.ask(SnapshotBlocks())
         assert snapshot.sequence == 1
         assert set(snapshot.hashes) == set(hashes)
+        pages = [await client.ask(SnapshotBlocks(page=2)), await client.answer()]
+        assert [(page.n_before, page.n_after) for page in pages] == [(0, 1), (2, 0)]
+        assert {block for page in pages for block in page.hashes} == set(hashes)
 
 
 async def test_a_renewal_is_answered_and_one_of_nothing_is_refused() -> None:

@@ -239,6 +239,7 @@ EXAMPLES: tuple[Message, ...] = (
     DropBlocks(hashes=HASHES),
     VerifyBlocks(hashes=HASHES),
     SnapshotBlocks(),
+    SnapshotBlocks(page=8192),
     BlocksReserved(
         ticket=TICKET,
         region=KVSTORE_REGION,
@@ -259,6 +260,7 @@ EXAMPLES: tuple[Message, ...] = (
         ticket=TICKET, reason="all 64 blocks are leased", retry_after_s=10.0, code="no_room"
     ),
     BlocksSnapshot(sequence=41, hashes=HASHES),
+    BlocksSnapshot(sequence=41, hashes=HASHES, n_before=8192, n_after=3),
     KvstoreLoad(
         n_stored=50,
         n_reserved=2,

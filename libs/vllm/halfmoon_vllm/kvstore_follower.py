@@ -22,6 +22,7 @@ from halfmoon_protocol.messages import (
     SnapshotBlocks,
     WorkerInfo,
 )
+from halfmoon_protocol.snapshots import PAGE
 from halfmoon_runtime.channels.network import Network, PeerUnreachable, WorkerLink
 from halfmoon_runtime.membership import MemberChanged, MemberGone, MemberJoined, watch_members
 from halfmoon_scheduling.directory.kv_event_follower import KvEventFollower
@@ -150,7 +151,7 @@ class KvstoreFollower:
 
     async def _listen(self, info: WorkerInfo, link: WorkerLink, events: KvEventFollower) -> None:
         loop, worker_id = asyncio.get_running_loop(), info.worker_id
-        await link.send(SnapshotBlocks())
+        await link.send(SnapshotBlocks(page=PAGE))
         with self._lock:
             events.on_joined(worker_id, loop.time())
         while True:
@@ -166,11 +167,11 @@ class KvstoreFollower:
                 match message:
                     case KvEventBatch():
                         ask |= events.on_events(worker_id, message, now)
-                    case BlocksSnapshot(sequence=sequence, hashes=hashes):
-                        ask |= events.on_snapshot(worker_id, sequence, hashes, now)
+                    case BlocksSnapshot():
+                        ask |= events.on_snapshot(worker_id, message, now)
                     case KvstoreLoad(sequence=sequence):
                         ask |= events.on_sequence(worker_id, sequence, now)
                     case _:
                         pass
             if ask:
-                await link.send(SnapshotBlocks())
+                await link.send(SnapshotBlocks(page=PAGE))

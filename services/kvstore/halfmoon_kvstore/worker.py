@@ -32,7 +32,6 @@ from halfmoon_protocol.messages import (
     AnyMessage,
     BlocksCommitted,
     BlocksReserved,
-    BlocksSnapshot,
     Cancel,
     CommitBlocks,
     DropBlocks,
@@ -53,6 +52,7 @@ from halfmoon_protocol.messages import (
     Welcome,
     WorkerInfo,
 )
+from halfmoon_protocol.snapshots import snapshot_pages
 from halfmoon_protocol.versions import version_fault, wrong_version
 from halfmoon_runtime.channels.network import PeerId, Port
 from halfmoon_runtime.clock import Clock
@@ -67,8 +67,6 @@ from halfmoon_transfer.regions.region_table import Memory
 log = structlog.get_logger()
 
 _HOUSEKEEPING_S = 0.25
-#: Most hashes in one snapshot: more would exceed the limit of a message.
-MAX_SNAPSHOT_HASHES = 800_000
 #: Longest text of a peer in the log, in characters.
 _MAX_LOGGED = 1000
 
@@ -231,18 +229,12 @@ class KvstoreWorker:
                     self.block_store.run_commands()
             case VerifyBlocks(hashes=hashes):
                 self._scrubber.add(hashes)
-            case SnapshotBlocks(ticket=ticket):
+            case SnapshotBlocks():
                 # Events of later changes may follow; applying a change twice does no harm.
-                stored = (
-                    () if self.tiers is None else tuple(self.tiers.hashes()[:MAX_SNAPSHOT_HASHES])
-                )
-                snapshot = BlocksSnapshot(
-                    sequence=self._outbox.sequence,
-                    hashes=stored,
-                    ticket=ticket,
-                    room_bytes=self.block_store.free_bytes,
-                )
-                self._outbox.answer(peer, snapshot)
+                stored = () if self.tiers is None else self.tiers.hashes()
+                sequence, room = self._outbox.sequence, self.block_store.free_bytes
+                for page in snapshot_pages(message, sequence, stored, room):
+                    self._outbox.answer(peer, page)
             case Hello():
                 self._on_hello(peer, message)
             case Unwelcome(reason=reason):

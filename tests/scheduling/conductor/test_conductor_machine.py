@@ -32,6 +32,7 @@ from halfmoon_protocol.messages import (
     Welcome,
 )
 from halfmoon_protocol.sampling import Finish, Sampling
+from halfmoon_protocol.snapshots import PAGE
 from halfmoon_scheduling.commands import (
     AnyCommand,
     Deliver,
@@ -1127,7 +1128,7 @@ def test_a_worker_with_another_layout_is_refused_with_both_values() -> None:
 
 def test_a_kvstore_without_a_layout_is_welcome_a_decode_worker_is_not() -> None:
     core = Core("prefill-0")
-    assert core.join("kvstore-0", layout=None) == [Send(K0, SnapshotBlocks())]
+    assert core.join("kvstore-0", layout=None) == [Send(K0, SnapshotBlocks(page=PAGE))]
     assert "states no KV layout" in only(core.join("decode-0", layout=None), RefuseWorker).reason
 
 
@@ -1179,7 +1180,7 @@ def test_a_worker_started_again_has_lost_what_it_had() -> None:
 def test_a_kvstore_started_again_is_asked_what_it_holds_now() -> None:
     core = Core("kvstore-0")
     core.hold("kvstore-0", a_request(), 2)
-    assert core.join("kvstore-0", generation=2) == [Send(K0, SnapshotBlocks())]
+    assert core.join("kvstore-0", generation=2) == [Send(K0, SnapshotBlocks(page=PAGE))]
     assert len(core.conductor.index) == 0
 
 
@@ -1211,9 +1212,9 @@ def test_a_gap_in_a_kvstores_events_asks_for_a_snapshot_again_until_it_comes() -
         block_size=16,
     )
     gap = KvChanged(K0, KvEventBatch(3, 0.0, (stored,)))
-    assert core.handle(gap, 1.0) == [Send(K0, SnapshotBlocks())]
+    assert core.handle(gap, 1.0) == [Send(K0, SnapshotBlocks(page=PAGE))]
     assert core.handle(Tick(), 5.9) == []
-    assert core.handle(Tick(), 6.0) == [Send(K0, SnapshotBlocks())]
+    assert core.handle(Tick(), 6.0) == [Send(K0, SnapshotBlocks(page=PAGE))]
     core.hear("kvstore-0", BlocksSnapshot(sequence=2, hashes=()))
     assert len(core.conductor.index) == len(a_request().block_hashes)
     assert core.handle(Tick(), 60.0) == []
@@ -1227,7 +1228,7 @@ def test_an_event_that_nothing_follows_is_missed_once_the_kvstore_says_how_far_i
         return KvstoreLoad(n_stored=1, n_reserved=0, n_leased=0, n_blocks=8, sequence=sequence)
 
     assert core.hear("kvstore-0", load(-1)) == []
-    assert core.hear("kvstore-0", load(0)) == [Send(K0, SnapshotBlocks())]
+    assert core.hear("kvstore-0", load(0)) == [Send(K0, SnapshotBlocks(page=PAGE))]
     assert core.hear("kvstore-0", load(0)) == []
     hashes = a_request().block_hashes
     core.hear("kvstore-0", BlocksSnapshot(sequence=0, hashes=hashes))

@@ -16,6 +16,8 @@ from halfmoon_protocol.kv_events import (
     KvEventBatch,
     decode_payload,
 )
+from halfmoon_protocol.messages import BlocksSnapshot, SnapshotBlocks
+from halfmoon_protocol.snapshots import snapshot_pages
 from halfmoon_scheduling.directory.kv_event_follower import KvEventFollower
 from halfmoon_scheduling.directory.prefix_index import PrefixIndex
 from tests.nightly import by_day
@@ -36,12 +38,18 @@ def batch(sequence: int, *events: KvEvent) -> KvEventBatch:
     return KvEventBatch(sequence, 0.0, events)
 
 
+def snapshot(sequence: int, *names: int, n_before: int = 0, n_after: int = 0) -> BlocksSnapshot:
+    """One page: all of it, unless blocks before or after it are counted."""
+    hashes = tuple(block(name) for name in names)
+    return BlocksSnapshot(sequence=sequence, hashes=hashes, n_before=n_before, n_after=n_after)
+
+
 def follower(*held: int, sequence: int = 0) -> tuple[KvEventFollower, PrefixIndex]:
     """One that has had its snapshot."""
     index = PrefixIndex()
     f = KvEventFollower(index, max_buffered=3)
     assert f.on_joined(K, 0)
-    assert not f.on_snapshot(K, sequence, [block(name) for name in held], 0)
+    assert not f.on_snapshot(K, snapshot(sequence, *held), 0)
     return f, index
 
 
@@ -91,7 +99,7 @@ def test_a_gap_asks_for_a_snapshot_once_and_what_follows_is_kept_for_it() -> Non
     assert f.on_events(K, batch(2, stored(2)), 0)
     assert not f.on_events(K, batch(3, stored(3)), 0)
     assert holds(index, 1)
-    assert not f.on_snapshot(K, 2, [block(1), block(2), block(9)], 0)
+    assert not f.on_snapshot(K, snapshot(2, 1, 2, 9), 0)
     assert holds(index, 1, 2, 9, 3)
 
 
@@ -115,8 +123,8 @@ def test_that_the_last_event_was_lost_shows_by_how_far_the_kvstore_says_it_is() 
     assert not f.on_sequence(K, 0, 0)
     assert f.on_sequence(K, 2, 0), "two events have not come"
     assert not f.on_sequence(K, 2, 0), "it is asked for already"
-    assert f.on_snapshot(K, 1, [block(1), block(2)], 0), "that is not far enough"
-    assert not f.on_snapshot(K, 2, [block(3)], 0)
+    assert f.on_snapshot(K, snapshot(1, 1, 2), 0), "that is not far enough"
+    assert not f.on_snapshot(K, snapshot(2, 3), 0)
     assert holds(index, 3)
     assert not f.on_sequence(K, 2, 0)
     assert not f.on_sequence(K, 1, 0), "said before the last event, heard after it"
@@ -127,7 +135,7 @@ def test_a_sequence_that_starts_again_asks_for_a_snapshot() -> None:
     f, index = follower(1)
     f.on_events(K, batch(1, stored(2)), 0)
     assert f.on_events(K, batch(0, stored(3)), 0)
-    assert not f.on_snapshot(K, 0, [block(3)], 0)
+    assert not f.on_snapshot(K, snapshot(0, 3), 0)
     assert holds(index, 3)
     assert not f.on_events(K, batch(1, stored(4)), 0)
     assert holds(index, 3, 4)
@@ -137,9 +145,9 @@ def test_a_restart_while_a_snapshot_is_awaited_needs_another_one() -> None:
     f, index = follower(1)
     assert f.on_events(K, batch(5, stored(5)), 0)
     assert not f.on_events(K, batch(0, stored(3)), 0)
-    assert f.on_snapshot(K, 5, [block(1), block(5)], 0)
+    assert f.on_snapshot(K, snapshot(5, 1, 5), 0)
     assert not f.on_events(K, batch(1, stored(4)), 0)
-    assert not f.on_snapshot(K, 1, [block(3), block(4)], 0)
+    assert not f.on_snapshot(K, snapshot(1, 3, 4), 0)
     assert holds(index, 3, 4)
 
 
@@ -148,15 +156,15 @@ def test_more_batches_than_are_kept_need_another_snapshot() -> None:
     f.on_events(K, batch(2, stored(2)), 0)
     for sequence in range(3, 8):
         assert not f.on_events(K, batch(sequence, stored(sequence)), 0)
-    assert f.on_snapshot(K, 2, [block(2)], 0)
-    assert not f.on_snapshot(K, 7, [block(7)], 0)
+    assert f.on_snapshot(K, snapshot(2, 2), 0)
+    assert not f.on_snapshot(K, snapshot(7, 7), 0)
     assert holds(index, 7)
 
 
 def test_a_snapshot_older_than_what_was_kept_is_not_enough() -> None:
     f, _ = follower(1)
     f.on_events(K, batch(5, stored(5)), 0)
-    assert f.on_snapshot(K, 3, [block(1)], 0)
+    assert f.on_snapshot(K, snapshot(3, 1), 0)
 
 
 def test_a_snapshot_that_does_not_come_is_asked_for_again() -> None:
@@ -165,19 +173,19 @@ def test_a_snapshot_that_does_not_come_is_asked_for_again() -> None:
     assert f.overdue(14, timeout_s=5) == []
     assert f.overdue(15, timeout_s=5) == [K]
     assert f.overdue(16, timeout_s=5) == []
-    f.on_snapshot(K, 5, [], 17)
+    f.on_snapshot(K, snapshot(5), 17)
     assert f.overdue(99, timeout_s=5) == []
 
 
 def test_a_snapshot_nobody_asked_for_is_ignored() -> None:
     f, index = follower(1)
-    assert not f.on_snapshot(K, 0, [], 0)
+    assert not f.on_snapshot(K, snapshot(0), 0)
     assert holds(index, 1)
 
 
 def test_a_snapshot_nobody_asked_for_counts_if_it_tells_of_more() -> None:
     f, index = follower(1)
-    assert not f.on_snapshot(K, 3, [block(2)], 0)
+    assert not f.on_snapshot(K, snapshot(3, 2), 0)
     assert holds(index, 2)
     assert not f.on_events(K, batch(3, AllBlocksCleared()), 0)
     assert not f.on_events(K, batch(4, stored(4)), 0)
@@ -189,7 +197,7 @@ def test_all_that_came_in_a_row_is_kept_while_a_snapshot_is_awaited() -> None:
     assert f.on_events(K, batch(2, stored(2)), 0)
     f.on_events(K, batch(3, stored(3)), 0)
     f.on_events(K, batch(4, stored(4)), 0)
-    assert not f.on_snapshot(K, 1, [block(1)], 0)
+    assert not f.on_snapshot(K, snapshot(1, 1), 0)
     assert holds(index, 1, 2, 3, 4)
 
 
@@ -198,7 +206,7 @@ def test_what_has_proven_wrong_is_forgotten_until_a_snapshot_comes() -> None:
     assert f.distrust(K, 0)
     assert holds(index)
     assert not f.distrust(K, 0)
-    assert not f.on_snapshot(K, 0, [block(1)], 0)
+    assert not f.on_snapshot(K, snapshot(0, 1), 0)
     assert holds(index, 1)
 
 
@@ -206,7 +214,7 @@ def test_a_lost_kvstore_is_out_of_the_index_and_its_late_words_are_ignored() -> 
     f, index = follower(1)
     f.on_lost(K)
     assert not f.on_events(K, batch(1, stored(2)), 0)
-    assert not f.on_snapshot(K, 1, [block(2)], 0)
+    assert not f.on_snapshot(K, snapshot(1, 2), 0)
     assert holds(index)
 
 
@@ -217,6 +225,41 @@ def test_hashes_of_other_systems_are_left_out() -> None:
     )
     f.on_events(K, batch(1, event), 0)
     assert holds(index, 1)
+
+
+def test_pages_add_up_and_the_last_one_lets_the_events_after_it_in() -> None:
+    f, index = follower(7)
+    assert f.on_events(K, batch(2, stored(2)), 0)
+    assert not f.on_snapshot(K, snapshot(2, 1, 3, n_after=2), 0)
+    assert not f.on_events(K, batch(3, BlockRemoved(block_hashes=(block(1),))), 0)
+    assert holds(index, 1, 3), "the event waits"
+    assert not f.on_snapshot(K, snapshot(2, 4, n_before=2, n_after=1), 0)
+    assert not f.on_snapshot(K, snapshot(2, 5, n_before=3), 0)
+    assert holds(index, 3, 4, 5)
+    assert not f.on_events(K, batch(4, stored(6)), 0)
+    assert holds(index, 3, 4, 5, 6)
+
+
+def test_a_page_after_a_lost_one_is_ignored_and_the_snapshot_is_asked_for_again() -> None:
+    f, index = follower()
+    assert f.on_events(K, batch(2, stored(2)), 0)
+    assert not f.on_snapshot(K, snapshot(2, 1, n_after=2), 1)
+    assert not f.on_snapshot(K, snapshot(2, 9, n_before=2), 1), "the page of block 2 was lost"
+    assert holds(index, 1)
+    assert f.overdue(5, timeout_s=5) == [], "a page has come"
+    assert f.overdue(6, timeout_s=5) == [K]
+    assert not f.on_snapshot(K, snapshot(2, 9, n_before=1), 6), "of the snapshot given up"
+    assert not f.on_snapshot(K, snapshot(2, 1, 2, 9), 6)
+    assert holds(index, 1, 2, 9)
+
+
+def test_pages_of_a_kvstore_that_is_distrusted_meanwhile_are_asked_for_again() -> None:
+    f, index = follower()
+    assert f.on_events(K, batch(2, stored(2)), 0)
+    assert not f.on_snapshot(K, snapshot(2, 1, n_after=1), 0)
+    assert f.distrust(K, 0)
+    assert not f.on_snapshot(K, snapshot(2, 2, n_before=1), 0)
+    assert holds(index)
 
 
 CHANGES = st.lists(
@@ -247,7 +290,7 @@ class FollowerAgainstTruth(RuleBasedStateMachine):
         self.heard = -1
         #: What is published, in order: events, and numbers of the last one before.
         self.events: list[KvEventBatch | int] = []
-        self.answers: list[tuple[int, list[BlockHash]]] = []
+        self.answers: list[BlocksSnapshot] = []
         self.asked = 0
         self.asks(self.follower.on_joined(K, self.now))
 
@@ -295,18 +338,20 @@ class FollowerAgainstTruth(RuleBasedStateMachine):
         self.events.append(self.sequence)
 
     @precondition(lambda self: self.asked)
-    @rule(lost=st.booleans())
-    def the_kvstore_answers(self, lost: bool) -> None:
+    @rule(lost=st.booleans(), page=st.integers(0, 3))
+    def the_kvstore_answers(self, lost: bool, page: int = 0) -> None:
         self.asked -= 1
         if not lost:
-            self.answers.append((self.sequence, sorted(self.truth)))
+            asked = SnapshotBlocks(page=page)
+            self.answers += snapshot_pages(asked, self.sequence, sorted(self.truth))
 
     @precondition(lambda self: self.answers)
-    @rule()
-    def an_answer_travels(self) -> None:
-        sequence, hashes = self.answers.pop(0)
-        self.heard = max(self.heard, sequence)
-        self.asks(self.follower.on_snapshot(K, sequence, hashes, self.now))
+    @rule(lost=st.booleans())
+    def an_answer_travels(self, lost: bool) -> None:
+        page = self.answers.pop(0)
+        if not lost:
+            self.heard = max(self.heard, page.sequence)
+            self.asks(self.follower.on_snapshot(K, page, self.now))
 
     @rule()
     def time_passes(self) -> None:
@@ -335,7 +380,7 @@ class FollowerAgainstTruth(RuleBasedStateMachine):
         while self.asked:
             self.the_kvstore_answers(lost=False)
         while self.answers:
-            self.an_answer_travels()
+            self.an_answer_travels(lost=False)
 
     def holds_exactly(self, blocks: Set[BlockHash]) -> None:
         assert {b for b in blocks if self.index.longest_prefix([b])} == blocks

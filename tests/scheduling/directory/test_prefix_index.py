@@ -47,7 +47,8 @@ def test_a_snapshot_replaces_what_was_known_of_that_worker_only() -> None:
     index = PrefixIndex()
     index.add(W[0], blocks(1, 2))
     index.add(W[1], blocks(1, 2))
-    index.replace(W[0], blocks(1, 5))
+    index.clear(W[0])
+    index.add(W[0], blocks(1, 5))
     assert index.longest_prefix(blocks(1, 2)) == {W[0]: 1, W[1]: 2}
     assert index.n_blocks(W[0]) == 2
 
@@ -145,7 +146,8 @@ class IndexAgainstSets(RuleBasedStateMachine):
 
     @rule(worker=WORKERS, names=BLOCKS)
     def replace(self, worker: WorkerId, names: list[int]) -> None:
-        self.index.replace(worker, blocks(*names))
+        self.index.clear(worker)
+        self.index.add(worker, blocks(*names))
         self.held[worker] = set(blocks(*names))
 
     @rule(worker=WORKERS)

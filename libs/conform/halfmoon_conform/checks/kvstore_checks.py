@@ -566,6 +566,36 @@ async def _restart_truth(context: CheckContext) -> None:
         require(found == known, f"lists {known} blocks of a chain and serves {found}")
 
 
+@check(
+    "kvstore.snapshot.pages",
+    roles=("kvstore",),
+    says="With `page`, in pages of about so many hashes.",
+)
+async def _snapshot_pages(context: CheckContext) -> None:
+    """Join what pages of one hash tell, however many they are."""
+    caller = await context.connect()
+    chain = context.blocks(3)
+    require(await Puts(context, caller).put(chain), "no room for three blocks")
+    await caller.send({"type": "snapshot_blocks", "ticket": "pages", "page": 1})
+    listed: list[bytes] = []
+    n_after: int | None = None
+    sequences = set()
+    while n_after != 0:
+        page = await caller.expect({"type": "blocks_snapshot", "ticket": "pages"})
+        sequences.add(page["sequence"])
+        before = page.get("n_before", 0)
+        require(before == len(listed), f"n_before is {before} after {len(listed)} hashes")
+        listed += page["hashes"]
+        left = page.get("n_after", 0)
+        require(
+            n_after is None or left + len(page["hashes"]) == n_after,
+            f"n_after is {left} after a page of {len(page['hashes'])} that left {n_after}",
+        )
+        n_after = left
+    require(len(sequences) == 1, "the pages of one snapshot are after several events")
+    require(set(chain.hashes) <= set(listed), "the pages leave blocks out")
+
+
 # -- several places at once ------------------------------------------------------------------------
 
 

@@ -136,10 +136,13 @@ class VerifyBlocks(Message, frozen=True, tag="verify_blocks"):
 
 
 class SnapshotBlocks(Message, frozen=True, tag="snapshot_blocks"):
-    """Tell all that is stored; answered by `BlocksSnapshot`."""
+    """Tell all that is stored; answered by `BlocksSnapshot`, or by several, its pages."""
 
     #: Repeated in the answer.
     ticket: TicketName = Ticket("")
+    #: Hashes that a page shall have at most; 0: all in one answer, or what fits one. A kvstore may
+    #: answer in larger pages.
+    page: Blocks = 0
 
 
 # kvstore -> client
@@ -230,12 +233,16 @@ class BlocksSnapshot(Message, frozen=True, tag="blocks_snapshot"):
 
     #: Number of the last KV event that is contained; -1: there was none.
     sequence: Sequence
-    #: All blocks of memory and disk, in any order.
+    #: Blocks of memory and disk, in any order.
     hashes: Hashes
     #: The ticket of `SnapshotBlocks`.
     ticket: TicketName = Ticket("")
     #: Bytes of blocks that fit without evicting others.
     room_bytes: Bytes = 0
+    #: Hashes in the pages before this one.
+    n_before: Blocks = 0
+    #: Hashes in the pages after this one; 0: it is the last.
+    n_after: Blocks = 0
 
 
 class KvstoreLoad(Message, frozen=True, tag="kvstore_load"):

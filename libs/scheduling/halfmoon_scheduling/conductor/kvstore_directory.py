@@ -15,6 +15,7 @@ from halfmoon_protocol.messages import (
     ReplicateBlocks,
     SnapshotBlocks,
 )
+from halfmoon_protocol.snapshots import PAGE
 from halfmoon_scheduling.cluster.cluster_state import Cluster
 from halfmoon_scheduling.cluster.send_if_live import send_if_live
 from halfmoon_scheduling.commands import AnyCommand
@@ -76,16 +77,15 @@ class KvstoreDirectory:
     def on_snapshot(
         self, kvstore: WorkerId, snapshot: BlocksSnapshot, now: float
     ) -> list[AnyCommand]:
-        """Replace what the index has of a kvstore."""
-        must_ask = self.follower.on_snapshot(kvstore, snapshot.sequence, snapshot.hashes, now)
-        return self._snapshot_if(must_ask, kvstore)
+        """Replace what the index has of a kvstore, a page at a time."""
+        return self._snapshot_if(self.follower.on_snapshot(kvstore, snapshot, now), kvstore)
 
     def distrust(self, kvstore: WorkerId, now: float) -> list[AnyCommand]:
         """Drop the index entries of a kvstore that failed a reader, and ask for a snapshot."""
         return self._snapshot_if(self.follower.distrust(kvstore, now), kvstore)
 
     def _snapshot_if(self, must_ask: bool, kvstore: WorkerId) -> list[AnyCommand]:
-        return send_if_live(self._cluster, kvstore, SnapshotBlocks()) if must_ask else []
+        return send_if_live(self._cluster, kvstore, SnapshotBlocks(page=PAGE)) if must_ask else []
 
     # -- copies of hot prefixes --------------------------------------------------------------
 
@@ -123,7 +123,7 @@ class KvstoreDirectory:
         self._index.sweep(_SWEPT_BLOCKS)
         commands: list[AnyCommand] = []
         for kvstore in self.follower.overdue(now, self._snapshot_timeout_s):
-            commands += send_if_live(self._cluster, kvstore, SnapshotBlocks())
+            commands += send_if_live(self._cluster, kvstore, SnapshotBlocks(page=PAGE))
         return commands + self._plan_copies(now)
 
     def _plan_copies(self, now: float) -> list[AnyCommand]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from halfmoon_protocol.ids import BlockHash, WorkerId
 from halfmoon_protocol.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KvEventBatch
+from halfmoon_protocol.messages import BlocksSnapshot
 from halfmoon_scheduling.directory.prefix_index import PrefixIndex
 
 #: Most batches kept while a snapshot is awaited; beyond that the snapshot must cover them.
@@ -32,6 +33,8 @@ class _Stream:
     buffered: list[KvEventBatch] = field(default_factory=list)
     #: Whether a snapshot was too old, and another one was requested at once.
     asked_again: bool = False
+    #: Number and hashes so far of the snapshot whose pages arrive; None: none has begun.
+    reading: tuple[int, int] | None = None
     #: Whether the kvstore restarted while a snapshot was awaited, which may be of the old start.
     restarted: bool = False
 
@@ -60,6 +63,7 @@ class KvEventFollower:
             worker: max(
                 stream.required,
                 stream.newest.sequence if stream.newest is not None else -1,
+                stream.reading[0] if stream.reading is not None else -1,
                 stream.applied,
             )
             - stream.applied
@@ -83,7 +87,7 @@ class KvEventFollower:
         if (stream := self._streams.get(worker)) is None:
             return False
         self._index.clear(worker)
-        if stream.awaits_snapshot:
+        if stream.awaits_snapshot and stream.reading is None:
             return False
         return self._await_snapshot(stream, now)
 
@@ -96,6 +100,7 @@ class KvEventFollower:
         ]
         for worker in late:
             self._streams[worker].asked_s = now
+            self._streams[worker].reading = None
         return late
 
     def on_events(self, worker: WorkerId, batch: KvEventBatch, now: float) -> bool:
@@ -129,28 +134,40 @@ class KvEventFollower:
         stream.required = sequence
         return self._await_snapshot(stream, now)
 
-    def on_snapshot(
-        self, worker: WorkerId, sequence: int, hashes: Iterable[BlockHash], now: float
-    ) -> bool:
-        """Apply a snapshot, the state after event `sequence`.
+    def on_snapshot(self, worker: WorkerId, page: BlocksSnapshot, now: float) -> bool:
+        """Apply a page of a snapshot, the state after event `page.sequence`.
+
+        The first page replaces what is known, and batches wait for the last one. A page that does
+        not continue the one before is ignored: `overdue` tells when to ask again.
 
         A snapshot that is too old is requested once more: several may be under way, and the newest
         need not arrive last. If that one is too old as well, the next is left to `overdue`. So a
         kvstore whose numbers never fit does not keep both sides busy.
         """
         stream = self._streams.get(worker)
-        if stream is None or not (stream.awaits_snapshot or sequence > stream.applied):
+        if stream is None or not (stream.awaits_snapshot or page.sequence > stream.applied):
             return False
-        if stream.awaits_snapshot and (stream.restarted or sequence < stream.required):
+        if page.n_before and stream.reading != (page.sequence, page.n_before):
+            return False
+        if stream.awaits_snapshot and (stream.restarted or page.sequence < stream.required):
             stream.restarted = False
+            stream.reading = None
             if stream.asked_again:
                 stream.asked_s = now
                 return False
             stream.asked_again = True
             return self._await_snapshot(stream, now)
-        self._index.replace(worker, hashes)
-        stream.applied = sequence
+        if not page.n_before:
+            self._index.clear(worker)
+        self._index.add(worker, page.hashes)
+        if page.n_after:
+            stream.awaits_snapshot = True
+            stream.asked_s = now
+            stream.reading = page.sequence, page.n_before + len(page.hashes)
+            return False
+        stream.applied = page.sequence
         stream.awaits_snapshot = stream.asked_again = False
+        stream.reading = None
         for batch in stream.buffered:
             if batch.sequence > stream.applied:
                 self._apply(worker, stream, batch)
@@ -161,7 +178,8 @@ class KvEventFollower:
     def check(self) -> None:
         """Check that only waiting streams have a buffer, which is bounded and without gaps."""
         for stream in self._streams.values():
-            assert stream.awaits_snapshot or not (stream.buffered or stream.restarted)
+            awaited = stream.buffered or stream.restarted or stream.reading
+            assert stream.awaits_snapshot or not awaited
             assert len(stream.buffered) <= self._max_buffered
             if stream.buffered:
                 first = stream.buffered[0].sequence
@@ -171,6 +189,7 @@ class KvEventFollower:
 
     def _await_snapshot(self, stream: _Stream, now: float) -> bool:
         stream.awaits_snapshot = True
+        stream.reading = None
         stream.asked_s = now
         self.n_snapshots += 1
         return True

@@ -88,11 +88,6 @@ class PrefixIndex:
             self._sweeping = 0
         return bool(self._dead)
 
-    def replace(self, worker: WorkerId, hashes: Iterable[BlockHash]) -> None:
-        """Set the blocks that a worker holds."""
-        self.clear(worker)
-        self.add(worker, hashes)
-
     def drop(self, worker: WorkerId) -> None:
         """Forget a worker that is gone."""
         self.clear(worker)

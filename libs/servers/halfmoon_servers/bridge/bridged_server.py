@@ -133,7 +133,8 @@ class BridgedServer:
                     self._lifecycle.drop_prefill(request_id)
                     side.answers.put_to(peer, PrefillStopped(request_id=request_id))
             case SnapshotBlocks() if self.cache is not None and role == "kvstore":
-                side.answers.put_to(peer, self.cache.snapshot(message))
+                for page in self.cache.snapshot(message):
+                    side.answers.put_to(peer, page)
             case Cancel():
                 pass
             case _:

@@ -9,19 +9,18 @@ a request that runs. A moment after its end only the server's own events count.
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from halfmoon_protocol.blocks import block_hashes
 from halfmoon_protocol.ids import BlockHash, RequestId
 from halfmoon_protocol.kv_events import BlockRemoved, BlockStored, KvEvent
 from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_protocol.messages import BlocksSnapshot, KvstoreLoad, SnapshotBlocks
+from halfmoon_protocol.snapshots import snapshot_pages
 from halfmoon_runtime.channels.network import Port
 from halfmoon_servers.bridge.held_blocks import HeldBlocks
 from halfmoon_servers.bridge.recent_blocks import RecentBlocks
 
-#: Hashes in a snapshot: more would exceed the limit of a message.
-MAX_SNAPSHOT = 800_000
 #: Seconds after a request's end in which the server's events of its blocks arrive.
 _EVENTS_S = 1.0
 
@@ -120,10 +119,9 @@ class CacheView:
             )
             self.on_events(0, self._recent.use(hashes))
 
-    def snapshot(self, asked: SnapshotBlocks) -> BlocksSnapshot:
-        """Return all that is held."""
-        held = [block for block, _ in zip(self._held.held(), range(MAX_SNAPSHOT), strict=False)]
-        return BlocksSnapshot(sequence=self._sequence, hashes=tuple(held), ticket=asked.ticket)
+    def snapshot(self, asked: SnapshotBlocks) -> Iterator[BlocksSnapshot]:
+        """Yield all that is held, in pages."""
+        return snapshot_pages(asked, self._sequence, list(self._held.held()))
 
     def load(self) -> KvstoreLoad:
         """Return how full the cache is."""

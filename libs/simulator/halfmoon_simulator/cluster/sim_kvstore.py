@@ -9,7 +9,6 @@ from typing import assert_never
 from halfmoon_protocol.ids import BlockHash, Ticket, WorkerId
 from halfmoon_protocol.kv_events import BlockRemoved, BlockStored, KvEvent, KvEventBatch
 from halfmoon_protocol.messages import (
-    BlocksSnapshot,
     Cancel,
     CommitBlocks,
     DropBlocks,
@@ -26,6 +25,7 @@ from halfmoon_protocol.messages import (
     Unwelcome,
     VerifyBlocks,
 )
+from halfmoon_protocol.snapshots import snapshot_pages
 from halfmoon_scheduling.cache.block_cache import BlockCache, CacheFull, UnknownTicket
 from halfmoon_simulator.cluster.cluster_spec import ClusterSpec
 from halfmoon_simulator.cluster.event_queue import EventQueue
@@ -80,8 +80,8 @@ class SimKvstore:
         """Take a conductor's message."""
         match message:
             case SnapshotBlocks():
-                hashes = tuple(self.hashes())
-                self._answer(self.worker_id, BlocksSnapshot(sequence=self._sequence, hashes=hashes))
+                for page in snapshot_pages(message, self._sequence, self.hashes()):
+                    self._answer(self.worker_id, page)
             case ReplicateBlocks():
                 self.copier.begin(message)
             case DropBlocks(hashes=hashes) if self.disk is not None:

@@ -19,6 +19,8 @@ from halfmoon_testing.kvstore_soak.model import KvstoreModel
 from halfmoon_transfer.interface import TransferError
 
 _RETRY_S = 0.1
+#: Hashes in a page of a snapshot.
+_PAGE = 16
 _THERE_WITHIN_S = 60.0
 
 
@@ -123,7 +125,7 @@ class KvEventListener:
                     link = await self._network.dial(info.commands, info.events, key_id=info.key_id)
                     try:
                         self._follower.on_joined(self._name, loop.time())
-                        await link.send(SnapshotBlocks())
+                        await link.send(SnapshotBlocks(page=_PAGE))
                         await self._listen(link, n_kills)
                     finally:
                         self._follower.on_lost(self._name)
@@ -141,15 +143,15 @@ class KvEventListener:
                 case KvEventBatch(events=events):
                     ask |= self._follower.on_events(self._name, heard, now)
                     self._on_events(events, n_kills)
-                case BlocksSnapshot(sequence=sequence, hashes=hashes):
-                    ask |= self._follower.on_snapshot(self._name, sequence, hashes, now)
+                case BlocksSnapshot():
+                    ask |= self._follower.on_snapshot(self._name, heard, now)
                 case KvstoreLoad(sequence=sequence):
                     ask |= self._follower.on_sequence(self._name, sequence, now)
                     self.n_held = heard.n_reserved + heard.n_leased
                 case _:
                     pass
             if ask:
-                await link.send(SnapshotBlocks())
+                await link.send(SnapshotBlocks(page=_PAGE))
 
     def _on_events(self, events: Sequence[KvEvent], n_kills: int) -> None:
         """Record which blocks are on the disk, from the events of one publication.
