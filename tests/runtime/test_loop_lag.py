@@ -15,6 +15,7 @@ async def test_a_loop_that_was_blocked_was_late_by_as_much() -> None:
         await asyncio.sleep(0.01)
     watching.cancel()
     assert lag.lag_s.sum > 0.2
+    assert lag.late_s > 0.2
     assert lag.behind_s == 0.0, "one pause is no overload"
 
 

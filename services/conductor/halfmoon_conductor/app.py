@@ -163,7 +163,10 @@ async def run(settings: ConductorSettings, service: Service) -> None:
         shell = Shell(core, clock, recorders=recorders)
         unreachable = UnreachableWorkers()
         gateway = CoreGateway(
-            shell, served_model_name=settings.served_model_name, unreachable=unreachable
+            shell,
+            served_model_name=settings.served_model_name,
+            unreachable=unreachable,
+            late_s=lambda: service.lag.late_s,
         )
         registry = CollectorRegistry()
         metrics = ClusterMetrics(core, registry)

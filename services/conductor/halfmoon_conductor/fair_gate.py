@@ -24,6 +24,11 @@ class FairGate:
         #: Fair finish, count of arrivals, tag, and what wakes the waiter. Sorted.
         self._waiting: list[tuple[float, int, FairTag, asyncio.Future[None]]] = []
 
+    @property
+    def is_full(self) -> bool:
+        """True while the next task that comes has to wait."""
+        return not self._n_free
+
     @asynccontextmanager
     async def place(self, tenant: str, work: float) -> AsyncIterator[None]:
         """Hold a place while the block runs; wait for one before.

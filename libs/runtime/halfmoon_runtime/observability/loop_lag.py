@@ -20,6 +20,11 @@ class LoopLagMonitor:
         self._latest_s: deque[float] = deque([0.0], maxlen=_N_IN_A_ROW)
 
     @property
+    def late_s(self) -> float:
+        """Seconds by which the last wake-up was late."""
+        return self._latest_s[-1]
+
+    @property
     def behind_s(self) -> float:
         """Seconds by which each of the last wake-ups was late: what the loop is behind for good."""
         return min(self._latest_s)

@@ -35,6 +35,7 @@ from halfmoon_conductor.errors import (
     ServiceUnavailable,
     UnusableGrammar,
 )
+from halfmoon_conductor.generation.token_turns import TokenTurns
 from halfmoon_conductor.observability.metrics.ttft_stages import TtftRecorder, TtftTimestamps
 from halfmoon_conductor.workers.shell import Shell
 from halfmoon_conductor.workers.unreachable_workers import UnreachableWorkers
@@ -149,8 +150,10 @@ class CoreGateway:
         served_model_name: str = "",
         wall_clock: Callable[[], float] = time.time,
         unreachable: UnreachableWorkers | None = None,
+        late_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._shell = shell
+        self._turns = TokenTurns(late_s)
         self._unreachable = unreachable or UnreachableWorkers()
         self._name = served_model_name
         self._created = int(wall_clock())
@@ -210,17 +213,19 @@ class CoreGateway:
         self._streams[request.request_id] = stream
         try:
             self._start_try(stream)
-            while True:
-                if stream.is_parked and not stream.output:
-                    self._unpark(stream)
-                item = await stream.output.get()
-                if len(stream.output) < _UNREAD_TOKENS:
-                    stream.unread_since_s = None
-                if isinstance(item, ApiError):
-                    raise item
-                yield item
-                if item.finish:
-                    return
+            with self._turns.stream(request.tenant):
+                while True:
+                    if stream.is_parked and not stream.output:
+                        self._unpark(stream)
+                    item = await stream.output.get()
+                    if isinstance(item, ApiError):
+                        raise item
+                    await self._turns.wait(request.tenant, item.score)
+                    if len(stream.output) < _UNREAD_TOKENS:
+                        stream.unread_since_s = None
+                    yield item
+                    if item.finish:
+                        return
         finally:
             del self._streams[request.request_id]
             if not stream.is_over:
