@@ -2,9 +2,9 @@
 
 import signal
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -15,7 +15,10 @@ from halfmoon_engine.fake_engine import FakeEngine, parse_fake_spec
 pytestmark = pytest.mark.e2e
 
 N_NEW = 24
+#: Most requests at a time.
+N_CLIENTS = 32
 StartCluster = Callable[..., Any]
+T = TypeVar("T")
 
 
 @pytest.fixture(scope="module")
@@ -49,12 +52,36 @@ def local_prefills(cluster: Any) -> list[dict[str, Any]]:
     ]
 
 
+def ask_until_one_is_local(
+    cluster: Any, clients: ThreadPoolExecutor, ask: Callable[[int], T]
+) -> list[T]:
+    """Ask one request after another while prefill stands still, until decode takes one.
+
+    The measured speeds of both may say anything on a busy machine; the queue grows all the same.
+    """
+    asked = list[Future[T]]()
+    cluster.process("prefill-0").signal(signal.SIGSTOP)
+    try:
+        while not local_prefills(cluster):
+            assert len(asked) < N_CLIENTS, "a queue of any length was preferred"
+            n_decided = len(cluster.decisions())
+            asked.append(clients.submit(ask, len(asked)))
+            cluster.until(lambda: len(cluster.decisions()) > n_decided)  # noqa: B023 -- it waits
+    finally:
+        cluster.process("prefill-0").signal(signal.SIGCONT)
+    return [answer.result(timeout=100) for answer in asked]
+
+
 def test_answers_are_those_of_transformers_wherever_a_prompt_is_prefilled(
     start_cluster: StartCluster, tiny_model: Path, generated: Callable[[list[int]], list[int]]
 ) -> None:
     fp32 = ["--dtype", "float32", "--block-size", "16"]
-    extra = {"prefill": fp32, "decode": [*fp32, "--local-prefill-tokens", "512"]}
-    with start_cluster(str(tiny_model), extra=extra) as cluster, ThreadPoolExecutor(8) as clients:
+    local = [*fp32, "--local-prefill-tokens", "512"]
+    extra = {"prefill": fp32, "decode": local, "conductor": ["--tbt-slo-s", "30"]}
+    with (
+        start_cluster(str(tiny_model), extra=extra) as cluster,
+        ThreadPoolExecutor(N_CLIENTS) as clients,
+    ):
 
         def ask(i: int, **how: Any) -> dict[str, Any]:
             said = cluster.complete(
@@ -71,10 +98,12 @@ def test_answers_are_those_of_transformers_wherever_a_prompt_is_prefilled(
 
         expected = [generated(prompt_of(i)) for i in range(8)]
         seeded = [ask(i, temperature=0.9, seed=i) for i in range(8)]  # one after another
-        for _ in range(2):
-            found = list(clients.map(lambda i: ask(i, temperature=0), range(8)))
-            assert [choice["token_ids"] for choice in found] == expected
-        assert local_prefills(cluster), "prompts that come at once are too many for one process"
+        for found in (
+            ask_until_one_is_local(cluster, clients, lambda i: ask(i % 8, temperature=0)),
+            list(clients.map(lambda i: ask(i, temperature=0), range(8))),
+        ):
+            for i, choice in enumerate(found):
+                assert choice["token_ids"] == expected[i % 8]
         assert any(chosen["n_blocks"] for chosen in local_prefills(cluster))
         again = list(clients.map(lambda i: ask(i, temperature=0.9, seed=i), range(8)))
         for one, other in zip(seeded, again, strict=True):
@@ -90,7 +119,10 @@ def test_prompts_of_any_length_are_prefilled_beside_the_batch_with_equal_tokens(
     fp32 = ["--dtype", "float32", "--block-size", "16"]
     hybrid = ["--local-prefill-tokens", str(2**31 - 1), "--local-prefill-tbt-s", "0.2"]
     extra = {"prefill": fp32, "decode": [*fp32, *hybrid], "conductor": ["--tbt-slo-s", "30"]}
-    with start_cluster(str(tiny_model), extra=extra) as cluster, ThreadPoolExecutor(8) as clients:
+    with (
+        start_cluster(str(tiny_model), extra=extra) as cluster,
+        ThreadPoolExecutor(N_CLIENTS) as clients,
+    ):
         prompts = [[10 + (k * 41 + i * 101) % 300 for k in range(300 + 75 * i)] for i in range(8)]
 
         def ask(prompt: list[int]) -> list[int]:
@@ -103,8 +135,10 @@ def test_prompts_of_any_length_are_prefilled_beside_the_batch_with_equal_tokens(
             )
             return list(said["choices"][0]["token_ids"])
 
-        assert list(clients.map(ask, prompts)) == [generated(prompt) for prompt in prompts]
-        assert local_prefills(cluster), "one prefill process has no time for all of them"
+        expected = [generated(prompt) for prompt in prompts]
+        found = ask_until_one_is_local(cluster, clients, lambda i: ask(prompts[i % 8]))
+        assert found == [expected[i % 8] for i in range(len(found))]
+        assert list(clients.map(ask, prompts)) == expected
 
 
 def test_a_decode_process_killed_in_mid_prefill_costs_no_token(start_cluster: StartCluster) -> None:
