@@ -180,6 +180,17 @@ def test_templates_are_read_from_the_first_place_that_has_some(folder: Path) -> 
     assert HubTokenizer(folder).chat_templates == {"default": "J", "rag": "R"}
 
 
+def test_named_templates_of_the_hubs_cache_are_read(folder: Path, tmp_path: Path) -> None:
+    blobs, snapshot = tmp_path / "models--a--b/blobs", tmp_path / "models--a--b/snapshots/0f"
+    snapshot.parent.mkdir(parents=True)
+    blobs.mkdir()
+    shutil.copytree(folder, snapshot)
+    (snapshot / "additional_chat_templates").mkdir()
+    (blobs / "0a").write_text("R")
+    (snapshot / "additional_chat_templates/rag.jinja").symlink_to("../../../blobs/0a")
+    assert HubTokenizer(snapshot).chat_templates == {"rag": "R"}
+
+
 def test_too_many_templates_are_refused(folder: Path) -> None:
     several = [{"name": str(i), "template": "T"} for i in range(65)]
     write(folder, "tokenizer_config.json", {"chat_template": several})

@@ -79,6 +79,17 @@ def test_a_tokenizer_that_transformers_cannot_load_is_served_with_a_warning(
     assert "tokens are not compared" in caplog.text
 
 
+@pytest.mark.parametrize("name", ["AutoModel", "AutoProcessor", "LlamaForCausalLM", "utils"])
+def test_nothing_but_a_tokenizer_is_loaded_by_the_name_of_its_class(
+    name: str, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Transformers takes any name of its own for a tokenizer's, and calls its `from_pretrained`."""
+    change(folder, "tokenizer_config.json", tokenizer_class=name)
+    with caplog.at_level(logging.WARNING, model_tokenizer.__name__):
+        assert read_model_tokenizer(folder, config_of(folder)) is not None
+    assert f"tokenizer_class in tokenizer_config.json is '{name}'" in caplog.text
+
+
 def test_an_answer_ends_at_the_tokenizers_end_too(folder: Path) -> None:
     change(folder, "generation_config.json", eos_token_id=0)
     change(folder, "config.json", eos_token_id=0)

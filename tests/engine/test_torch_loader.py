@@ -5,7 +5,10 @@ from typing import Any
 
 import pytest
 import transformers
+from huggingface_hub import constants
+from huggingface_hub.errors import OfflineModeIsEnabled
 
+from halfmoon_engine.checkpoints.hub_offline import hub_offline
 from halfmoon_engine.checkpoints.torch_loader import _read_config
 from halfmoon_engine.load import open_engine
 from halfmoon_models import folder_inspection as folder_module
@@ -176,3 +179,11 @@ def test_the_inspected_configuration_is_what_transformers_itself_would_read(
         theirs = transformers.AutoConfig.from_pretrained(folder)
         assert type(ours) is type(theirs)
         assert ours.to_diff_dict() == theirs.to_diff_dict(), arch
+
+
+def test_what_a_configuration_asks_of_the_hub_fails_at_once_while_a_model_is_made() -> None:
+    """`local_files_only` does not hold for it."""
+    backbone = {"model_type": "rf_detr", "backbone": "someone/model"}
+    with hub_offline(), pytest.raises(OfflineModeIsEnabled):
+        transformers.CONFIG_MAPPING["llava"].from_dict({"vision_config": backbone})
+    assert not constants.HF_HUB_OFFLINE

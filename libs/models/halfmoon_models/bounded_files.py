@@ -40,23 +40,38 @@ def list_files(folder: Path) -> frozenset[str]:
     return frozenset(names)
 
 
-def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file of a model's folder.
+def check_within(path: Path, folder: Path) -> Path:
+    """Return where a path of a model's folder ends, links followed.
 
     Links must end inside of the folder, or in the blobs of its hub cache: a checkpoint must not
     give access to other files of this machine.
+
+    Raises:
+        OSError: nothing is there.
+        BrokenCheckpoint: it ends elsewhere.
+    """
+    real = path.resolve(strict=True)
+    if not _belongs(real, folder):
+        raise BrokenCheckpoint(
+            f"{path} is a link to {real}, outside of the model's folder; put a copy of that "
+            "file in the link's place if it is meant"
+        )
+    return real
+
+
+def open_regular(path: Path, folder: Path | None = None) -> BinaryIO:
+    """Open a regular file of a model's folder.
+
+    Args:
+        path: of the file.
+        folder: of the model, which links may not leave; None: where the file is.
 
     Raises:
         ModelNotFound: not there, or not readable.
         BrokenCheckpoint: not a regular file, or a link that leaves the folder.
     """
     try:
-        real = path.resolve(strict=True)
-        if path.is_symlink() and not _belongs(real, path.parent):
-            raise BrokenCheckpoint(
-                f"{path} is a link to {real}, outside of the model's folder; put a copy of that "
-                "file in the link's place if it is meant"
-            )
+        real = check_within(path, folder or path.parent)
         # Without O_NONBLOCK the opening of a named pipe would wait for its writer.
         descriptor = os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, RuntimeError, ValueError) as error:  # a loop of links is a RuntimeError
@@ -70,22 +85,37 @@ def open_regular(path: Path) -> BinaryIO:
     return os.fdopen(descriptor, "rb")
 
 
-def read_text(path: Path, max_bytes: int) -> str:
-    """Return a file's text.
+def read_bytes(path: Path, max_bytes: int, folder: Path | None = None) -> bytes:
+    """Return a file's content.
+
+    Args:
+        path: of the file.
+        max_bytes: most that it may have.
+        folder: see `open_regular`.
 
     Raises:
         ModelNotFound: it can't be read.
-        BrokenCheckpoint: it is larger than `max_bytes`, or not UTF-8.
+        BrokenCheckpoint: it is larger than `max_bytes`, or a link that leaves the folder.
     """
-    with open_regular(path) as file:
+    with open_regular(path, folder) as file:
         content = file.read(max_bytes + 1)
     if len(content) > max_bytes:
         raise BrokenCheckpoint(
             f"{path} is larger than {max_bytes / MIB:g} MiB, the most that is read of such a "
             "file; fetch the model once more"
         )
+    return content
+
+
+def read_text(path: Path, max_bytes: int, folder: Path | None = None) -> str:
+    """Return a file's text; see `read_bytes`.
+
+    Raises:
+        ModelNotFound: it can't be read.
+        BrokenCheckpoint: see `read_bytes`; or it is not UTF-8.
+    """
     try:
-        return content.decode()
+        return read_bytes(path, max_bytes, folder).decode()
     except UnicodeDecodeError as error:
         raise BrokenCheckpoint(
             f"{path} is not UTF-8 text (byte {error.start}); fetch the model once more"

@@ -1,6 +1,6 @@
 """Find the parts of a configuration that describe the language model."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 #: Names of the part that describes the language model of one that reads images or sounds too.
@@ -25,3 +25,15 @@ def text_parts(config: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]
         if isinstance(part.get(name), dict)
     ]
     return [*found, *nested]
+
+
+def nested_parts(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the configuration and all objects in it at any depth, with their prefixes."""
+    waiting: list[tuple[str, Any]] = [("", config)]
+    while waiting:
+        prefix, part = waiting.pop(0)
+        if isinstance(part, Mapping):
+            yield prefix, part
+            waiting += [(f"{prefix}{key}.", value) for key, value in part.items()]
+        elif isinstance(part, list):
+            waiting += [(prefix, value) for value in part if isinstance(value, Mapping | list)]

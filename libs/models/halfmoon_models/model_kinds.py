@@ -7,7 +7,7 @@ A list is never complete. The engine checks unknown types by their transformers 
 from collections.abc import Mapping
 from typing import Any
 
-from halfmoon_models.config_parts import text_parts
+from halfmoon_models.config_parts import nested_parts, text_parts
 from halfmoon_models.errors import BrokenCheckpoint, UnsupportedModel, one_line
 from halfmoon_models.model_types import (
     AUDIO,
@@ -162,14 +162,33 @@ def _refuse_code(config: Mapping[str, Any]) -> None:
             "(transformers_weights); served is model.safetensors or what its index names: remove "
             "the field"
         )
-    parts = [config, *(part for part in config.values() if isinstance(part, dict))]
-    for part in parts:
+    for prefix, part in nested_parts(config):
         for key, value in part.items():
-            if "implementation" in key and isinstance(value, str) and not value.isidentifier():
+            field = one_line(f"{prefix}{key}", 80)
+            # One name, or an object of names by the parts that they are for.
+            names = list(value.values()) if isinstance(value, dict) else [value]
+            for name in names if "implementation" in key else ():
+                if isinstance(name, str) and not name.isidentifier():
+                    raise UnsupportedModel(
+                        f"config.json asks for {field} {one_line(name, 80)!r}, which is code from "
+                        "elsewhere and never run: remove the field"
+                    )
+            if isinstance(value, str) and _leads_to_other_models(key, value):
                 raise UnsupportedModel(
-                    f"config.json asks for {key[:60]} {one_line(value, 80)!r}, which is code from "
-                    "elsewhere and never run: remove the field"
+                    f"config.json names {one_line(value, 80)!r} as {field}, which is fetched from "
+                    "elsewhere or read from another file, and never here: remove the field"
                 )
+
+
+def _leads_to_other_models(key: str, value: str) -> bool:
+    """Tell whether a field would have transformers or timm find another model by its name.
+
+    A `backbone` is asked of the hub. timm knows an `architecture` by a plain name, and else finds
+    it by the scheme before a colon. A `checkpoint_path` is opened as it stands.
+    """
+    if key == "architecture":
+        return ":" in value or "/" in value
+    return key in ("backbone", "checkpoint_path")
 
 
 def unsupported_kind(kind: str, reason: str) -> UnsupportedModel:

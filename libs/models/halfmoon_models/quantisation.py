@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from halfmoon_models.config_parts import nested_parts
 from halfmoon_models.errors import UnsupportedModel, one_line
 from halfmoon_models.safetensors_header import TensorEntry
 
@@ -55,7 +56,7 @@ def check_configuration(folder: Path, config: Mapping[str, Any], names: frozense
     Raises:
         UnsupportedModel: naming the method and the field or file.
     """
-    for prefix, part in _parts(config):
+    for prefix, part in nested_parts(config):
         for key in QUANTISATION_KEYS:
             # Null and an empty object stand for no quantisation.
             if part.get(key):
@@ -111,9 +112,3 @@ def _method(found: Any) -> str:
         return "bitsandbytes" if loaded else ""
     known = _METHODS.get(name.lower().replace("_", "-"), _METHODS.get(name.lower()))
     return known or one_line(name, 40)
-
-
-def _parts(config: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    """Return the configuration and its nested ones, with the prefixes of their fields."""
-    nested = [(f"{key}.", part) for key, part in config.items() if isinstance(part, dict)]
-    return [("", config), *nested]

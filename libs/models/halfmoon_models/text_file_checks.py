@@ -13,7 +13,7 @@ _TOKENIZER = "tokenizer.json"
 _TEKKEN = "tekken.json"
 _VOCABULARY = frozenset({"vocab.json", "merges.txt"})
 #: Tokenizers of other forms, the most telling first.
-_OTHER_TOKENIZERS = (
+OTHER_TOKENIZERS = (
     "tokenizer.model", "tiktoken.model", "tokenizer.model.v3", "qwen.tiktoken", "spiece.model",
     "sentencepiece.bpe.model", "vocab.json", "vocab.txt",
 )  # fmt: skip
@@ -64,7 +64,7 @@ def has_tokenizer(names: frozenset[str]) -> bool:
 
 def without_tokenizer(folder: Path, names: frozenset[str]) -> ModelNotFound:
     """Return the error of a folder without a tokenizer that can be read, with the way out."""
-    found = next((name for name in _OTHER_TOKENIZERS if name in names), "")
+    found = next((name for name in OTHER_TOKENIZERS if name in names), "")
     problem = f"; its {found} is of a kind that is not read here" if found else ""
     return ModelNotFound(
         f"{folder} has no {_TOKENIZER}{problem}: where transformers reads the folder, write one "

@@ -4,6 +4,7 @@ The conductor builds the tokenizer without transformers. So a worker builds it t
 with transformers' own on a text of all scripts and all added tokens.
 """
 
+import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,7 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import transformers as _transformers
+from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 
+from halfmoon_engine.checkpoints.hub_offline import hub_offline
+from halfmoon_engine.checkpoints.inspected_files import folder_of_tokenizer
 from halfmoon_models.bounded_files import list_files
 from halfmoon_models.errors import UnsupportedModel, one_line
 from halfmoon_models.text_file_checks import has_tokenizer, vocabulary_size
@@ -54,6 +58,7 @@ class ModelTokenizer:
     end_tokens: Mapping[int, str]
 
 
+@hub_offline()
 def read_model_tokenizer(folder: Path, config: Mapping[str, Any]) -> ModelTokenizer | None:
     """Read and check the tokenizer of a folder; return None if it has none that is read here.
 
@@ -68,7 +73,8 @@ def read_model_tokenizer(folder: Path, config: Mapping[str, Any]) -> ModelTokeni
     n_embedded = vocabulary_size(config)
     if unembedded := unembedded_tokens(folder, built, n_embedded):
         log.warning("%s", unembedded_warning(folder, unembedded, n_embedded or 0))
-    theirs = _load(folder)
+    with folder_of_tokenizer(folder, config) as copied:
+        theirs = _load(folder, copied)
     if theirs is not None:
         check_same_tokens(folder, built, theirs)
     ends = find_end_tokens(folder, built, None if theirs is None else _renderer(theirs))
@@ -122,12 +128,19 @@ def _differs(folder: Path, theirs: Any, how: str) -> UnsupportedModel:
     )
 
 
-def _load(folder: Path) -> Any:
-    """Load transformers' tokenizer; return None where it needs code of the folder, or fails."""
+def _load(folder: Path, copied: Path) -> Any:
+    """Load transformers' tokenizer; return None where it needs code of the folder, or fails.
+
+    Args:
+        folder: of the model, for messages.
+        copied: what transformers reads in its place.
+    """
     try:
+        for name in ("tokenizer_config.json", "config.json"):
+            _check_class(copied / name)
         with _without_logs():
             return transformers.AutoTokenizer.from_pretrained(
-                folder, local_files_only=True, trust_remote_code=False, mistral_format=False
+                copied, local_files_only=True, trust_remote_code=False, mistral_format=False
             )
     except BaseException as error:  # a panic in a library of Rust is no Exception
         if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
@@ -138,6 +151,25 @@ def _load(folder: Path) -> Any:
             one_line(error, 300),
         )
         return None
+
+
+def _check_class(place: Path) -> None:
+    """Refuse a class that is no tokenizer: transformers loads anything of its own by this name.
+
+    Raises:
+        UnsupportedModel: naming the field and the class.
+    """
+    content = json.loads(place.read_bytes()) if place.exists() else {}
+    named = str(content.get("tokenizer_class") or "")
+    for name in {named.removesuffix("Fast"), f"{named.removesuffix('Fast')}Fast"} if named else ():
+        found = tokenizer_class_from_name(name)
+        if found is not None and not (
+            isinstance(found, type) and issubclass(found, transformers.PreTrainedTokenizerBase)
+        ):
+            raise UnsupportedModel(
+                f"tokenizer_class in {place.name} is {one_line(named, 60)!r}, which is no "
+                "tokenizer of transformers: name PreTrainedTokenizerFast"
+            )
 
 
 @contextmanager

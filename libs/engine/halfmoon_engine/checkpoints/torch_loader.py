@@ -5,9 +5,8 @@ run. Errors of transformers about a checkpoint become one line of ours.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from copy import deepcopy
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,9 +18,10 @@ from halfmoon_engine.attention.attention_probe import probe_attention
 from halfmoon_engine.attention.kv_pool import DTYPE_NAMES, TORCH_DTYPES
 from halfmoon_engine.attention.paged_attention import ATTENTION_NAME
 from halfmoon_engine.checkpoints.architecture import check_architecture, max_context
-from halfmoon_engine.checkpoints.completed_index import folder_with_complete_index
 from halfmoon_engine.checkpoints.compute_dtype import compute_dtype
 from halfmoon_engine.checkpoints.fingerprint import fingerprint
+from halfmoon_engine.checkpoints.hub_offline import hub_offline
+from halfmoon_engine.checkpoints.inspected_files import folder_of_weights
 from halfmoon_engine.checkpoints.meta_model import check_config_matches_files, check_loaded_weights
 from halfmoon_engine.checkpoints.model_tokenizer import read_model_tokenizer
 from halfmoon_engine.checkpoints.text_class import text_class, text_config_of
@@ -57,6 +57,7 @@ _FETCH_CONFIG = (
 )
 
 
+@hub_offline()
 def load_torch_engine(
     path_or_hub_id: str,
     inspected: InspectedModel,
@@ -207,16 +208,25 @@ def _read_config(inspected: InspectedModel) -> Any:
     if "auto_map" in inspected.config:
         log.info("the code that auto_map names is not run: transformers has the type %r", kind)
     # Of what was inspected: the folder may name another file, or have changed meanwhile.
-    config = transformers.CONFIG_MAPPING[kind].from_dict(deepcopy(dict(inspected.config)))
+    config = transformers.CONFIG_MAPPING[kind].from_dict(_without_code(inspected.config))
     # Ours replaces it in any case, and what trained the model may not be installed.
     config._attn_implementation = "eager"
+    # Some of those that may be asked for are fetched from the hub.
+    config._experts_implementation = None
     return config
+
+
+def _without_code(part: Any) -> Any:
+    """Copy a configuration without the names of its author's code, which nested parts have too."""
+    if isinstance(part, Mapping):
+        return {key: _without_code(value) for key, value in part.items() if key != "auto_map"}
+    return [_without_code(value) for value in part] if isinstance(part, list) else part
 
 
 def _load(
     inspected: InspectedModel, dtype: DType | Literal["auto"], model_class: Any, config: Any
 ) -> Any:
-    with folder_with_complete_index(inspected.folder) as folder:
+    with folder_of_weights(inspected) as folder:
         model, info = model_class.from_pretrained(
             folder,
             config=config,

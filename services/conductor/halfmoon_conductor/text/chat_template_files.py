@@ -4,14 +4,16 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from halfmoon_models.bounded_files import list_files, read_json_object, read_text
+from halfmoon_models.bounded_files import list_files, read_json_object
 from halfmoon_models.text_file_checks import MAX_SMALL_BYTES
+from halfmoon_models.tokenizer.template_files import (
+    TEMPLATE_FILE,
+    read_template_files,
+)
 
-_FILE, _SUFFIX = "chat_template.jinja", ".jinja"
 #: Where processors of images kept the template, before it had a file of its own.
 _PROCESSOR_FILE = "chat_template.json"
-_FOLDER = "additional_chat_templates"
-#: Most named templates; models have up to three.
+#: Most named templates in one field; models have up to three.
 _MAX_TEMPLATES = 64
 
 
@@ -25,19 +27,14 @@ def chat_templates_of(folder: Path, tokenizer_config: Mapping[str, Any]) -> dict
         ModelError: a file can't be read.
         ValueError: there are too many, or the config's are malformed.
     """
-    names = list_files(folder)
-    templates = {"default": read_text(folder / _FILE, MAX_SMALL_BYTES)} if _FILE in names else {}
-    if _FOLDER in names and (folder / _FOLDER).is_dir():
-        files = [name for name in sorted(list_files(folder / _FOLDER)) if name.endswith(_SUFFIX)]
-        _check_number(files)
-        for name in files:
-            source = read_text(folder / _FOLDER / name, MAX_SMALL_BYTES)
-            templates[name.removesuffix(_SUFFIX)] = source
-    if templates:
-        return templates
+    if files := read_template_files(folder):
+        return {
+            "default" if name == TEMPLATE_FILE else Path(name).stem: source
+            for name, source in files.items()
+        }
     if templates := _listed(tokenizer_config.get("chat_template")):
         return templates
-    if _PROCESSOR_FILE in names:
+    if _PROCESSOR_FILE in list_files(folder):
         content = read_json_object(folder / _PROCESSOR_FILE, MAX_SMALL_BYTES)
         return _listed(content.get("chat_template"))
     return {}
