@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +21,7 @@ from halfmoon_conform.subject.metadata_server import MetadataServer
 from halfmoon_conform.subject.subject import Subject, SubjectProcess, fill_in
 from halfmoon_conform.verdict import Verdict
 from tests.conform.planted_runs import FAULTS, service_command
+from tests.programs import run_program
 
 BY_ID = {check.id: check for check in all_checks()}
 PASSED, FAILED, SKIPPED, KNOWN, UNEXPECTED = checks_of("kvstore", ("kvstore.put.*",))[:5]
@@ -109,13 +109,8 @@ def test_the_file_of_known_failures_may_have_comments_and_no_unknown_id() -> Non
 def conform(
     *arguments: str, environment: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "halfmoon_cli", "conform", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        env={**os.environ, **(environment or {})},
-    )
+    env = {**os.environ, **(environment or {})}
+    return run_program("halfmoon_cli", "conform", *arguments, timeout_s=280, env=env)
 
 
 @pytest.mark.parametrize("role", ["", "conductor"])

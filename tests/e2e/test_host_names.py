@@ -14,6 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
+from halfmoon_sandbox.bound_process import start_bound
+
 pytestmark = pytest.mark.e2e
 
 READY_WITHIN_S = 100.0
@@ -32,10 +34,13 @@ def conductor(folder: Path, *flags: str, **variables: str) -> Iterator[dict[str,
     keys = ("HALFMOON_CLUSTER_KEY", "HALFMOON_CLUSTER_KEY_FILE")
     environment = {name: value for name, value in os.environ.items() if name not in keys}
     ports = ["--http-port", "0", "--metadata-port", "0", "--metrics-port", "0"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "halfmoon_conductor", "--model", "fake://tiny", *ports, *flags],
-        env={**environment, "HALFMOON_STATUS_FILE": str(status), **variables},
-    )
+    with (folder / "log").open("wb") as log:
+        process = start_bound(
+            [sys.executable, "-m", "halfmoon_conductor", "--model", "fake://tiny", *ports, *flags],
+            env={**environment, "HALFMOON_STATUS_FILE": str(status), **variables},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
     try:
         deadline = time.monotonic() + READY_WITHIN_S
         told: dict[str, Any] = {}

@@ -8,8 +8,6 @@ import asyncio
 import base64
 import json
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -35,6 +33,7 @@ from halfmoon_protocol.messages import (
 from halfmoon_protocol.sampling import Sampling, Stopping
 from halfmoon_runtime.channels.network import PeerUnreachable
 from halfmoon_runtime.channels.zmq_network import ZmqNetwork
+from tests.programs import run_program
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -363,14 +362,9 @@ def start(token: int = 5, most: int = 20, **sampling: Any) -> Callable[[Any], Me
 def put_foreign_objects(cluster: Any) -> None:
     folder = cluster.cluster.folder
     (folder / "object").write_bytes(bytes(300_000))
-    subprocess.run(
-        [
-            *(sys.executable, "-m", "halfmoon_cli", "kv", "put", "x", str(folder / "object")),
-            *("--block-size-kib", "256", "--metadata", cluster.metadata_url),
-        ],
-        capture_output=True,
-        timeout=120,
-        check=False,
+    run_program(
+        *("halfmoon_cli", "kv", "put", "x", str(folder / "object")),
+        *("--block-size-kib", "256", "--metadata", cluster.metadata_url),
     )
 
 

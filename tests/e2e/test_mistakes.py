@@ -15,6 +15,7 @@ from halfmoon_metadata.tcp_ports import free_port
 from halfmoon_sandbox.bound_process import start_bound
 from tests.e2e.redis_server import RedisServer
 from tests.installed_programs import needs_programs
+from tests.programs import run_program
 
 pytestmark = pytest.mark.e2e
 
@@ -74,31 +75,14 @@ def test_each_mistake_is_one_line(tmp_path: Path, taken_port: int) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "broken.toml").write_text("a = [")
     no_hub = {**os.environ, "HF_ENDPOINT": f"http://127.0.0.1:{free_port()}"}
-    started: list[tuple[Mistake, subprocess.Popen[str]]] = []
-    for first in range(0, len(MISTAKES), 4):  # a few at a time: each imports its service
-        batch: list[tuple[Mistake, subprocess.Popen[str]]] = []
-        for mistake in MISTAKES[first : first + 4]:
-            ports = {"port": taken_port, "free": free_port(), "free2": free_port()}
-            service, *words = mistake.words.format(**ports).split()
-            process = start_bound(
-                [sys.executable, "-m", f"halfmoon_{service}", *words],
-                cwd=tmp_path,
-                env=no_hub,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-            batch.append((mistake, process))
-        for _, process in batch:
-            process.wait(120)
-        started += batch
-    for mistake, process in started:
-        assert process.stdout is not None
-        said = process.stdout.read()
+    for mistake in MISTAKES:
+        ports = {"port": taken_port, "free": free_port(), "free2": free_port()}
+        service, *words = mistake.words.format(**ports).split()
+        ended = run_program(f"halfmoon_{service}", *words, joined=True, cwd=tmp_path, env=no_hub)
         told = mistake.told.format(port=taken_port)
-        assert "Traceback" not in said, said
-        assert told in said.splitlines()[-1], (told, said)
-        assert process.returncode == mistake.status, said
+        assert "Traceback" not in ended.stdout, ended.stdout
+        assert told in ended.stdout.splitlines()[-1], (told, ended.stdout)
+        assert ended.returncode == mistake.status, ended.stdout
 
 
 @needs_programs("redis-server")

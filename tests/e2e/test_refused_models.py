@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +17,7 @@ from halfmoon_testing.models.llama_folders import (
     safetensors_bytes,
     write_files,
 )
+from tests.programs import run_program
 
 pytestmark = pytest.mark.e2e
 
@@ -55,16 +54,8 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def run(*command: str, folder: Path, **environment: str) -> tuple[int, str]:
-    done = subprocess.run(
-        [sys.executable, "-m", *command],
-        cwd=folder.parent,
-        env={**os.environ, "COLUMNS": "200", **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    env = {**os.environ, "COLUMNS": "200", **environment}
+    done = run_program(*command, joined=True, cwd=folder.parent, env=env)
     assert "Traceback" not in done.stdout, done.stdout
     return done.returncode, done.stdout
 

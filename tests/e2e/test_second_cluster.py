@@ -16,7 +16,9 @@ import pytest
 from halfmoon_metadata import MemoryStore, open_store
 from halfmoon_metadata.tcp_ports import free_port
 from halfmoon_runtime.membership import GENERATIONS
+from halfmoon_sandbox.bound_process import start_bound
 from tests.metadata.conftest import HttpServer
+from tests.programs import run_program
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -39,15 +41,10 @@ def up_until_it_ends(folder: Path, metadata: str, *words: str, key: str) -> tupl
     environment = {**os.environ, "COLUMNS": "300", "MODEL": FAKE, "PORT": str(free_port())}
     environment.pop("HALFMOON_CLUSTER_KEY_FILE", None)
     environment["HALFMOON_CLUSTER_KEY"] = key
-    ended = subprocess.run(
-        [sys.executable, "-m", "halfmoon_cli", "up", "--metadata", metadata, *words],
-        env=environment,
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=300,
-    )
+    ended = run_program(
+        *("halfmoon_cli", "up", "--metadata", metadata, *words),
+        joined=True, timeout_s=300, env=environment, cwd=folder,
+    )  # fmt: skip
     return ended.returncode, ended.stdout
 
 
@@ -100,7 +97,7 @@ def test_a_cluster_with_a_name_of_its_own_shares_the_server(
         environment["HALFMOON_CLUSTER_KEY"] = SECOND
         words = ["up", "--metadata", metadata, "--cluster", "east"]
         with output.open("wb") as sink:
-            second = subprocess.Popen(
+            second = start_bound(
                 [sys.executable, "-m", "halfmoon_cli", *words],
                 env=environment,
                 cwd=tmp_path,

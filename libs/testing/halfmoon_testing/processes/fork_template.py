@@ -115,6 +115,7 @@ def _become(program: Program, template_environment: dict[str, str]) -> None:
     words = request["program"]
     if words[0] == "-m":
         sys.argv = words[1:]
+        sys.modules.pop(f"{sys.argv[0]}.__main__", None)  # else a warning says that it is there
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
     else:
         sys.argv = words
