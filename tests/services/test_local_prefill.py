@@ -176,8 +176,10 @@ async def test_no_part_is_computed_before_steps_made_up_for_the_one_before(
         assert await answer == ORACLE.expected(prompt, 10)
         rest = [event.token async for event in stream]
         assert [event.token for event in first] + rest == ORACLE.expected(prompt_of(20), 500)
-        parts = [lengths for lengths in engine.passes if max(lengths) > 1]
-        assert parts == [[16], [184]], "the second one when no request is running"
+        parts = [i for i, lengths in enumerate(engine.passes) if max(lengths) > 1]
+        assert engine.passes[parts[0]] == [16]
+        steps_after = [lengths for lengths in engine.passes[parts[1] :] if max(lengths) == 1]
+        assert len(steps_after) == 9, "the second one when no request but its own is running"
         await cluster.settled()
 
 
