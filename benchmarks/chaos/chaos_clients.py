@@ -143,8 +143,15 @@ class ChaosClients:
         except TimeoutError:
             pass
         except httpx.HTTPError as error:
-            answer = ReceivedAnswer(End.BROKEN, message=repr(error))
+            answer = ReceivedAnswer(End.BROKEN, message=repr(first_cause(error)))
         return replace(answer, tokens=tuple(tokens))
+
+
+def first_cause(error: BaseException) -> BaseException:
+    """Return the error that began a chain: httpx's own does not say how a connection failed."""
+    while (earlier := error.__cause__ or error.__context__) is not None:
+        error = earlier
+    return error
 
 
 def _body(question: Question, n_tokens: int, *, streams: bool) -> dict[str, Any]:

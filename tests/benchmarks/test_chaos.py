@@ -1,12 +1,15 @@
 """The pure parts of a chaos run: its plan of faults, its judgement of answers, its counts."""
 
 import asyncio
+import socket
 from collections import defaultdict
 from pathlib import Path
 
+import httpx
 import pytest
 
 from benchmarks.chaos.answer_check import End, ReceivedAnswer, Verdict, judge
+from benchmarks.chaos.chaos_clients import first_cause
 from benchmarks.chaos.chaos_cluster import (
     CONDUCTORS,
     KVSTORES,
@@ -128,6 +131,16 @@ def test_a_lost_connection_is_excused_by_a_dead_conductor_alone() -> None:
     assert verdict(answer) is Verdict.DROPPED
     assert Verdict.DROPPED.is_violation
     assert not Verdict.BROKEN.is_violation
+
+
+async def test_a_connection_that_is_not_accepted_is_recorded_with_the_systems_reason() -> None:
+    """A client's own error is "All connection attempts failed", whatever the reason."""
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # and does not listen
+        async with httpx.AsyncClient() as client:
+            with pytest.raises(httpx.ConnectError) as failed:
+                await client.get(f"http://127.0.0.1:{closed.getsockname()[1]}")
+    assert isinstance(first_cause(failed.value), ConnectionRefusedError)
 
 
 @pytest.mark.parametrize(

@@ -238,11 +238,9 @@ async def run(settings: ConductorSettings, service: Service) -> None:
             hosts = hosts_to_check(settings, service.tls, has_keys=bool(cluster_key))
             http = bounded_http(limits, service.tls, hosts)
             metadata_server = _make_server(metadata, http, metadata_closing, 1.0)
-            service.spawn(
-                metadata_server.serve(sockets=[metadata_listener]), name="metadata server"
-            )
+            _serve(service, metadata_server, metadata_listener, "metadata server")
             where["metadata"] = f"{_url(metadata_listener, service.tls)}/metadata"
-        serving = service.spawn(server.serve(sockets=[listener]))
+        serving = _serve(service, server, listener, "REST API")
         service.ready()
         service.report_stage("ready", worker_id=settings.worker_id, **where)
         await service.stopping.wait()
@@ -298,6 +296,18 @@ def _make_server(
         ),
         stopping,
     )
+
+
+def _serve(
+    service: Service, server: _Server, listener: socket.socket, name: str
+) -> "asyncio.Task[None]":
+    """Serve at a socket: from the return on, no connection to it is refused.
+
+    The server's task begins to listen later, on a busy machine tens of milliseconds after `ready`.
+    What connects before waits in the kernel's queue.
+    """
+    listener.listen(server.config.backlog)
+    return service.spawn(server.serve(sockets=[listener]), name=name)
 
 
 def _metrics_urls(
