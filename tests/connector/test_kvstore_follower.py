@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 from structlog.testing import capture_logs
@@ -197,3 +198,29 @@ async def test_a_kvstore_without_a_record_is_not_dialled_again() -> None:
         await until(lambda: pool.prefixes() == {} and pool.follower.n_live == 0)
         await pool.join("a", *HASHES[:3], generation=2)
         await until(lambda: pool.prefixes() == {"a": 3})
+
+
+async def test_a_kvstore_that_can_not_be_dialled_costs_no_other_one() -> None:
+    with capture_logs() as logs:
+        await _follow_a_kvstore_that_can_not_be_dialled()
+    failed = [line for line in logs if line["event"] == "kvstore_failed"]
+    assert {line["kvstore"] for line in failed} == {"bad"}
+
+
+async def _follow_a_kvstore_that_can_not_be_dialled() -> None:
+    async with following() as pool:
+        dial, n_refused = pool.network.dial, 0
+
+        async def dial_all_but_one(commands: str, *where: Any, **more: Any) -> Any:
+            nonlocal n_refused
+            if commands == bad.port.commands:
+                n_refused += 1
+                raise ValueError("an address that no library takes")
+            return await dial(commands, *where, **more)
+
+        pool.network.dial = dial_all_but_one  # type: ignore[method-assign]
+        bad = await pool.join("bad", *HASHES[:1])
+        await until(lambda: n_refused > 0)
+        await pool.join("good", *HASHES[:2])
+        await until(lambda: pool.prefixes() == {"good": 2})
+        await until(lambda: n_refused > 1)

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from halfmoon_engine.fake_engine import FakeEngine
 from halfmoon_protocol.ids import BlockHash, RequestId, WorkerId
 from halfmoon_protocol.messages import (
@@ -15,20 +17,40 @@ from halfmoon_protocol.messages import (
     LeaseBlocks,
     Place,
     PrefillDone,
+    PrefillFailed,
     ReserveBlocks,
     RevokeBlocks,
     StartPrefill,
 )
-from halfmoon_protocol.regions import Landing
+from halfmoon_protocol.regions import Landing, Region
 from halfmoon_protocol.sampling import Sampling, Stopping
+from halfmoon_scheduling.prefill.prefill_events import PrefillFailure
 from halfmoon_testing.worker_caller import WorkerCaller
+from halfmoon_transfer import TransferError
 from halfmoon_transfer.engine import TransferEngine
+from halfmoon_workers.prefill.prefill_refusal import PrefillRefused
 
 LocalCluster = Callable[..., Any]
 ORACLE = FakeEngine()
 LAYOUT = ORACLE.layout
 N_TOKENS = 40
 HASHES = (BlockHash(b"h" * 16), BlockHash(b"i" * 16))
+
+
+def _start(region: Region, address: KvstoreAddress) -> StartPrefill:
+    """Start a prompt of which a kvstore has one block, and is to keep the other."""
+    return StartPrefill(
+        request_id=RequestId("mine"),
+        token_ids=tuple(range(N_TOKENS)),
+        n_prompt=N_TOKENS,
+        block_hashes=HASHES,
+        landing=Landing(region, tuple(range(8)), LAYOUT),
+        landing_expires_s=60.0,
+        sampling=Sampling(temperature=0.0),
+        stopping=Stopping(max_new_tokens=8),
+        cached=CachedPrefix(address, 1),
+        store_in=address,
+    )
 
 
 async def test_a_lease_and_room_are_asked_for_at_once_and_room_again_if_less_was_cached(
@@ -42,18 +64,7 @@ async def test_a_lease_and_room_are_asked_for_at_once_and_room_again_if_less_was
         ) as transfer:
             region = transfer.allocate(16 * LAYOUT.block_bytes).region
             address = KvstoreAddress(WorkerId("home"), 1, home.commands)
-            start = StartPrefill(
-                request_id=RequestId("mine"),
-                token_ids=tuple(range(N_TOKENS)),
-                n_prompt=N_TOKENS,
-                block_hashes=HASHES,
-                landing=Landing(region, tuple(range(8)), LAYOUT),
-                landing_expires_s=60.0,
-                sampling=Sampling(temperature=0.0),
-                stopping=Stopping(max_new_tokens=8),
-                cached=CachedPrefix(address, 1),
-                store_in=address,
-            )
+            start = _start(region, address)
             await caller.send(start)
             async with asyncio.timeout(60):
                 asker, lease = await home.receive()
@@ -82,4 +93,39 @@ async def test_a_lease_and_room_are_asked_for_at_once_and_room_again_if_less_was
                 0,
                 ORACLE.expected(range(N_TOKENS), 1)[0],
             )
+        await home.close()
+
+
+NOT_MET = TransferError("the kvstore's segment is not there")
+REFUSED = PrefillRefused(PrefillFailure("no room at all", retryable=False, code="no_room"))
+
+
+@pytest.mark.parametrize("step", ["fetch", "make_room"])
+@pytest.mark.parametrize("error", [NOT_MET, REFUSED], ids=["unexpected", "refused"])
+async def test_a_step_of_two_that_run_at_once_fails_with_its_own_error(
+    local_cluster: LocalCluster, step: str, error: Exception
+) -> None:
+    async with local_cluster(FakeEngine, chunk_tokens=16) as cluster:
+        worker = cluster.worker("prefill-0")
+        home = await cluster.network.bind("home")
+        caller = await WorkerCaller.dial(cluster.network, worker.info.commands)
+
+        async def fail(*_: Any) -> None:
+            raise error
+
+        async def go_on(*_: Any) -> None:
+            await asyncio.Event().wait()
+
+        for each in ("fetch", "make_room"):
+            setattr(worker.caching, each, fail if each == step else go_on)
+        with TransferEngine.open(
+            "caller", metadata=cluster.store, backends=("memory",)
+        ) as transfer:
+            region = transfer.allocate(16 * LAYOUT.block_bytes).region
+            address = KvstoreAddress(WorkerId("home"), 1, home.commands)
+            await caller.send(_start(region, address))
+            (failed,) = await caller.wait_for(PrefillFailed)
+        expected = error.failure if isinstance(error, PrefillRefused) else None
+        assert failed.reason == (expected.reason if expected else str(error))
+        assert failed.retryable == (expected is None)
         await home.close()

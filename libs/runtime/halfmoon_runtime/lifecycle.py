@@ -45,6 +45,7 @@ from halfmoon_runtime.observability.operator_http import OperatorHttp
 from halfmoon_runtime.observability.operator_tokens import operator_tokens
 from halfmoon_runtime.server_tls import BadTlsFiles, date_problem, server_context
 from halfmoon_runtime.settings import ServiceSettings
+from halfmoon_runtime.task_errors import leaf_errors
 
 _log = structlog.get_logger(__name__)
 #: Seconds in which a further signal to stop says nothing new.
@@ -308,7 +309,7 @@ class _Run:
         try:
             await self._run_main()
         except BaseException as failure:
-            reasons = _leaves(failure)
+            reasons = leaf_errors(failure)
             refusals = [reason for reason in reasons if isinstance(reason, CannotStart)]
             if refusals:
                 fields = {"worker_id": self._settings.worker_id, "error": str(refusals[0])}
@@ -423,18 +424,11 @@ def _open_tls(settings: ServiceSettings) -> ssl.SSLContext | None:
     return context
 
 
-def _leaves(failure: BaseException) -> list[BaseException]:
-    """Return the exceptions in a group and its subgroups, or the exception itself."""
-    if isinstance(failure, BaseExceptionGroup):
-        return [leaf for one in failure.exceptions for leaf in _leaves(one)]
-    return [failure]
-
-
 def _find(kind: type[Exception] | None, failure: BaseException) -> list[str]:
     """Return the texts of the exceptions of a kind in a failure."""
     if kind is None:
         return []
-    return [str(leaf) for leaf in _leaves(failure) if isinstance(leaf, kind)]
+    return [str(leaf) for leaf in leaf_errors(failure) if isinstance(leaf, kind)]
 
 
 def _text(error: BaseException) -> str:

@@ -137,17 +137,24 @@ class KvstoreFollower:
         """
         events = KvEventFollower(self._index)
         while (info.worker_id, info.generation) in self._recorded:
-            link = await self._network.dial(info.commands, info.events, key_id=info.key_id)
             try:
-                await self._listen(info, link, events)
+                await self._follow_link(info, events)
             except PeerUnreachable as error:
                 log.warning("kvstore_lost", kvstore=info.worker_id, reason=str(error))
-            finally:
-                with self._lock:
-                    events.on_lost(info.worker_id)
-                    self._live.pop(info.worker_id, None)
-                await link.close()
+            except Exception:  # a bug of ours costs only this link, not those to other kvstores
+                log.exception("kvstore_failed", kvstore=info.worker_id)
             await asyncio.sleep(_REDIAL_S)
+
+    async def _follow_link(self, info: WorkerInfo, events: KvEventFollower) -> None:
+        """Make a link to a kvstore, and read it to its end."""
+        link = await self._network.dial(info.commands, info.events, key_id=info.key_id)
+        try:
+            await self._listen(info, link, events)
+        finally:
+            with self._lock:
+                events.on_lost(info.worker_id)
+                self._live.pop(info.worker_id, None)
+            await link.close()
 
     async def _listen(self, info: WorkerInfo, link: WorkerLink, events: KvEventFollower) -> None:
         loop, worker_id = asyncio.get_running_loop(), info.worker_id

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from halfmoon_cli.bench.bench_record import BenchRecord
 from halfmoon_cli.bench.load_plan import PlannedRequest, RequestChain
+from halfmoon_runtime.task_errors import raising_task_errors
 
 #: Seconds between samples of the event loop's lateness, and the most samples kept.
 _LAG_EVERY_S = 0.02
@@ -81,10 +82,11 @@ class LoadGenerator:
             await asyncio.gather(sending, stopping, sampling, return_exceptions=True)
 
     async def _send_all(self) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            for chain in self._chains:
-                await self._sleep_until(chain[0].at_s)
-                tasks.create_task(self._send_chain(chain))
+        with raising_task_errors():
+            async with asyncio.TaskGroup() as tasks:
+                for chain in self._chains:
+                    await self._sleep_until(chain[0].at_s)
+                    tasks.create_task(self._send_chain(chain))
 
     async def _send_chain(self, chain: RequestChain) -> None:
         """Send the turns of a session whose first turn is due."""

@@ -11,6 +11,7 @@ from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_runtime.channels.network import Network
 from halfmoon_runtime.clock import SystemClock
 from halfmoon_runtime.membership import Superseded
+from halfmoon_runtime.task_errors import raising_task_errors
 from halfmoon_runtime.worker.conductor_connections import RejectedByConductors
 from halfmoon_runtime.worker.name_check import WorkerNameTaken
 from halfmoon_servers.bridge.pair_releaser import PairReleaser
@@ -115,20 +116,10 @@ class ServerSupervisor:
         self.n_sessions += 1
         log.info("server_up", server=self.target.url, model=description.model)
         try:
-            await self.session.run(network, store)
-        except BaseExceptionGroup as failures:
-            raise _cause(failures) from failures
+            with raising_task_errors(Superseded, WorkerNameTaken, RejectedByConductors, ServerDown):
+                await self.session.run(network, store)
         finally:
             self.session = None
-
-
-def _cause(failures: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the exception that ended a session: a known one, or the first."""
-    leaves: list[BaseException] = []
-    for each in failures.exceptions:
-        leaves.append(_cause(each) if isinstance(each, BaseExceptionGroup) else each)
-    known = (Superseded, WorkerNameTaken, RejectedByConductors, ServerDown)
-    return next((each for each in leaves if isinstance(each, known)), leaves[0])
 
 
 def bridge_layout(description: ServerDescription, block_size: int = 0) -> KvLayout:

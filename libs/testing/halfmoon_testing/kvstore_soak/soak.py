@@ -7,6 +7,7 @@ import msgspec
 
 from halfmoon_metadata.store_interface import MetadataStore
 from halfmoon_runtime.channels.network import Network
+from halfmoon_runtime.task_errors import raising_task_errors
 from halfmoon_testing.kvstore_soak.connections import KvEventListener, SoakConnections
 from halfmoon_testing.kvstore_soak.faults import NodeFaultInjector
 from halfmoon_testing.kvstore_soak.harness import KvstoreProcesses, SoakHarness, wait_until
@@ -75,21 +76,22 @@ class KvstoreSoak:
             SoakWorker(harness, self._random(first, f"worker {i}")) for i in range(N_WORKERS)
         ]
         try:
-            async with asyncio.TaskGroup() as tasks:
-                listening = [tasks.create_task(each.run()) for each in self._listeners.values()]
-                if not harness.n_done:
-                    await workers[0].preload()
-                working = [tasks.create_task(each.run()) for each in workers]
-                due = harness.n_done + n_between
-                while not all(task.done() for task in working):
-                    if harness.n_done >= due:
-                        due += n_between
-                        await faults.next()
-                    await asyncio.sleep(0.01)
-                for name in harness.pool.names:
-                    await self._audit(name)
-                for task in listening:
-                    task.cancel()
+            with raising_task_errors():
+                async with asyncio.TaskGroup() as tasks:
+                    listening = [tasks.create_task(each.run()) for each in self._listeners.values()]
+                    if not harness.n_done:
+                        await workers[0].preload()
+                    working = [tasks.create_task(each.run()) for each in workers]
+                    due = harness.n_done + n_between
+                    while not all(task.done() for task in working):
+                        if harness.n_done >= due:
+                            due += n_between
+                            await faults.next()
+                        await asyncio.sleep(0.01)
+                    for name in harness.pool.names:
+                        await self._audit(name)
+                    for task in listening:
+                        task.cancel()
         finally:
             await harness.connections.close()
         return KvstoreSoakReport(

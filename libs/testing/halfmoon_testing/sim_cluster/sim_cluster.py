@@ -3,6 +3,7 @@
 import asyncio
 import random
 
+from halfmoon_runtime.task_errors import leaf_errors
 from halfmoon_testing.sim_cluster.sim_clients import SimulatedClients, draw_requests
 from halfmoon_testing.sim_cluster.sim_metadata import SimMetadataServer
 from halfmoon_testing.sim_cluster.sim_network import SimNetwork
@@ -113,6 +114,4 @@ class SimCluster:
 
 def _error_of(task: "asyncio.Task[None]") -> str:
     error = None if task.cancelled() else task.exception()
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return repr(error)
+    return repr(None if error is None else leaf_errors(error)[0])

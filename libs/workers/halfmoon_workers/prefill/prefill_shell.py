@@ -24,6 +24,7 @@ from halfmoon_runtime.clock import Clock
 from halfmoon_runtime.membership import LEASE_S
 from halfmoon_runtime.observability.logs import bind_request
 from halfmoon_runtime.observability.tracing import Tracer
+from halfmoon_runtime.task_errors import raising_task_errors
 from halfmoon_runtime.worker.request_owners import RequestOwners
 from halfmoon_scheduling.prefill.prefill_commands import (
     EndRequest,
@@ -262,14 +263,12 @@ class PrefillShell:
         if command.n_blocks <= job.n_held_in_place:
             return _in_place(job, command.n_blocks)
         reserving = None
-        try:
+        with raising_task_errors(PrefillRefused):  # which `_outcome` knows
             async with asyncio.TaskGroup() as asking:
                 if command.reserve_from is not None:
                     room = self._caching.make_room(job, command.reserve_from)
                     reserving = asking.create_task(room)
                 await self._caching.fetch(job, command.n_blocks)
-        except ExceptionGroup as both:  # handlers of a failed step know its own errors
-            raise both.exceptions[0] from both
         has_room = None if reserving is None else reserving.result()
         if has_room or job.lease is not None:
             self._hold(job)
