@@ -12,6 +12,7 @@ from starlette.types import Message, Receive, Scope
 from halfmoon_conductor.errors import BodyTooLarge, RequestTimedOut, ServerOverloaded
 from halfmoon_conductor.http_server.disconnect import ClientGone
 from halfmoon_conductor.http_server.headers import header_of
+from halfmoon_conductor.http_server.heap_trimming import HeapTrimmer
 
 #: Bodies up to this size are accepted however many others are being read.
 SMALL_BYTES = 64 * 1024
@@ -44,7 +45,7 @@ class ReceivedBody:
 
     def release(self) -> None:
         """Free the body; calling it again does nothing."""
-        self._receiver.n_bytes -= self._n_bytes
+        self._receiver.on_released(self._n_bytes)
         self._n_bytes = 0
         self.content = b""
 
@@ -115,10 +116,16 @@ class BodyReceiver:
     def __init__(self, limits: BodyLimits) -> None:
         self.limits = limits
         self.n_bytes = 0
+        self._trimmer = HeapTrimmer()
 
     def open(self) -> ReceivedBody:
         """Return a new body; call `release` on it in the end."""
         return ReceivedBody(self)
+
+    def on_released(self, n_bytes: int) -> None:
+        """Make room for other bodies, and let the system have the memory again."""
+        self.n_bytes -= n_bytes
+        self._trimmer.on_freed(n_bytes)
 
     def too_large_error(self) -> BodyTooLarge:
         """Return the error for a body over the limit."""
