@@ -1951,9 +1951,13 @@ export interface VerifyBlocks {
   type: "verify_blocks";
 }
 /**
- * Tell all that is stored; answered by `BlocksSnapshot`.
+ * Tell all that is stored; answered by `BlocksSnapshot`, or by several, its pages.
  */
 export interface SnapshotBlocks {
+  /**
+   * Hashes that a page shall have at most; 0: all in one answer, or what fits one. A kvstore may answer in larger pages.
+   */
+  page?: number;
   /**
    * Repeated in the answer.
    */
@@ -2132,9 +2136,17 @@ export interface KvstoreRefused {
  */
 export interface BlocksSnapshot {
   /**
-   * All blocks of memory and disk, in any order.
+   * Blocks of memory and disk, in any order.
    */
   hashes: Uint8Array[];
+  /**
+   * Hashes in the pages after this one; 0: it is the last.
+   */
+  n_after?: number;
+  /**
+   * Hashes in the pages before this one.
+   */
+  n_before?: number;
   /**
    * Bytes of blocks that fit without evicting others.
    */
