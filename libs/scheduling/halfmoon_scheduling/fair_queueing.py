@@ -97,6 +97,11 @@ class FairRoom:
         if not self._counts[tenant]:
             del self._counts[tenant]
 
+    @property
+    def n_tenants(self) -> int:
+        """Tenants that have requests here."""
+        return len(self._counts)
+
     def holds(self, tenant: str) -> bool:
         """Return whether a tenant has requests here."""
         return tenant in self._counts

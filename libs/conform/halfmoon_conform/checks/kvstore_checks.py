@@ -587,6 +587,7 @@ async def _snapshot_pages(context: CheckContext) -> None:
         require(before == len(listed), f"n_before is {before} after {len(listed)} hashes")
         listed += page["hashes"]
         left = page.get("n_after", 0)
+        require(page["hashes"] or not left, "a page without hashes that is not the last")
         require(
             n_after is None or left + len(page["hashes"]) == n_after,
             f"n_after is {left} after a page of {len(page['hashes'])} that left {n_after}",

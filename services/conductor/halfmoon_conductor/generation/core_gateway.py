@@ -211,22 +211,23 @@ class CoreGateway:
             raise ValueError(f"request id {request.request_id} is in use")
         stream = _Stream(request)
         self._streams[request.request_id] = stream
+        self._turns.streams.enter(request.tenant)
         try:
             self._start_try(stream)
-            with self._turns.stream(request.tenant):
-                while True:
-                    if stream.is_parked and not stream.output:
-                        self._unpark(stream)
-                    item = await stream.output.get()
-                    if isinstance(item, ApiError):
-                        raise item
-                    await self._turns.wait(request.tenant, item.score)
-                    if len(stream.output) < _UNREAD_TOKENS:
-                        stream.unread_since_s = None
-                    yield item
-                    if item.finish:
-                        return
+            while True:
+                if stream.is_parked and not stream.output:
+                    self._unpark(stream)
+                item = await stream.output.get()
+                if isinstance(item, ApiError):
+                    raise item
+                await self._turns.wait(request.tenant, item.score)
+                if len(stream.output) < _UNREAD_TOKENS:
+                    stream.unread_since_s = None
+                yield item
+                if item.finish:
+                    return
         finally:
+            self._turns.streams.leave(request.tenant)
             del self._streams[request.request_id]
             if not stream.is_over:
                 stream.is_over = True

@@ -6,12 +6,11 @@ as one whose client does not read.
 """
 
 import asyncio
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from halfmoon_conductor.fair_gate import FairGate
 from halfmoon_protocol.logprobs import TokenScore
+from halfmoon_scheduling.fair_queueing import FairRoom
 
 #: Seconds by which a loop that has time for all tokens is never late.
 _LATE_S = 0.05
@@ -32,23 +31,13 @@ class TokenTurns:
         """
         self._late_s = late_s
         self._gate = FairGate(1, credit=_CREDIT)
-        self._n_streams = Counter[str]()
-
-    @contextmanager
-    def stream(self, tenant: str) -> Iterator[None]:
-        """Count a stream of a tenant while the block runs: one tenant alone needs no turns."""
-        self._n_streams[tenant] += 1
-        try:
-            yield
-        finally:
-            self._n_streams[tenant] -= 1
-            if not self._n_streams[tenant]:
-                del self._n_streams[tenant]
+        #: Streams by tenant: one tenant alone needs no turns.
+        self.streams = FairRoom()
 
     async def wait(self, tenant: str, score: TokenScore | None) -> None:
         """Wait until it is a tenant's turn to send a token."""
         is_late = self._gate.is_full or self._late_s() > _LATE_S
-        if not is_late or len(self._n_streams) < 2:
+        if not is_late or self.streams.n_tenants < 2:
             return
         n_candidates = 0 if score is None else len(score.top)
         async with self._gate.place(tenant, 1 + n_candidates / _CANDIDATES_PER_TOKEN):
