@@ -96,15 +96,21 @@ async def test_a_lease_and_room_are_asked_for_at_once_and_room_again_if_less_was
         await home.close()
 
 
-NOT_MET = TransferError("the kvstore's segment is not there")
-REFUSED = PrefillRefused(PrefillFailure("no room at all", retryable=False, code="no_room"))
+def not_met() -> Exception:
+    return TransferError("the kvstore's segment is not there")
+
+
+def refused() -> Exception:
+    return PrefillRefused(PrefillFailure("no room at all", retryable=False, code="no_room"))
 
 
 @pytest.mark.parametrize("step", ["fetch", "make_room"])
-@pytest.mark.parametrize("error", [NOT_MET, REFUSED], ids=["unexpected", "refused"])
+@pytest.mark.parametrize("make_error", [not_met, refused])
 async def test_a_step_of_two_that_run_at_once_fails_with_its_own_error(
-    local_cluster: LocalCluster, step: str, error: Exception
+    local_cluster: LocalCluster, step: str, make_error: Callable[[], Exception]
 ) -> None:
+    # Made anew: one that outlives the test would keep its cluster by its traceback.
+    error = make_error()
     async with local_cluster(FakeEngine, chunk_tokens=16) as cluster:
         worker = cluster.worker("prefill-0")
         home = await cluster.network.bind("home")
