@@ -142,7 +142,7 @@ def test_prompts_of_any_length_are_prefilled_beside_the_batch_with_equal_tokens(
 
 
 def test_a_decode_process_killed_in_mid_prefill_costs_no_token(start_cluster: StartCluster) -> None:
-    spec = "fake://slow?step_s=0.004&token_s=0.003&max_context=8192"
+    spec = "fake://slow?step_s=0.004&token_s=0.01&max_context=8192"
     oracle = FakeEngine(parse_fake_spec(spec), block_size=64)
     extra = {"decode": ["--local-prefill-tokens", "512"]}
     with (
@@ -156,8 +156,8 @@ def test_a_decode_process_killed_in_mid_prefill_costs_no_token(start_cluster: St
             )
             return list(said["choices"][0]["token_ids"])
 
-        long, short = [i % 900 for i in range(3000)], [i % 700 for i in range(400)]
-        first = clients.submit(ask, long)  # 9 s of the prefill process
+        long, short = [i % 900 for i in range(1200)], [i % 700 for i in range(400)]
+        first = clients.submit(ask, long)  # 12 s of the prefill process, the short one takes 4
         cluster.until(lambda: bool(cluster.decisions()))
         second = clients.submit(ask, short)
         cluster.until(lambda: bool(local_prefills(cluster)))
