@@ -143,9 +143,11 @@ class SimFaults:
 
     async def _slow_network(self, lasts_s: float) -> None:
         faults = self._cluster.network.faults
-        faults.delay_s = (0.001, self._dice.choice((0.02, 0.2, 0.8)))
+        longest_s = self._dice.choice((0.02, 0.2, 0.8))
+        faults.delay_s = (0.001, longest_s)
         await asyncio.sleep(lasts_s)
         faults.delay_s = NetworkFaults().delay_s
+        await asyncio.sleep(longest_s)  # what set out last arrives within it
 
     async def _miss_events(self, lasts_s: float) -> None:
         self._cluster.network.faults.missed_rate = 0.3
@@ -167,9 +169,11 @@ class SimFaults:
 
     async def _slow_bytes(self, lasts_s: float) -> None:
         path = self._cluster.world.path
-        path.carry_range_s = (0.0001, self._dice.choice((0.05, 0.5, 2.0)))
+        longest_s = self._dice.choice((0.05, 0.5, 2.0))
+        path.carry_range_s = (0.0001, longest_s)
         await asyncio.sleep(lasts_s)
         path.carry_range_s = (0.0001, 0.002)
+        await asyncio.sleep(longest_s)
 
     async def _fail_disk(self, lasts_s: float) -> None:
         for disk in self._cluster.world.disks.values():
@@ -186,12 +190,13 @@ class SimFaults:
             disk.is_full = False
 
     async def _slow_disk(self, lasts_s: float) -> None:
-        slow_s = (0.2, self._dice.choice((0.5, 2.0)))
+        longest_s = self._dice.choice((0.5, 2.0))
         for disk in self._cluster.world.disks.values():
-            disk.slow_s = slow_s
+            disk.slow_s = (0.2, longest_s)
         await asyncio.sleep(lasts_s)
         for disk in self._cluster.world.disks.values():
             disk.slow_s = None
+        await asyncio.sleep(longest_s)
 
     async def _step_clock(self, lasts_s: float) -> None:
         service = self._cluster.services[self._dice.choice(self._cluster.names)]
