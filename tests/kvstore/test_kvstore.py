@@ -664,7 +664,10 @@ async def test_what_the_events_say_is_what_the_store_holds_whatever_is_done_to_i
         client = await node.client()
         known = [chain(dice.randrange(2, 10), salt=str(i)) for i in range(12)]
         held: list[Ticket] = []
-        for _ in range(150):
+        for n_done in range(1500):
+            tiers = node.worker.tiers  # there from the first reservation on
+            if n_done >= 150 and tiers is not None and tiers.counts.evicted > 10:
+                break
             hashes, tokens = dice.choice(known)
             match dice.randrange(8):
                 case 0 | 1 | 2:
@@ -688,7 +691,6 @@ async def test_what_the_events_say_is_what_the_store_holds_whatever_is_done_to_i
         while held:
             await client.link.send(ReleaseLease(ticket=held.pop()))
         node.clock.advance(60)
-        tiers = node.worker.tiers
         assert tiers is not None
 
         def agree() -> bool:
