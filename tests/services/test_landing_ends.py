@@ -37,6 +37,7 @@ class Lender:
         self.shared, self.ends = shared, ends
         self.lent: set[RequestId] = set()
         self.n_cuts = 0
+        self.quiet = True
 
     def __contains__(self, request_id: RequestId) -> bool:
         return request_id in self.lent
@@ -52,6 +53,9 @@ class Lender:
 
     def cut(self) -> None:
         self.n_cuts += 1
+
+    def is_quiet(self) -> bool:
+        return self.quiet
 
 
 class Scene:
@@ -82,8 +86,8 @@ def test_pages_written_by_a_key_of_their_own_are_free_when_it_is_taken_back(in_d
 def test_pages_rest_when_a_write_goes_on_after_its_key_was_taken_back() -> None:
     scene = Scene(Lender(shared=False, ends=False))
     scene.ends.free(A, in_doubt=False)
-    assert scene.free_after(QUARANTINE_S - 0.1) == 2
-    assert scene.free_after(0.2) == 4
+    assert scene.free_after(QUARANTINE_S * 0.9) == 2
+    assert scene.free_after(QUARANTINE_S * 0.2) == 4
 
 
 def test_pages_of_a_shared_key_rest_if_the_writer_may_not_know_and_it_is_cut_off_before() -> None:
@@ -91,10 +95,29 @@ def test_pages_of_a_shared_key_rest_if_the_writer_may_not_know_and_it_is_cut_off
     scene.ends.free(A, in_doubt=True)
     assert scene.free_after(QUARANTINE_S - 1.1) == 2
     assert scene.lender.n_cuts == 0, "its writes may begin even now"
-    assert scene.free_after(1.0) == 2
+    assert scene.free_after(0.2) == 2
     assert scene.lender.n_cuts == 1
-    assert scene.free_after(0.2) == 4
+    assert scene.free_after(0.7) == 2
+    assert scene.free_after(0.5) == 4
     assert scene.lender.n_cuts == 1
+
+
+def test_pages_rest_for_as_long_as_a_writer_is_stopped_in_the_middle_of_its_copy() -> None:
+    scene = Scene(Lender(shared=True))
+    scene.ends.free(A, in_doubt=True)
+    scene.lender.quiet = False
+    for _ in range(5):
+        assert scene.free_after(QUARANTINE_S) == 2
+    scene.lender.quiet = True
+    assert scene.free_after(0.1) == 4
+
+
+def test_a_cut_that_comes_late_is_given_its_time_before_pages_are_free() -> None:
+    scene = Scene(Lender(shared=True))
+    scene.ends.free(A, in_doubt=True)
+    assert scene.free_after(2 * QUARANTINE_S) == 2, "this process stood still itself"
+    assert scene.lender.n_cuts == 1
+    assert scene.free_after(1.1) == 4
 
 
 def test_pages_of_a_writer_that_has_stopped_are_free_at_once() -> None:
@@ -108,7 +131,8 @@ def test_a_landing_that_ran_out_ends_as_one_in_doubt(shared: bool, n_free: int) 
     scene = Scene(Lender(shared=shared))
     assert scene.free_after(TTL_S) == n_free
     assert A not in scene.batch
-    assert scene.free_after(QUARANTINE_S) == 4
+    scene.free_after(QUARANTINE_S - 0.5)
+    assert scene.free_after(1.0) == 4
 
 
 class GatedEngine(FakeEngine):

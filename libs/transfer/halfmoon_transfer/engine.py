@@ -372,11 +372,25 @@ class TransferEngine:
 
         A moment later nothing lands any more that was sent over them, whether it is half received
         or still in the network. The peers write again over other connections, unless they gave up.
-        Memory that peers have mapped can't be cut, nor can RDMA.
+        A peer that is in the middle of a copy in shared memory ends it first, see `is_quiet`. RDMA
+        and memory of devices can't be cut.
         """
         for backend in self._router.backends.values():
             if isinstance(backend, SupportsHangUp):
                 backend.hang_up()
+
+    def is_quiet(self) -> bool:
+        """Return whether no access goes on over a connection that was cut.
+
+        A peer that was stopped in the middle of a copy goes on with it later, so this may stay
+        false until it has. Ask a moment after the cut, and before the memory is used for something
+        else. Peers of shared memory that show no write mark are not waited for.
+        """
+        return all(
+            backend.is_quiet()
+            for backend in self._router.backends.values()
+            if isinstance(backend, SupportsHangUp)
+        )
 
     def can_grant(self, region: Region) -> bool:
         """Return whether a grant of this region holds on one of our paths: one that is checked."""

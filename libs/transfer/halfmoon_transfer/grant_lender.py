@@ -134,6 +134,10 @@ class GrantLender(Generic[HolderT]):
         """Cut the connections by which peers reach the region."""
         self._engine.cut_connections()
 
+    def is_quiet(self) -> bool:
+        """Return whether no access goes on over a connection that was cut."""
+        return self._engine.is_quiet()
+
 
 def unkeyed(region: Region) -> Region:
     """Return a region with a key that opens nothing."""

@@ -176,6 +176,10 @@ class SupportsHangUp(Protocol):
         """Cut each connection by which peers reach our regions; they may open others."""
         ...
 
+    def is_quiet(self) -> bool:
+        """Return whether no access goes on by a connection that was cut."""
+        ...
+
 
 @runtime_checkable
 class SupportsFastPath(Protocol):

@@ -206,6 +206,10 @@ class FaultyBackend:
         if isinstance(self._inner, SupportsHangUp):
             self._inner.hang_up()
 
+    def is_quiet(self) -> bool:
+        """See `SupportsHangUp`."""
+        return not isinstance(self._inner, SupportsHangUp) or self._inner.is_quiet()
+
     def settle(self, peer: SegmentDescriptor, stop: StopSignal) -> None:
         """See `SupportsSettling`."""
         if isinstance(self._inner, SupportsSettling):

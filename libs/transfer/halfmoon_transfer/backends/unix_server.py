@@ -4,6 +4,7 @@ One thread serves all peers: requests are small and answered from a table. What 
 is remembered until it hangs up, so that a region's revocation reaches exactly those peers.
 """
 
+import contextlib
 import logging
 import os
 import secrets
@@ -15,7 +16,6 @@ from abc import ABC, abstractmethod
 from typing import ClassVar
 
 from halfmoon_transfer.backends.peer_credentials import PeerCredentials
-from halfmoon_transfer.backends.socket_io import hang_up
 
 _log = logging.getLogger(__name__)
 #: Without descriptors, `accept` fails at once and again: pause instead of spinning.
@@ -63,6 +63,10 @@ class UnixServer(ABC):
     def _unwanted(self, peer: PeerCredentials) -> str:
         """Return why a peer is turned away; empty if it is welcome."""
 
+    def _receive(self, connection: socket.socket) -> bytes:
+        """Return one message, empty once the peer has hung up; raises like `socket.recv`."""
+        return connection.recv(self.max_request_bytes + 1)
+
     def _on_hang_up(self, connection: socket.socket) -> None:  # noqa: B027
         """Release what a peer still holds; called with the lock held."""
 
@@ -91,14 +95,22 @@ class UnixServer(ABC):
         os.close(self._wake)
 
     def _send(self, connection: socket.socket, message: bytes, *fds: int) -> None:
-        """Send, or hang up on a peer that reads so slowly that its socket is full."""
+        """Send, or cut off a peer that reads so slowly that its socket is full."""
         try:
             if fds:
                 socket.send_fds(connection, [message], fds)
             else:
                 connection.send(message)
         except OSError:
-            hang_up(connection)
+            self._cut_off(connection)
+
+    def _cut_off(self, connection: socket.socket) -> None:
+        """Send nothing more; the peer hangs up when it sees that. Called with or without the lock.
+
+        What it holds is still known until then: it may be in the middle of a copy.
+        """
+        with contextlib.suppress(OSError):
+            connection.shutdown(socket.SHUT_WR)
 
     def _run(self) -> None:
         with selectors.DefaultSelector() as selector, self._listener:
@@ -143,7 +155,7 @@ class UnixServer(ABC):
     def _serve(self, selector: selectors.BaseSelector, connection: socket.socket) -> None:
         """Answer one request; hang up when the peer did, or sent something else."""
         try:
-            message = connection.recv(self.max_request_bytes + 1)
+            message = self._receive(connection)
             if message:
                 self._answer(connection, message)
                 return

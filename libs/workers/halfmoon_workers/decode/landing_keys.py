@@ -91,6 +91,10 @@ class LandingKeys:
         if self._lender is not None:
             self._lender.cut()
 
+    def is_quiet(self) -> bool:
+        """Return whether no write goes on over a connection that was cut."""
+        return self._lender is None or self._lender.is_quiet()
+
     def check(self, landing: set[RequestId]) -> None:
         """Audit: landings alone have keys of grants."""
         if self._lender is not None:

@@ -10,6 +10,7 @@ copy is applied when it is done.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 
 from halfmoon_transfer.backends.backend_interface import (
     BackendCapabilities,
@@ -95,30 +96,8 @@ class ShmBackend:
         revoked = self._peers.begin_batch()
         try:
             peer = self._peers.get(request.peer)
-            reached: dict[bytes, memoryview | ProcessVmRegion | AccessRefused] = {}
-            try:
-                for each in batch.slices:
-                    key = each.remote.key
-                    if key not in reached:
-                        mapped = self._mapped.use((peer.address, key))
-                        reached[key] = (
-                            self._reach(peer, request, key, revoked) if mapped is None else mapped
-                        )
-                outcomes = self._copy_at_once(request, reached)
-                if outcomes is None:
-                    outcomes = [
-                        SliceOutcome(OutcomeKind.LOST, "stopped")
-                        if request.stop.stopped
-                        else _copy(request, index, each, reached[each.remote.key])
-                        for index, each in enumerate(batch.slices)
-                    ]
-                for memory in reached.values():
-                    if isinstance(memory, ProcessVmRegion):
-                        memory.require_alive()
-            finally:
-                for key, memory in reached.items():
-                    if isinstance(memory, ProcessVmRegion):
-                        peer.give_back(batch.peer.generation, key)
+            with peer.writing() if batch.op == "write" else nullcontext():
+                outcomes = self._copy(request, peer, revoked)
             peer.require_alive()
         except PeerOfOtherUser as other:
             return same_outcome_for_all(batch, OutcomeKind.UNUSABLE, str(other))
@@ -128,6 +107,41 @@ class ShmBackend:
         finally:
             self._peers.end_batch(revoked)
         return refuse_revoked(batch, outcomes, revoked) if revoked else outcomes
+
+    def _copy(
+        self, request: CarryRequest, peer: ShmPeer, revoked: set[bytes]
+    ) -> Sequence[SliceOutcome]:
+        """Map or borrow what a batch reaches, and copy.
+
+        Raises:
+            UnixPeerGone: the owner is gone; nothing counts as copied.
+        """
+        batch = request.batch
+        reached: dict[bytes, memoryview | ProcessVmRegion | AccessRefused] = {}
+        try:
+            for each in batch.slices:
+                key = each.remote.key
+                if key not in reached:
+                    mapped = self._mapped.use((peer.address, key))
+                    reached[key] = (
+                        self._reach(peer, request, key, revoked) if mapped is None else mapped
+                    )
+            outcomes = self._copy_at_once(request, reached)
+            if outcomes is None:
+                outcomes = [
+                    SliceOutcome(OutcomeKind.LOST, "stopped")
+                    if request.stop.stopped
+                    else _copy(request, index, each, reached[each.remote.key])
+                    for index, each in enumerate(batch.slices)
+                ]
+            for memory in reached.values():
+                if isinstance(memory, ProcessVmRegion):
+                    memory.require_alive()
+            return outcomes
+        finally:
+            for key, memory in reached.items():
+                if isinstance(memory, ProcessVmRegion):
+                    peer.give_back(batch.peer.generation, key)
 
     def _copy_at_once(
         self,
@@ -198,6 +212,14 @@ class ShmBackend:
 
     def evict(self, key: bytes) -> None:
         """Do nothing: mapped memory can't be taken away."""
+
+    def hang_up(self) -> None:
+        """Cut off all peers; a copy that has begun goes on, see `is_quiet`."""
+        self._server.cut_off()
+
+    def is_quiet(self) -> bool:
+        """Return whether no peer that was cut off may still be in the middle of a copy."""
+        return self._server.is_quiet()
 
     def forget(self, segment: str) -> None:
         """Hang up on a peer and unmap its memory."""

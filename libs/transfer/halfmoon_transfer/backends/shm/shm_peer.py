@@ -4,8 +4,10 @@ import fcntl
 import logging
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 
+from halfmoon_protocol.regions import KEY_BYTES
 from halfmoon_transfer.backends.peer_credentials import WITHIN_ONE_USER
 from halfmoon_transfer.backends.shm.process_vm import ProcessGone, ProcessVmDenied, RemoteProcess
 from halfmoon_transfer.backends.shm.shm_wire import (
@@ -25,6 +27,7 @@ from halfmoon_transfer.backends.shm.shm_wire import (
     encode_notification,
     encode_request,
 )
+from halfmoon_transfer.backends.shm.write_mark import WriteMark
 from halfmoon_transfer.backends.unix_peer import UnixPeer, UnixPeerGone
 from halfmoon_transfer.regions.access import AccessRefused, AccessStatus
 from halfmoon_transfer.threads.stop_signal import StopSignal
@@ -54,12 +57,19 @@ class ShmPeer(UnixPeer[ShmReply | ShmLentRegion]):
             PeerOfOtherUser: a process of another user listens there, and that matters.
         """
         super().__init__(address, on_revoked)
+        #: Copies into its memory that go on: the connection is closed after the last of them.
+        self._n_copies = 0
         #: The owner's process; None when its memory can't be reached, and before the first try.
         self._process: RemoteProcess | None = None
         self._tried = False
         if our_user_only and not self._owner.is_our_user:
             self.close()
             raise PeerOfOtherUser(f"the owner runs as user {self._owner.user}; {WITHIN_ONE_USER}")
+        try:
+            self._mark = WriteMark(self._socket, encode_request(ShmReturn(0, bytes(KEY_BYTES))))
+        except OSError as error:
+            self.close()
+            raise UnixPeerGone(f"the owner at @{address} got no write mark: {error}") from error
 
     def _decode(self, message: bytes) -> ShmReply | ShmLentRegion:
         return decode_reply(message)
@@ -89,6 +99,27 @@ class ShmPeer(UnixPeer[ShmReply | ShmLentRegion]):
             return map_shared(fd, reply.number)
         finally:
             os.close(fd)
+
+    @contextmanager
+    def writing(self) -> Generator[None]:
+        """Show the owner while the block runs that its memory may be written to.
+
+        Raises:
+            UnixPeerGone: it has cut us off, or hung up. Nothing may be written.
+        """
+        self._count_copy(1)
+        try:
+            self.require_alive()
+            yield
+        finally:
+            self._count_copy(-1)
+
+    def _count_copy(self, change: int) -> None:
+        with self._lock:
+            self._n_copies += change
+            self._mark.show(self._n_copies)
+            if self._closed and self._n_copies == 0:
+                self._hang_up()
 
     def process(self) -> RemoteProcess | None:
         """Return the owner's process, to reach into its memory; None when that is not allowed.
@@ -164,6 +195,9 @@ class ShmPeer(UnixPeer[ShmReply | ShmLentRegion]):
             raise AccessRefused(reply.status, reply.number)
 
     def _hang_up(self) -> None:
+        self._closed = True
+        if self._n_copies:
+            return  # the owner takes us for gone when the connection closes
         super()._hang_up()
         if self._process is not None:
             self._process.close()

@@ -22,6 +22,7 @@ from halfmoon_transfer.backends.shm.shm_wire import (
     encode_lent,
     encode_reply,
 )
+from halfmoon_transfer.backends.shm.write_mark import count_of_copies, is_mark
 from halfmoon_transfer.backends.unix_server import UnixServer
 from halfmoon_transfer.notification_queue import NotificationQueue
 from halfmoon_transfer.regions.access import AccessRefused, AccessStatus
@@ -55,6 +56,10 @@ class ShmServer(UnixServer):
         #: Regions lent over each open connection, once per request; guarded by `_lock`.
         self._lent: dict[socket.socket, list[RegionEntry]] = {}
         self._returned = threading.Condition(self._lock)
+        #: The write mark of each open connection that sent one; guarded by `_lock`.
+        self._marks: dict[socket.socket, int] = {}
+        #: Open connections that we have cut off; guarded by `_lock`.
+        self._cut: set[socket.socket] = set()
         self.start()
 
     def close(self) -> None:
@@ -62,6 +67,38 @@ class ShmServer(UnixServer):
         with self._returned:
             self._returned.wait_for(lambda: not any(self._lent.values()), _RETURN_S)
         super().close()
+
+    def cut_off(self) -> None:
+        """Cut off all peers: no copy of theirs begins any more over these connections."""
+        with self._lock:
+            for connection in self._granted:
+                self._cut_off(connection)
+                self._cut.add(connection)
+
+    def is_quiet(self) -> bool:
+        """Return whether no peer that was cut off may still be in the middle of a copy."""
+        with self._lock:
+            return not any(self._lent.get(each) or self._n_copies(each) for each in self._cut)
+
+    def _n_copies(self, connection: socket.socket) -> int:
+        """Return how many copies a peer shows; 0 for one without a mark."""
+        fd = self._marks.get(connection)
+        try:
+            return 0 if fd is None else count_of_copies(fd)
+        except OSError:
+            return 0
+
+    def _receive(self, connection: socket.socket) -> bytes:
+        message, fds, _, _ = socket.recv_fds(
+            connection, self.max_request_bytes + 1, 1, socket.MSG_CMSG_CLOEXEC
+        )
+        for fd in fds:
+            with self._lock:
+                if connection not in self._marks and is_mark(fd):
+                    self._marks[connection] = fd
+                else:
+                    os.close(fd)
+        return message
 
     def _revocation(self, key: bytes) -> bytes:
         return encode_reply(ShmReply(REVOKED, AccessStatus.UNKNOWN_KEY, 0, key))
@@ -76,9 +113,14 @@ class ShmServer(UnixServer):
         for entry in self._lent.pop(connection, ()):
             self._regions.leases.release(entry)
         self._returned.notify_all()
+        self._cut.discard(connection)
+        if (mark := self._marks.pop(connection, None)) is not None:
+            os.close(mark)
 
     def _answer(self, connection: socket.socket, message: bytes) -> None:
         request = decode_request(message)
+        if connection in self._cut and not isinstance(request, ShmReturn):
+            return  # it will see that no answer comes
         if isinstance(request, ShmNotification):
             self._on_notification(connection, request)
             return

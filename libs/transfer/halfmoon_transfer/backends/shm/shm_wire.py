@@ -20,6 +20,10 @@ Kinds of notices:
     3  revoked  the region is not registered any more; sent without a request
     4  noted    the answer to a note; `key` is its id
 
+A connection begins with a `return` of a key of zeros, which answers nothing and carries the peer's
+write mark as SCM_RIGHTS (`write_mark`). An owner that cuts a peer off sends nothing more, and reads
+on until the peer hangs up.
+
 A region that is refused as not shareable may be borrowed instead. `lent` has its address in the
 owner's memory. The owner frees no borrowed region until it was returned (which has no answer) or
 the connection closes. A peer borrows for one batch at a time.

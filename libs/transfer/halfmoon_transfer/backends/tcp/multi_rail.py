@@ -125,6 +125,10 @@ class MultiRailTcp:
         """Cut all connections of peers to us, on each rail."""
         self._inner.hang_up()
 
+    def is_quiet(self) -> bool:
+        """Return whether nothing is received any more over connections that were cut."""
+        return self._inner.is_quiet()
+
     def forget(self, segment: str) -> None:
         """Close idle connections to this peer, and forget the measurements of its rails."""
         with self._lock:

@@ -231,6 +231,10 @@ class TcpBackend:
         for server in self._servers:
             server.hang_up()
 
+    def is_quiet(self) -> bool:
+        """Return whether nothing is received any more over connections that were cut."""
+        return all(server.is_quiet() for server in self._servers)
+
     def forget(self, segment: str) -> None:
         """Close idle connections to this peer."""
         self._gate.forget(segment)

@@ -75,6 +75,8 @@ class TcpServer:
         self._encrypt = encrypt
         #: Connections being served.
         self._connections: set[_Connection] = set()
+        #: Those that `hang_up` closed and whose threads may go on; guarded by `_lock`.
+        self._hung_up: set[_Connection] = set()
         self._lock = threading.Lock()
         self._listener = SocketListener(
             self._serve,
@@ -111,6 +113,13 @@ class TcpServer:
         with self._lock:
             for connection in self._connections:
                 connection.hang_up()
+            self._hung_up |= self._connections
+
+    def is_quiet(self) -> bool:
+        """Return whether the threads of all connections that were closed so have ended."""
+        with self._lock:
+            self._hung_up &= self._connections
+            return not self._hung_up
 
     def close(self) -> None:
         """Stop listening and close all connections."""
