@@ -4,6 +4,8 @@ Each test holds what a peer of the cluster may hold, a key that it was given, an
 """
 
 import asyncio
+import socket
+import threading
 from collections.abc import Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -33,11 +35,15 @@ from halfmoon_protocol.messages import (
     RevokeBlocks,
     StartDecode,
     StartPrefill,
+    TokensProduced,
 )
 from halfmoon_protocol.regions import Region
 from halfmoon_protocol.sampling import Sampling, Stopping
 from halfmoon_testing.scheduling_inputs import a_worker
 from halfmoon_testing.worker_caller import WorkerCaller
+from halfmoon_transfer.backends.addresses import split_address
+from halfmoon_transfer.backends.tcp import tcp_frames
+from halfmoon_transfer.backends.tcp.tcp_frames import SliceRequest, TcpHello, TcpRequest
 from halfmoon_transfer.engine import TransferEngine
 from halfmoon_transfer.grant_lender import GrantLender
 from halfmoon_transfer.interface import Op, Overloaded, Piece, Rejected
@@ -208,6 +214,9 @@ async def test_a_write_after_a_landings_end_is_refused_and_the_next_owners_bytes
         else:
             cancel = Cancel(request_id=RequestId("a"), landing_in_doubt=end == "in doubt")
             await (await at.caller("decode-0")).send(cancel)
+        # A thread of decode may let go of the last write a moment after it was acknowledged.
+        batch = at.cluster.worker("decode-0").batch
+        await at.cluster.until(lambda: batch.free_pages == 64)
         second = await at.reserve("b")
         assert set(second.landing.pages) == set(first.landing.pages), "they need no rest"
         if end != "run out":
@@ -288,9 +297,110 @@ async def test_a_writer_that_stands_still_in_a_write_is_cut_off(scene: Any) -> N
         await (await at.caller("decode-0")).send(
             Cancel(request_id=RequestId("a"), landing_in_doubt=True)
         )
+        await at.cluster.until(lambda: at.cluster.worker("decode-0").batch.free_pages == 64)
         again = await at.reserve("b")
         assert cut == [key] and set(again.landing.pages) == set(landed.landing.pages)
         assert len(view) == SIZE
+
+
+class StalledWrite:
+    """A write of half a slice, and no more: over a real connection, which only its end ends."""
+
+    def __init__(self, at: Scene, landed: DecodeReserved) -> None:
+        transfer = at.cluster.members["decode-0"].transfer
+        owner = transfer.descriptor
+        address = split_address(owner.endpoints["tcp"].address, 0)
+        self.worker = at.cluster.worker("decode-0")
+        self.key = landed.landing.region.key
+        part = SliceRequest(self.key, landed.landing.pages[0] * SIZE, SIZE)
+        write = TcpRequest(tcp_frames.WRITE, 1, owner.generation, False, (part,))
+        self.entry = transfer._regions.index._entries[self.key]
+        self._socket = socket.create_connection(address)
+        self._socket.sendall(
+            tcp_frames.encode_hello(TcpHello(owner.name, owner.generation))
+            + tcp_frames.encode_request(write)
+            + bytes(self.entry.view[part.offset :][: SIZE // 2])  # what is there
+        )
+        #: Set to let decode cut the connection.
+        self.may_be_cut = threading.Event()
+        #: Keys whose connections were to be cut.
+        self.cuts: list[bytes] = []
+        backend = transfer._router.backends["tcp"]
+        self._evict, backend.evict = backend.evict, self._evict_later
+
+    def _evict_later(self, key: bytes) -> None:
+        """Stand in for all that may take its time: a thread that gets no turn, a busy lock."""
+        self.cuts.append(key)
+        assert self.may_be_cut.wait(90), "the event loop stood still, or the test failed"
+        self._evict(key)
+
+    @property
+    def has_begun(self) -> bool:
+        return bool(self.entry.n_leases)
+
+
+async def stalled_write(at: Scene, landed: DecodeReserved) -> StalledWrite:
+    """Begin a write that stalls, after those that were acknowledged are over for decode too."""
+    index = at.cluster.members["decode-0"].transfer._regions.index
+    entry = index._entries[landed.landing.region.key]
+    await at.cluster.until(lambda: not entry.n_leases)
+    stalled = StalledWrite(at, landed)
+    await at.cluster.until(lambda: stalled.has_begun)
+    return stalled
+
+
+async def test_a_write_that_does_not_end_holds_no_other_request(scene: Any) -> None:
+    """Decode waits for it in a thread: its steps go on, and it answers all others."""
+    prompt = [(i * 7) % 990 for i in range(40)]
+    async with scene() as at:
+        landed = await at.reserve("a")
+        stalled = await stalled_write(at, landed)
+        cancel = Cancel(request_id=RequestId("a"), landing_in_doubt=True)
+        await (await at.caller("decode-0")).send(cancel)
+        await at.cluster.until(lambda: bool(stalled.cuts))
+        assert await at.cluster.generate(prompt, 20) == ORACLE.expected(prompt, 20)
+        again = await at.reserve("b")
+        assert set(again.landing.pages).isdisjoint(landed.landing.pages), "they are written to"
+        assert stalled.worker.batch.pages_quarantined == len(landed.landing.pages)
+        stalled.may_be_cut.set()
+        await at.cluster.until(lambda: not stalled.worker.batch.pages_quarantined)
+        assert not stalled.has_begun and stalled.cuts == [stalled.key]
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_a_start_waits_for_the_end_of_a_write_and_no_other_request_does(
+    scene: Any, cancelled: bool
+) -> None:
+    prompt = [(i * 7) % 990 for i in range(40)]
+    async with scene() as at:
+        landed = await at.reserve("a")
+        done = await at.ask("prefill-0", at.start(landed, prompt), PrefillDone)
+        stalled = await stalled_write(at, landed)
+        caller = await at.caller("decode-0")
+        start = StartDecode(
+            request_id=RequestId("a"),
+            first_token=done.first_token,
+            sampling=GREEDY,
+            stopping=LONG,
+            n_prompt=40,
+        )
+        await caller.send(start)
+        await at.cluster.until(lambda: bool(stalled.cuts))
+        await caller.send(start)  # said twice, it starts once
+        assert await at.cluster.generate(prompt[1:], 20) == ORACLE.expected(prompt[1:], 20)
+        batch = stalled.worker.batch
+        assert not batch.is_running(RequestId("a")), "its pages are being written to"
+        if cancelled:
+            await caller.send(Cancel(request_id=RequestId("a")))
+            await at.cluster.until(lambda: RequestId("a") not in batch)
+            assert batch.pages_quarantined
+        stalled.may_be_cut.set()
+        if cancelled:
+            await at.cluster.until(lambda: batch.free_pages == 64)
+            assert not any(isinstance(each, TokensProduced) for each in caller.received)
+            return
+        (produced, *_) = await caller.wait_for(TokensProduced)
+        assert produced.produced[0].token == ORACLE.expected(prompt, 2)[1]
 
 
 async def test_a_replayed_start_after_its_landings_end_changes_no_request(scene: Any) -> None:

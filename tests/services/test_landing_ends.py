@@ -1,5 +1,6 @@
 """When the pages of a landing that has ended are another request's, and who still writes then."""
 
+import asyncio
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +22,7 @@ from halfmoon_runtime.clock import FakeClock
 from halfmoon_scheduling.decode.decode_batch import DecodeBatch
 from halfmoon_scheduling.decode.page_allocator import PageAllocator
 from halfmoon_testing.worker_caller import WorkerCaller
+from halfmoon_transfer.regions.grant_revocation import GrantRevocation
 from halfmoon_workers.decode.landing_ends import LandingEnds
 from halfmoon_workers.decode.landing_keys import LandingKeys
 
@@ -33,22 +35,30 @@ QUARANTINE_S, TTL_S = 6.0, 30.0
 class Lender:
     """Lends keys of grants, or none; a write may go on after its key was taken back."""
 
-    def __init__(self, *, shared: bool, ends: bool = True) -> None:
-        self.shared, self.ends = shared, ends
+    def __init__(
+        self, *, shared: bool = False, ends: bool = True, write: threading.Event | None = None
+    ) -> None:
+        self.shared, self.ends, self.write = shared, ends, write
         self.lent: set[RequestId] = set()
         self.n_cuts = 0
         self.quiet = True
-
-    def __contains__(self, request_id: RequestId) -> bool:
-        return request_id in self.lent
 
     def lend(self, request_id: RequestId, *_: Any) -> Region:
         if not self.shared:
             self.lent.add(request_id)
         return Region("s", 1, bytes(16), 64)
 
-    def take_back(self, request_id: RequestId) -> bool:
+    def begin_take_back(self, request_id: RequestId) -> GrantRevocation | None:
+        if request_id not in self.lent:
+            return None
         self.lent.remove(request_id)
+        return GrantRevocation(lambda: self.ends, self._wait)
+
+    def _wait(self, _: float) -> bool:
+        """Wait in a thread until the test lets the last write end."""
+        if self.write is not None:
+            assert self.write.wait(90)
+            self.ends = True
         return self.ends
 
     def cut(self) -> None:
@@ -88,6 +98,53 @@ def test_pages_rest_when_a_write_goes_on_after_its_key_was_taken_back() -> None:
     scene.ends.free(A, in_doubt=False)
     assert scene.free_after(QUARANTINE_S * 0.9) == 2
     assert scene.free_after(QUARANTINE_S * 0.2) == 4
+
+
+async def test_pages_are_free_as_soon_as_the_last_write_has_ended_and_nothing_is_cut_then() -> None:
+    write = threading.Event()
+    scene = Scene(Lender(ends=False, write=write))
+    async with asyncio.TaskGroup() as tasks:
+        scene.ends.open(tasks)
+        scene.ends.free(A, in_doubt=True)
+        await asyncio.sleep(0)  # the wait for the write has begun, and this loop goes on
+        assert scene.free_after(0.0) == 2
+        write.set()
+    assert scene.free_after(0.0) == 4
+    scene.free_after(QUARANTINE_S)
+    assert scene.lender.n_cuts == 0
+
+
+@pytest.mark.parametrize("ends", [False, True])
+async def test_a_landing_starts_once_its_last_write_has_ended(ends: bool) -> None:
+    scene = Scene(Lender(ends=False, write=threading.Event() if ends else None))
+    revocation = scene.ends.take_back_key(A)
+    assert revocation is not None and scene.ends.is_closing(A)
+    waiting = asyncio.create_task(scene.ends.last_write(A, revocation))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    if scene.lender.write is not None:
+        scene.lender.write.set()
+    assert await waiting is ends
+    assert scene.ends.is_closing(A) is not ends, "its pages can't be free before the write ends"
+    scene.ends.free(A, in_doubt=False)
+    assert scene.free_after(0.0) == (4 if ends else 2)
+
+
+async def test_a_landing_that_is_freed_while_its_last_write_goes_on_is_not_started() -> None:
+    write = threading.Event()
+    scene = Scene(Lender(ends=False, write=write))
+    revocation = scene.ends.take_back_key(A)
+    assert revocation is not None
+    waiting = asyncio.create_task(scene.ends.last_write(A, revocation))
+    async with asyncio.TaskGroup() as tasks:
+        scene.ends.open(tasks)
+        scene.ends.free(A, in_doubt=False)
+        assert (scene.free_after(0.0), A in scene.batch) == (2, False)
+        again = scene.batch.reserve(A, 4, STOPPING, scene.clock.now())
+        write.set()
+    assert await waiting is None, "the landing of this name is another one"
+    assert scene.batch.landing_pages(A) == tuple(again)
+    assert scene.free_after(0.0) == 3
 
 
 def test_pages_of_a_shared_key_rest_if_the_writer_may_not_know_and_it_is_cut_off_before() -> None:

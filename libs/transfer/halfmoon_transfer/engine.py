@@ -36,6 +36,7 @@ from halfmoon_transfer.metadata.segment_directory import SegmentDirectory
 from halfmoon_transfer.planning.topology import Topology
 from halfmoon_transfer.regions.access import AccessRefused, AccessStatus
 from halfmoon_transfer.regions.file_region import FileRegion
+from halfmoon_transfer.regions.grant_revocation import GrantRevocation
 from halfmoon_transfer.regions.region_grant import GrantedOps
 from halfmoon_transfer.regions.region_table import Memory
 from halfmoon_transfer.regions.shared_memory import SharedMemory
@@ -298,7 +299,7 @@ class TransferEngine:
         if entry is None:
             raise Rejected(f"not a region of segment {self.name} (any more)")
         for grant in self._regions.index.remove_grants_of(entry):
-            self._router.revoke_region(grant)
+            self._router.end_accesses(grant)
         self._router.revoke_region(entry)
 
     # Grants.
@@ -351,10 +352,11 @@ class TransferEngine:
     def revoke(self, granted: Region, *, patience_s: float = 1.0) -> bool:
         """Take a grant back; return when no peer accesses the bytes by it any more.
 
+        It waits where an access goes on, so an event loop calls `begin_revoke`.
+
         Args:
             granted: one of ours.
-            patience_s: seconds until the connections of accesses that go on are cut. With a
-                small number an event loop may call this.
+            patience_s: seconds until the connections of accesses that go on are cut.
 
         Returns:
             False if an access has not ended though its connection was cut a second ago.
@@ -362,10 +364,24 @@ class TransferEngine:
         Raises:
             Rejected: it is not a grant of ours (any more).
         """
+        return self.begin_revoke(granted).finish(patience_s)
+
+    def begin_revoke(self, granted: Region) -> GrantRevocation:
+        """Take a grant back at once: no access by it begins any more.
+
+        Returns:
+            Tells when the accesses that had begun have ended.
+
+        Raises:
+            Rejected: it is not a grant of ours (any more).
+        """
         entry = self._regions.index.remove_grant(granted.key)
         if entry is None:
             raise Rejected(f"not a grant of segment {self.name} (any more)")
-        return self._router.revoke_region(entry, patience_s)
+        return GrantRevocation(
+            lambda: self._regions.leases.is_idle(entry),
+            lambda patience_s: self._router.end_accesses(entry, patience_s),
+        )
 
     def cut_connections(self) -> None:
         """Cut the connections by which peers reach our regions.

@@ -12,6 +12,7 @@ import msgspec
 from halfmoon_protocol.regions import KEY_BYTES, Region
 from halfmoon_transfer.engine import TransferEngine
 from halfmoon_transfer.interface import Rejected
+from halfmoon_transfer.regions.grant_revocation import OVER, GrantRevocation
 from halfmoon_transfer.regions.region_grant import GrantedOps
 
 HolderT = TypeVar("HolderT", bound=Hashable)
@@ -113,22 +114,31 @@ class GrantLender(Generic[HolderT]):
         if (granted := self._lent.get(holder)) is not None:
             self._engine.extend_grant(granted, ttl_s)
 
+    def begin_take_back(self, holder: HolderT) -> GrantRevocation | None:
+        """Take a holder's key back at once; its ranges may be lent again when that is over.
+
+        Returns:
+            Tells when it is over, see `finish`; None if the holder's key was the region's own.
+        """
+        granted = self._lent.pop(holder, None)
+        if granted is None:
+            return None
+        try:
+            return self._engine.begin_revoke(granted)
+        except Rejected:
+            return OVER  # the region was unregistered, and its grants with it
+
     def take_back(self, holder: HolderT) -> bool:
         """Take a holder's key back; its ranges may be lent again after this returns.
 
-        Connections of accesses that go on are cut, so an event loop may call this.
+        It waits where an access goes on, and cuts its connection after a moment.
 
         Returns:
             Whether it is certain that the holder accesses nothing any more; False if its key
             was the region's own.
         """
-        granted = self._lent.pop(holder, None)
-        if granted is None:
-            return False
-        try:
-            return self._engine.revoke(granted, patience_s=_PATIENCE_S)
-        except Rejected:
-            return True  # the region was unregistered, and its grants with it
+        revocation = self.begin_take_back(holder)
+        return revocation is not None and finish(revocation)
 
     def cut(self) -> None:
         """Cut the connections by which peers reach the region."""
@@ -137,6 +147,15 @@ class GrantLender(Generic[HolderT]):
     def is_quiet(self) -> bool:
         """Return whether no access goes on over a connection that was cut."""
         return self._engine.is_quiet()
+
+
+def finish(revocation: GrantRevocation) -> bool:
+    """Wait for the accesses by a key that was taken back; not in an event loop.
+
+    Returns:
+        False if one has not ended, a second after its connection was cut.
+    """
+    return revocation.finish(_PATIENCE_S)
 
 
 def unkeyed(region: Region) -> Region:

@@ -270,6 +270,21 @@ def test_a_landing_in_doubt_is_kept_aside_for_a_time(ttl_s: float) -> None:
     assert (b.pages_quarantined, b.free_pages) == (0, 16)
 
 
+def test_pages_aside_are_free_early_once_the_last_write_has_ended_and_only_once() -> None:
+    b = batch()
+    b.reserve(A, 8, stopping(), now=0)
+    number = b.set_aside(A, until_s=10)
+    assert (b.pages_quarantined, b.free_pages, b.is_aside(number)) == (2, 14, True)
+    b.free_early(number)
+    assert (b.pages_quarantined, b.free_pages, b.is_aside(number)) == (0, 16, False)
+    b.reserve(A, 8, stopping(), now=1)
+    again = b.set_aside(A, until_s=20)
+    b.free_early(number)  # of the landing before, which had the same name and pages
+    b.free_aside(now=10)
+    assert (b.pages_quarantined, b.is_aside(again)) == (2, True)
+    b.check()
+
+
 def test_a_running_request_has_landed_so_there_is_no_doubt() -> None:
     b = batch()
     started(b, A)

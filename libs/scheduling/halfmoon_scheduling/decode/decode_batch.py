@@ -28,11 +28,16 @@ pages, since the least work is lost with it.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
+from typing import NewType
 
 from halfmoon_protocol import error_codes
 from halfmoon_protocol.ids import BlockHash, RequestId
 from halfmoon_protocol.sampling import Finish, Stopping
 from halfmoon_scheduling.decode.page_allocator import OutOfPages, PageAllocator
+
+#: Names the pages of one landing that was set aside.
+AsideNumber = NewType("AsideNumber", int)
 
 
 class ReservationRefused(Exception):
@@ -170,7 +175,8 @@ class DecodeBatch:
         #: In order of start.
         self._running: dict[RequestId, _Running] = {}
         #: Landings cancelled in doubt: their requests are gone, their pages not yet free.
-        self._aside: list[_Landing] = []
+        self._aside: dict[AsideNumber, _Landing] = {}
+        self._aside_numbers = count(1)
 
     @property
     def n_running(self) -> int:
@@ -190,7 +196,7 @@ class DecodeBatch:
     @property
     def pages_quarantined(self) -> int:
         """Pages of landings cancelled in doubt; not yet free, and of no other landing."""
-        return len(_pages_of(list(self._aside)) - _pages_of(list(self._landings.values())))
+        return len(_pages_of(list(self._aside.values())) - _pages_of(list(self._landings.values())))
 
     @property
     def context_tokens(self) -> int:
@@ -376,7 +382,7 @@ class DecodeBatch:
     @property
     def held_pages(self) -> list[int]:
         """Pages of all requests, and those aside; each page has one request."""
-        held = [*self._running.values(), *self._landings.values(), *self._aside]
+        held = [*self._running.values(), *self._landings.values(), *self._aside.values()]
         return [page for one in held for page in one.pages]
 
     @property
@@ -425,14 +431,37 @@ class DecodeBatch:
         """
         if (running := self._running.pop(request_id, None)) is not None:
             self._pages.release(running.pages)
-        elif (landing := self._landings.pop(request_id, None)) is None:
+        elif request_id not in self._landings:
             return False
         elif aside_until_s is not None:
-            landing.deadline_s = aside_until_s
-            self._aside.append(landing)
+            self.set_aside(request_id, aside_until_s)
         else:
-            self._pages.release(landing.pages)
+            self._pages.release(self._landings.pop(request_id).pages)
         return True
+
+    def set_aside(self, request_id: RequestId, until_s: float) -> AsideNumber:
+        """Remove a landing that may still be written to, and keep its pages aside until then.
+
+        Returns:
+            Names its pages, for `free_early`.
+
+        Raises:
+            KeyError: there is no such landing.
+        """
+        landing = self._landings.pop(request_id)
+        landing.deadline_s = until_s
+        number = AsideNumber(next(self._aside_numbers))
+        self._aside[number] = landing
+        return number
+
+    def is_aside(self, number: AsideNumber) -> bool:
+        """Return whether pages are still aside."""
+        return number in self._aside
+
+    def free_early(self, number: AsideNumber) -> None:
+        """Free pages that are aside, if they still are: nothing writes to them any more."""
+        if (landing := self._aside.pop(number, None)) is not None:
+            self._pages.release(landing.pages)
 
     def is_landing(self, request_id: RequestId) -> bool:
         """Return whether the KV of a request may still be written to its pages."""
@@ -444,9 +473,8 @@ class DecodeBatch:
 
     def free_aside(self, now: float) -> None:
         """Free pages that were aside for long enough."""
-        for landing in [landing for landing in self._aside if landing.deadline_s <= now]:
-            self._aside.remove(landing)
-            self._pages.release(landing.pages)
+        for number in [n for n, landing in self._aside.items() if landing.deadline_s <= now]:
+            self.free_early(number)
 
     def expire(self, now: float) -> list[RequestId]:
         """Free what was aside for long enough; cancel late landings, and return them."""
@@ -464,13 +492,13 @@ class DecodeBatch:
         self._pages.check()
         assert not self._running.keys() & self._landings.keys()
         assert len(self._running) + len(self._landings) <= self._max_running
-        held = [*self._running.values(), *self._landings.values(), *self._aside]
+        held = [*self._running.values(), *self._landings.values(), *self._aside.values()]
         n_requests = Counter(self.held_pages)
         for page, n in n_requests.items():
             assert n == 1 or page in self._pages.kept, "a page belongs to two requests"
             assert self._pages.n_holders(page) >= n, "a page here is free"
         assert len(n_requests) + self._pages.n_free <= self._pages.n_pages
-        for landing in (*self._landings.values(), *self._aside):
+        for landing in (*self._landings.values(), *self._aside.values()):
             self._check_unshared(landing.pages[landing.n_held_blocks :])
         for running in self._running.values():
             self._check_unshared(running.pages[running.position // self._block_size :])

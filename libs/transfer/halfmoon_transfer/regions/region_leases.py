@@ -186,6 +186,11 @@ class RegionLeases:
                 if entry.n_leases == 0:
                     self._idle.notify_all()
 
+    def is_idle(self, entry: RegionEntry) -> bool:
+        """Return whether no access to a removed region goes on."""
+        with self._lock:
+            return entry.n_leases == 0
+
     def wait_until_idle(self, entry: RegionEntry, timeout_s: float) -> bool:
         """Wait for the last access to a removed region; return whether it ended in time."""
         with self._idle:

@@ -275,8 +275,17 @@ class PathRouter:
 
     # The end.
 
-    def revoke_region(self, entry: RegionEntry, patience_s: float = _IDLE_WAIT_S) -> bool:
-        """Release a removed region; return when accesses over wires have ended.
+    def revoke_region(self, entry: RegionEntry) -> None:
+        """Release a removed region; return when accesses over wires have ended."""
+        for backend in self.backends.values():
+            backend.revoke(entry.region.key)
+        self.end_accesses(entry)
+        self._regions.discard(entry)
+
+    def end_accesses(self, entry: RegionEntry, patience_s: float = _IDLE_WAIT_S) -> bool:
+        """Return when accesses over wires to a removed region or grant have ended.
+
+        Backends are not told of a grant's end: none has mapped, registered or announced it.
 
         Args:
             entry: its key is removed.
@@ -285,8 +294,6 @@ class PathRouter:
         Returns:
             False if one has not ended even so.
         """
-        for backend in self.backends.values():
-            backend.revoke(entry.region.key)
         idle = self._regions.leases.wait_until_idle(entry, patience_s)
         if not idle:
             for backend in self.backends.values():
@@ -294,7 +301,6 @@ class PathRouter:
             idle = self._regions.leases.wait_until_idle(entry, _IDLE_WAIT_S)
             if not idle:
                 _log.warning("a region of segment %s is still being accessed", entry.region.segment)
-        self._regions.discard(entry)
         return idle
 
     def forget(self, segment: str) -> None:

@@ -51,11 +51,16 @@ from halfmoon_runtime.worker.conductor_connections import ConductorConnections
 from halfmoon_runtime.worker.forward_thread import ForwardThread
 from halfmoon_runtime.worker.forward_watchdog import ForwardWatchdog
 from halfmoon_runtime.worker.housekeeping import HousekeepingPace
-from halfmoon_runtime.worker.message_loop import drop_unexpected, serve_messages
+from halfmoon_runtime.worker.message_loop import (
+    drop_unexpected,
+    record_failure,
+    serve_messages,
+)
 from halfmoon_scheduling.decode.decode_batch import BatchStep, DecodeBatch, ReservationRefused
 from halfmoon_scheduling.decode.page_allocator import PageAllocator
 from halfmoon_scheduling.prediction.cost_model import unscaled_step_s
 from halfmoon_transfer.grant_lender import GrantLender
+from halfmoon_transfer.regions.grant_revocation import GrantRevocation
 from halfmoon_workers.decode.answer_keeper import AnswerKeeper
 from halfmoon_workers.decode.decode_metrics import DecodeCounts, batch_metrics
 from halfmoon_workers.decode.decode_settings import DecodeSettings
@@ -113,6 +118,8 @@ class DecodeWorker:
     _in_step: set[RequestId] = field(default_factory=set, init=False)
     #: Requests of that pass to free after it.
     _to_free: set[RequestId] = field(default_factory=set, init=False)
+    #: Parent of all tasks, while the worker serves.
+    _tasks: asyncio.TaskGroup | None = field(default=None, init=False)
     #: Set while no request holds pages here.
     _idle: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _wake: asyncio.Event = field(default_factory=asyncio.Event, init=False)
@@ -176,6 +183,8 @@ class DecodeWorker:
             if self.local_prefills is not None:
                 stack.callback(self.local_prefills.close)
             async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                self.landing_ends.open(tasks)
                 if self.local_prefills is not None:
                     self.local_prefills.open(tasks)
                 background = [
@@ -186,6 +195,7 @@ class DecodeWorker:
                 try:
                     await serve_messages(self.port, self._handle)
                 finally:
+                    self.landing_ends.close()
                     if self.local_prefills is not None:
                         self.local_prefills.stop()
                     for task in background:
@@ -338,7 +348,7 @@ class DecodeWorker:
         if self.conductors.owners.owner_of(request_id) != peer:
             await self._refuse_start(peer, start, "no landing is held for it on this connection")
             return
-        if self.batch.is_running(request_id):
+        if self.batch.is_running(request_id) or self.landing_ends.is_closing(request_id):
             record_drop("duplicate", self.port.commands, f"StartDecode of {request_id}")
             return
         n_landed = self.batch.n_landed(request_id)
@@ -354,12 +364,33 @@ class DecodeWorker:
         if fault:
             await self._end_landing(request_id, fault)
             return
+        revocation = self.landing_ends.take_back_key(request_id)
+        if revocation is None:
+            await self._start(start, n_landed)
+        else:  # other messages do not wait for it
+            assert self._tasks is not None, "messages are handled while the worker serves"
+            self._tasks.create_task(self._start_once_written(peer, start, n_landed, revocation))
+
+    async def _start_once_written(
+        self, peer: PeerId, start: StartDecode, n_landed: int, revocation: GrantRevocation
+    ) -> None:
+        """Start a landing when its last write has ended, unless it is freed meanwhile."""
+        request_id = start.request_id
+        try:
+            ended = await self.landing_ends.last_write(request_id, revocation)
+            if ended:
+                await self._start(start, n_landed)
+            elif ended is False:
+                self.landing_ends.free(request_id, in_doubt=True)
+                why = "its landing is still being written"
+                await self._send_all(self._ended(why, request_id, code=error_codes.INTERNAL_ERROR))
+        except Exception:  # as for any message: it costs this request alone
+            record_failure(start, peer.hex())
+
+    async def _start(self, start: StartDecode, n_landed: int) -> None:
+        """Start a landing to which nothing is written any more."""
+        request_id = start.request_id
         n_held = self.batch.held_blocks(request_id)
-        if not self.landing_ends.take_back_key(request_id):
-            self.landing_ends.free(request_id, in_doubt=True)
-            why = "its landing is still being written"
-            await self._send_all(self._ended(why, request_id, code=error_codes.INTERNAL_ERROR))
-            return
         try:
             self.batch.start(request_id, start.first_token, self.clock.now())
         except KeyError as error:  # it ran out, and is freed

@@ -5,28 +5,17 @@ another request's, so decode's memory refuses it.
 """
 
 from collections.abc import Sequence
-from enum import Enum, auto
 
 from halfmoon_protocol.ids import RequestId
 from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_protocol.regions import Landing, Region
 from halfmoon_transfer.grant_lender import GrantLender
 from halfmoon_transfer.interface import Overloaded, Rejected
+from halfmoon_transfer.regions.grant_revocation import GrantRevocation
 
 
 class NoLandingKey(Exception):
     """A landing that gets no key: the pool is not registered, or has lent too many."""
-
-
-class KeyEnd(Enum):
-    """Say what is known of writes by a landing's key once it is closed."""
-
-    #: No byte lands any more.
-    ENDED = auto()
-    #: The key is the pool's own, which goes on.
-    SHARED = auto()
-    #: The key opens nothing any more, but a write that had begun has not ended yet.
-    UNDER_WAY = auto()
 
 
 class LandingKeys:
@@ -77,11 +66,13 @@ class LandingKeys:
         """Return the region as a landing names it."""
         return self._region if self._lender is None else self._lender.lent_to(request_id)
 
-    def close(self, request_id: RequestId) -> KeyEnd:
-        """Take a landing's key back, before its pages are freed or computed on."""
-        if self._lender is None or request_id not in self._lender:
-            return KeyEnd.SHARED
-        return KeyEnd.ENDED if self._lender.take_back(request_id) else KeyEnd.UNDER_WAY
+    def close(self, request_id: RequestId) -> GrantRevocation | None:
+        """Take a landing's key back; its pages are freed or computed on when that is over.
+
+        Returns:
+            Tells when no byte lands any more; None if the key is the pool's own, which goes on.
+        """
+        return None if self._lender is None else self._lender.begin_take_back(request_id)
 
     def cut(self) -> None:
         """Cut the connections by which peers reach the pool, with what is on its way there.
