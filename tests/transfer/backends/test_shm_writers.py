@@ -53,7 +53,7 @@ match where:
     case "in a borrowed copy":
         stop_before(process_vm_region.ProcessVmRegion, "_write")
     case "before a copy":
-        stop_before(shm_peer.ShmPeer, "_count_copy")
+        stop_before(shm_peer.ShmPeer, "begin_copy")
 settings = TransferSettings(native=False)
 engine = TransferEngine.open(
     "writer", metadata=store, generation=1, backends=["shm"], settings=settings

@@ -97,12 +97,16 @@ class UnixPeer(ABC, Generic[Reply]):
             UnixPeerGone: it hung up.
         """
         with self._lock:
-            if self._closed:
-                raise UnixPeerGone(f"the connection to @{self.address} is closed")
-            if not self._readable.poll(0):
-                return
-            while (received := self._receive()) is not None:
-                self._on_unasked(*received)
+            self._look()
+
+    def _look(self) -> None:
+        """Do what `require_alive` does; the caller holds the lock."""
+        if self._closed:
+            raise UnixPeerGone(f"the connection to @{self.address} is closed")
+        if not self._readable.poll(0):
+            return
+        while (received := self._receive()) is not None:
+            self._on_unasked(*received)
 
     def close(self) -> None:
         """Hang up."""

@@ -10,7 +10,6 @@ copy is applied when it is done.
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 
 from halfmoon_transfer.backends.backend_interface import (
     BackendCapabilities,
@@ -96,8 +95,14 @@ class ShmBackend:
         revoked = self._peers.begin_batch()
         try:
             peer = self._peers.get(request.peer)
-            with peer.writing() if batch.op == "write" else nullcontext():
+            if batch.op == "read":
                 outcomes = self._copy(request, peer, revoked)
+            else:
+                try:
+                    peer.begin_copy()
+                    outcomes = self._copy(request, peer, revoked)
+                finally:
+                    peer.end_copy()
             peer.require_alive()
         except PeerOfOtherUser as other:
             return same_outcome_for_all(batch, OutcomeKind.UNUSABLE, str(other))

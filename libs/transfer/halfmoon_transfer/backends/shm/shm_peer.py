@@ -4,8 +4,7 @@ import fcntl
 import logging
 import mmap
 import os
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from halfmoon_protocol.regions import KEY_BYTES
 from halfmoon_transfer.backends.peer_credentials import WITHIN_ONE_USER
@@ -100,23 +99,21 @@ class ShmPeer(UnixPeer[ShmReply | ShmLentRegion]):
         finally:
             os.close(fd)
 
-    @contextmanager
-    def writing(self) -> Generator[None]:
-        """Show the owner while the block runs that its memory may be written to.
+    def begin_copy(self) -> None:
+        """Show the owner that its memory is written to, until `end_copy`, which must follow.
 
         Raises:
             UnixPeerGone: it has cut us off, or hung up. Nothing may be written.
         """
-        self._count_copy(1)
-        try:
-            self.require_alive()
-            yield
-        finally:
-            self._count_copy(-1)
-
-    def _count_copy(self, change: int) -> None:
         with self._lock:
-            self._n_copies += change
+            self._n_copies += 1
+            self._mark.show(self._n_copies)
+            self._look()
+
+    def end_copy(self) -> None:
+        """Show the owner that a copy is over."""
+        with self._lock:
+            self._n_copies -= 1
             self._mark.show(self._n_copies)
             if self._closed and self._n_copies == 0:
                 self._hang_up()

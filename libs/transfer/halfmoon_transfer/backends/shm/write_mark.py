@@ -17,8 +17,8 @@ import os
 import socket
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-#: The count is in these bytes of the page, little-endian.
-_COUNT_BYTES = 8
+#: The count is the first byte of the page, this at the most.
+_MOST = 255
 
 
 class WriteMark:
@@ -41,7 +41,7 @@ class WriteMark:
 
     def show(self, n_copies: int) -> None:
         """Show how many copies go on; one thread at a time."""
-        self._page[:_COUNT_BYTES] = n_copies.to_bytes(_COUNT_BYTES, "little")
+        self._page[0] = min(n_copies, _MOST)
 
 
 def is_mark(fd: int) -> bool:
@@ -55,4 +55,4 @@ def is_mark(fd: int) -> bool:
 
 def count_of_copies(fd: int) -> int:
     """Return how many copies a peer counts in its mark; 0 if it has cut the mark short."""
-    return int.from_bytes(os.pread(fd, _COUNT_BYTES, 0), "little")
+    return sum(os.pread(fd, 1, 0))
