@@ -427,3 +427,19 @@ def test_files_beyond_the_size_that_is_wanted_go_and_are_counted(
     [said] = found.said
     assert (said["event"], said["n_blocks_lost"]) == ("disk_segment_lost", len(SLOTS))
     assert not file_in(tmp_path, 1).exists()
+
+
+def test_a_file_that_can_not_be_read_for_a_moment_is_left_for_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = make(tmp_path)
+
+    def no_descriptor(path: Path) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("halfmoon_kvstore.disk_tier.segment_folder.read_superblock", no_descriptor)
+        found = restart(tmp_path)
+    assert not found.whole and file_in(tmp_path).read_bytes() == made
+    assert "left as it is" in found.said[-1]["reason"]
+    assert restart(tmp_path).whole == set(SLOTS)

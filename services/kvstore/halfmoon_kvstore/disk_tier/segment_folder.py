@@ -94,7 +94,8 @@ class SegmentFolder:
 
         Damage in a file is repaired, and lost blocks are logged. A file system that is too full
         for all segments has room for fewer blocks, or none; that is logged, and `grow` tries the
-        others again.
+        others again. A file that can't be read now, as without descriptors, is left as it is for
+        the next start.
         """
         n_segments, shape, old_shape = _shapes(layout, self._n_bytes)
         for stale in self._files()[n_segments:]:
@@ -108,7 +109,13 @@ class SegmentFolder:
         reason = ""
         for index in range(n_segments):
             path = self._file(index)
-            front = _front(path)
+            try:
+                front = read_superblock(path)
+            except FileNotFoundError:
+                front = None
+            except OSError as error:
+                reason = f"{path.name} is left as it is: {error}"
+                continue
             if front is None and of_layout and _size(path) == old_shape.bytes_with(1):
                 front = SegmentSuperblock(old_shape, version=1)
             if front is not None and front.shape not in (shape, old_shape):
