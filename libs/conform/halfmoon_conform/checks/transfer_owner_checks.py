@@ -377,6 +377,7 @@ async def _cut_in_mid_write(context: CheckContext) -> None:
 @check(
     "transfer.owner.key-ends-in-mid-write",
     roles=_OWNERS,
+    needs="alone",
     says="None of its bytes may land once the place is used for anything else.",
 )
 async def _key_ends_in_mid_write(context: CheckContext) -> None:
@@ -387,6 +388,8 @@ async def _key_ends_in_mid_write(context: CheckContext) -> None:
     whole = _write(place, 0, (0, b"A" * place.length))
     await connection.stream.write(whole[: len(whole) - place.length // 2])
     await place.end()
+    # An owner may keep the place until the write has ended, and take all of it.
+    later = [await open_place(context) for _ in range(4)]
     with contextlib.suppress(ConnectionError):
         await connection.stream.write(whole[len(whole) - place.length // 2 :])
     try:
@@ -394,8 +397,10 @@ async def _key_ends_in_mid_write(context: CheckContext) -> None:
     except HungUp:
         return
     require(
-        reply.op == frames.FAILED or any(status for status, _ in reply.entries),
-        "took the rest of a write whose key had ended",
+        reply.op == frames.FAILED
+        or any(status for status, _ in reply.entries)
+        or all(each.offset != place.offset for each in later),
+        "took the rest of a write to a place that it had given to another request",
     )
 
 

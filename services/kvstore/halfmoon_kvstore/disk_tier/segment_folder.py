@@ -111,8 +111,8 @@ class SegmentFolder:
             path = self._file(index)
             try:
                 front = read_superblock(path)
-            except FileNotFoundError:
-                front = None
+            except (FileNotFoundError, IsADirectoryError):
+                front = None  # no file yet, or no room for one: made below, or by `grow`
             except OSError as error:
                 reason = f"{path.name} is left as it is: {error}"
                 continue
