@@ -256,9 +256,7 @@ def clock() -> FakeClock:
 
 @pytest.fixture
 def noted(clock: FakeClock) -> UnreachableWorkers:
-    found = UnreachableWorkers()
-    found.start(clock.now)
-    return found
+    return UnreachableWorkers(clock.now)
 
 
 def fail(noted: UnreachableWorkers, name: str, reason: str = "connection refused") -> None:
@@ -322,8 +320,7 @@ def test_a_metric_counts_unreachable_workers_by_role(
 
 
 def test_a_request_for_which_a_worker_is_out_of_reach_says_so(clock: FakeClock) -> None:
-    unreachable = UnreachableWorkers()
-    unreachable.start(clock.now)
+    unreachable = UnreachableWorkers(clock.now)
     gateway = CoreGateway(Shell(Conductor(SchedulingConfig()), clock), unreachable=unreachable)
     assert gateway.missing_hint() == ""
     fail(unreachable, DECODE)

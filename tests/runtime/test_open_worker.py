@@ -113,7 +113,7 @@ async def serve_until_ready(opened: OpenedWorker[Steps], steps: Steps) -> None:
         opened.service.stopping.set()
 
     stopping = asyncio.create_task(stop())
-    await opened.serve(steps, opened.membership(opened.info), steps.drain)
+    await opened.serve(steps, opened.env.membership(opened.env.info), steps.drain)
     await stopping
 
 
@@ -160,10 +160,10 @@ async def test_its_port_answers_until_the_end_and_its_record_says_where(
         some_service() as service,
         open_worker(settings, service, "decode", steps.open_transfer) as opened,
     ):
-        assert (opened.info.role, opened.info.host) == ("decode", "here")
-        link = await network.dial(opened.info.commands, opened.info.events)
+        assert (opened.env.info.role, opened.env.info.host) == ("decode", "here")
+        link = await network.dial(opened.env.info.commands, opened.env.info.events)
         await link.send(Hello(ConductorId("conductor-0"), 0))
-        _, message = await opened.port.receive()
+        _, message = await opened.env.port.receive()
         assert isinstance(message, Hello)
     with pytest.raises(PeerUnreachable):
         await link.receive()
@@ -177,11 +177,11 @@ async def test_its_record_says_where_operators_reach_it(
     http.start(0, settings.host)
     async with some_service() as service:
         async with open_worker(settings, service, "decode", steps.open_transfer) as opened:
-            assert opened.info.http == ""
+            assert opened.env.info.http == ""
         service.http = http
         elsewhere = settings.model_copy(update={"advertise_host": "gpu-3"})
         async with open_worker(elsewhere, service, "decode", steps.open_transfer) as opened:
-            assert opened.info.http == http.url("gpu-3") != http.url(settings.host)
+            assert opened.env.info.http == http.url("gpu-3") != http.url(settings.host)
     http.stop()
 
 
@@ -191,7 +191,7 @@ async def test_a_second_start_has_a_higher_generation_for_record_and_transfers(
     async with some_service() as service:
         for generation in (1, 2):
             async with open_worker(settings, service, "decode", steps.open_transfer) as opened:
-                assert opened.info.generation == generation
+                assert opened.env.info.generation == generation
             assert steps.arguments["generation"] == generation
             assert steps.arguments["name"] == settings.worker_id
             assert steps.arguments["bind"] == ["127.0.0.1"]
@@ -238,13 +238,13 @@ async def test_a_model_gets_its_pages_in_registered_memory_and_says_what_it_is(
         some_service() as service,
         open_worker(settings, service, "decode", open_transfer_engine) as opened,
         place_model(
-            model_settings(measure=False), service, engine, 7, opened.transfer.allocate
+            model_settings(measure=False), service, engine, 7, opened.env.transfer.allocate
         ) as placed,
     ):
         assert placed.n_pages == 7
         assert placed.memory.region.length == placed.n_pages * engine.layout.block_bytes
         assert placed.decode_cost == DecodeCost()
-        info = model_info(opened.info, model_settings(), engine, placed.n_pages)
+        info = model_info(opened.env.info, model_settings(), engine, placed.n_pages)
         assert (info.layout, info.model, info.n_blocks) == (
             engine.layout,
             engine.name,

@@ -11,44 +11,38 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
-from prometheus_client import CollectorRegistry
 
+from halfmoon_conductor.build_conductor import build_conductor
 from halfmoon_conductor.engine_io.gateway_interface import GenerationRequest, TokenEvent
-from halfmoon_conductor.generation.core_gateway import CoreGateway
-from halfmoon_conductor.observability.metrics.cluster_metrics import ClusterMetrics
-from halfmoon_conductor.workers.shell import Shell
-from halfmoon_conductor.workers.worker_links import WorkerLinks
 from halfmoon_engine.fake_engine import FakeEngine
 from halfmoon_engine.interface import Engine
+from halfmoon_kvstore.build_kvstore import build_kvstore
 from halfmoon_kvstore.disk_tier.segment_folder import SegmentFolder
 from halfmoon_kvstore.settings import KvstoreSettings
 from halfmoon_kvstore.worker import KvstoreWorker
 from halfmoon_metadata import MemoryStore
-from halfmoon_prefix_cache.block_put import BlockPutter
-from halfmoon_prefix_cache.replica_selector import ReplicaSelector
-from halfmoon_protocol import features
 from halfmoon_protocol.ids import ConductorId, WorkerId
-from halfmoon_protocol.messages import PrefillCost, Role, WorkerInfo
+from halfmoon_protocol.messages import DecodeCost, PrefillCost, Role
 from halfmoon_protocol.sampling import Sampling, Stopping
 from halfmoon_runtime.channels.memory_network import MemoryNetwork
 from halfmoon_runtime.clock import Clock, SystemClock
-from halfmoon_runtime.kvstore_clients import KvstoreClients
-from halfmoon_runtime.membership import Membership, next_generation
-from halfmoon_scheduling.conductor.conductor_machine import Conductor
+from halfmoon_runtime.membership import Membership
+from halfmoon_runtime.worker.forward_watchdog import ForwardWatchdog
+from halfmoon_runtime.worker.open_model import PlacedModel
+from halfmoon_runtime.worker.worker_env import BuiltWorker, WorkerEnv, open_env
 from halfmoon_scheduling.config import SchedulingConfig
-from halfmoon_scheduling.decode.page_allocator import PageAllocator
 from halfmoon_transfer.engine import TransferEngine
-from halfmoon_transfer.grant_lender import GrantLender
 from halfmoon_transfer.regions.region_table import PoolMemory
+from halfmoon_workers.decode.build_decode import build_decode
 from halfmoon_workers.decode.decode_settings import DecodeSettings
 from halfmoon_workers.decode.decode_worker import DecodeWorker
-from halfmoon_workers.decode.local_prefills import LocalPrefillParts
-from halfmoon_workers.prefill.forward_pass import PrefillForward
+from halfmoon_workers.prefill.build_prefill import build_prefill
 from halfmoon_workers.prefill.prefill_settings import PrefillSettings
 from halfmoon_workers.prefill.prefill_worker import PrefillWorker
-from halfmoon_workers.prefill.stage_engine import host_view, open_stage, say_layers
-from halfmoon_workers.prefill.stage_links import StageLinks
+from halfmoon_workers.prefill.stage_engine import open_stage
+from halfmoon_workers.start.worker_start import WorkerStart
 
 GREEDY = Sampling(temperature=0.0)
 EngineMaker = Callable[[], Engine]
@@ -99,18 +93,11 @@ class LocalCluster:
     n_requests: int = 0
 
     async def open(self, n_prefill: int, n_decode: int, n_kvstore: int) -> None:
-        self.core = Conductor(self.config)
-        self.shell = Shell(self.core, self.clock)
-        self.gateway = CoreGateway(self.shell)
-        self.hub = WorkerLinks(
-            self.network,
-            self.store,
-            ConductorId("conductor-0"),
-            self.shell,
-            self.gateway,
-            ClusterMetrics(self.core, CollectorRegistry()),
+        built = build_conductor(
+            ConductorId("conductor-0"), self.store, self.network, self.config, clock=self.clock
         )
-        self.shell.connect(self.hub, self.gateway)
+        self.core, self.shell, self.gateway = built.core, built.shell, built.gateway
+        self.hub = built.links
         running = asyncio.create_task(self.hub.run())
         self.stack.push_async_callback(_cancel, running)
         for i in range(n_kvstore):
@@ -133,7 +120,7 @@ class LocalCluster:
     # -- workers -----------------------------------------------------------------------------
 
     async def start_kvstore(self, name: str) -> KvstoreWorker:
-        generation, transfer = await self._begin(name)
+        env = await self._open_env(name, "kvstore", self.kvstore_clock)
         settings = KvstoreSettings(
             worker_id=name,
             capacity_mib=self.kvstore_mib,
@@ -141,29 +128,16 @@ class LocalCluster:
             promotion_wait_s=60.0,
             **self.kvstore_settings,
         )
-        memory = transfer.allocate(settings.capacity_bytes)
-        self.memories[name] = memory
-        port = await self.network.bind(name)
-        info = self._info(name, "kvstore", generation, port)
-        membership = self._membership(info)
+        memory = self.memories[name] = env.transfer.allocate(settings.capacity_bytes)
         disk = None
         if self.kvstore_disks is not None:
-            disk = SegmentFolder(self.kvstore_disks / name, 64 << 20, generation)
+            disk = SegmentFolder(self.kvstore_disks / name, 64 << 20, env.info.generation)
             self.stack.callback(disk.close)
-        worker = KvstoreWorker(
-            port,
-            memory,
-            info,
-            settings,
-            self.kvstore_clock,
-            membership.update,
-            disk,
-            lender=GrantLender(transfer, memory.region, settings.transfer_grants),
-        )
-        await self._run(name, worker, membership, None, transfer)
-        return worker
+        built = build_kvstore(env, memory, disk, settings, self.stack)
+        await self._run(built.worker, built.membership, None, env.transfer)
+        return built.worker
 
-    def _place(self, name: str, engine: Engine, transfer: TransferEngine) -> PoolMemory:
+    def _place(self, name: str, engine: Engine, transfer: TransferEngine) -> PlacedModel[Any]:
         n_bytes = self.n_pages * engine.layout.block_bytes
         memory: PoolMemory
         buffer: Any = engine.allocate_pool(n_bytes)
@@ -174,55 +148,27 @@ class LocalCluster:
             engine.attach(on_host.view)
             memory = on_host
         self.memories[name] = memory
-        return memory
+        # Less at decode than at prefill, so that what may be prefilled at decode is.
+        cost = PrefillCost(1e-3, 1e-5)
+        if name.startswith("prefill"):
+            cost = PrefillCost(1.0, 1e-3) if self.decode_settings else PrefillCost()
+        return PlacedModel(memory, self.n_pages, cost, DecodeCost(), ForwardWatchdog())
 
     async def start_prefill(self, name: str, **settings: Any) -> PrefillWorker:
-        generation, transfer = await self._begin(name)
-        port = await self.network.bind(name)
-        kvstores = KvstoreClients(self.network, timeout_s=2.0)
-        self.stack.push_async_callback(kvstores.close)
+        env = await self._open_env(name, "prefill")
         chunks = {"chunk_tokens": self.chunk_tokens, "max_chunk_tokens": self.chunk_tokens}
         settings = chunks | self._stage_settings(name) | self.prefill_settings | settings
         config = PrefillSettings(worker_id=name, model="m", **settings)
         engine = await asyncio.to_thread(self.make_engine)
-        stage, stage_engine, stages = config.stage_record, None, None
-        if stage is not None:
-            stage_engine = await open_stage(engine, stage)
-            stage = say_layers(stage, engine.layout.n_layers)
+        stage_engine = None
+        if config.stage_record is not None:
+            stage_engine = await open_stage(engine, config.stage_record)
             engine = stage_engine if config.stage_layers_only else engine
-        memory = self._place(name, engine, transfer)
-        if stage_engine is not None:
-            if stage_engine is not engine:
-                stage_engine.attach(host_view(memory))
-            stages = StageLinks(self.network)
-            self.stack.push_async_callback(stages.close)
-        info = self._info(
-            name,
-            "prefill",
-            generation,
-            port,
-            engine,
-            home_kvstore=WorkerId(config.home_kvstore) if config.home_kvstore else None,
-            stage=stage,
-            stage_layers_only=config.stage_layers_only,
-            skips_held_blocks=self.skips_held_blocks,
-        )
-        worker = PrefillWorker(
-            port=port,
-            forward=PrefillForward(
-                engine, transfer.submit, memory.region, self.clock, stage_engine
-            ),
-            transfer=transfer,
-            memory=memory,
-            kvstores=kvstores,
-            info=info,
-            settings=config,
-            clock=self.clock,
-            pages=PageAllocator(self.n_pages),
-            stages=stages,
-        )
-        await self._run(name, worker, self._membership(info), engine, transfer)
-        return worker
+        placed = self._place(name, engine, env.transfer)
+        start = WorkerStart(env, engine, placed, placed.memory, stage_engine=stage_engine)
+        built = build_prefill(start, config, self.stack)
+        await self._run_built(start, built)
+        return built.worker
 
     def _stage_settings(self, name: str) -> dict[str, Any]:
         if not self.group_size:
@@ -235,45 +181,14 @@ class LocalCluster:
         }
 
     async def start_decode(self, name: str, **settings: Any) -> DecodeWorker:
-        generation, transfer = await self._begin(name)
+        env = await self._open_env(name, "decode")
         engine = await asyncio.to_thread(self.make_engine)
-        memory = self._place(name, engine, transfer)
-        port = await self.network.bind(name)
+        placed = self._place(name, engine, env.transfer)
         config = DecodeSettings(worker_id=name, model="m", **{**self.decode_settings, **settings})
-        kvstores = KvstoreClients(self.network, config.kvstore_timeout_s)
-        self.stack.push_async_callback(kvstores.close)
-        replicas = ReplicaSelector(kvstores, engine.layout, self.clock)
-        putter = BlockPutter(replicas, transfer, memory, engine.layout)
-        local = {
-            "local_prefill_tokens": config.local_prefill_tokens,
-            # Less than a prefill worker says, so that what may be prefilled at decode is.
-            "prefill_cost": PrefillCost(1e-3, 1e-5) if config.local_prefill_tokens else None,
-        }
-        info = self._info(
-            name,
-            "decode",
-            generation,
-            port,
-            engine,
-            keeps_answers=config.keep_answers,
-            keeps_pages=config.keep_pages,
-            skips_held_blocks=True,
-            **local,
-        )
-        worker = DecodeWorker(
-            port=port,
-            engine=engine,
-            region=memory.region,
-            info=info,
-            settings=config,
-            clock=self.clock,
-            pages=PageAllocator(self.n_pages),
-            putter=putter if config.keep_answers else None,
-            lender=GrantLender(transfer, memory.region, config.transfer_grants),
-            prefill_parts=LocalPrefillParts(transfer, memory, replicas),
-        )
-        await self._run(name, worker, self._membership(info), engine, transfer)
-        return worker
+        start = WorkerStart(env, engine, placed, placed.memory)
+        built = build_decode(start, config, self.stack)
+        await self._run_built(start, built)
+        return built.worker
 
     async def kill(self, name: str) -> None:
         """End a worker as `kill -9` would: its port is gone, nobody is told."""
@@ -288,52 +203,44 @@ class LocalCluster:
     def worker(self, name: str) -> Any:
         return self.members[name].worker
 
-    async def _begin(self, name: str) -> tuple[int, TransferEngine]:
-        generation = await next_generation(self.store, WorkerId(name))
-        transfer = TransferEngine.open(
-            name, metadata=self.store, generation=generation, backends=self.backends
-        )
-        self.stack.callback(transfer.close)
-        return generation, transfer
+    async def _open_env(
+        self, name: str, role: Role, clock: Clock | None = None
+    ) -> WorkerEnv[TransferEngine]:
+        async def open_transfer(generation: int) -> TransferEngine:
+            return TransferEngine.open(
+                name, metadata=self.store, generation=generation, backends=self.backends
+            )
 
-    def _info(
-        self,
-        name: str,
-        role: Role,
-        generation: int,
-        port: Any,
-        engine: Engine | None = None,
-        **more: Any,
-    ) -> WorkerInfo:
-        if engine is not None:
-            more |= {
-                "layout": engine.layout,
-                "model": "m",
-                "max_context": engine.max_context,
-                "n_blocks": self.n_pages,
-                "features": features.ALL,
-            }
-        return WorkerInfo(
-            worker_id=WorkerId(name),
-            role=role,
-            generation=generation,
-            host="here",
-            commands=port.commands,
-            events=port.events,
-            **more,
+        env = await open_env(
+            WorkerId(name),
+            role,
+            self.store,
+            self.network,
+            open_transfer,
+            host_id="here",
+            clock=clock or self.clock,
+            lease_s=LEASE_S,
         )
+        self.stack.callback(env.transfer.close)
+        return env
 
-    def _membership(self, info: WorkerInfo) -> Membership:
-        return Membership(self.store, info, ttl_s=LEASE_S)
+    async def _run_built(self, start: WorkerStart, built: BuiltWorker[Any]) -> None:
+        info = built.info
+        if info.role == "prefill" and not self.skips_held_blocks:
+            info = built.worker.info = msgspec.structs.replace(info, skips_held_blocks=False)
+        membership = start.env.membership(info)
+        await self._run(built.worker, membership, start.engine, start.env.transfer)
+        for run in built.beside:
+            self.stack.push_async_callback(_cancel, asyncio.create_task(run()))
 
     async def _run(
         self,
-        name: str,
         worker: Any,
         membership: Membership,
         engine: Engine | None,
         transfer: TransferEngine,
     ) -> None:
+        name = str(membership.info.worker_id)
         task = asyncio.create_task(worker.serve(), name=name)
         self.stack.push_async_callback(_cancel, task)
         self.members[name] = Member(worker, task, engine, transfer)

@@ -13,10 +13,9 @@ from typing import NamedTuple
 import msgspec
 import structlog
 import uvicorn
-from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
-from halfmoon_conductor.generation.core_gateway import CoreGateway
+from halfmoon_conductor.build_conductor import BuiltConductor, build_conductor
 from halfmoon_conductor.grammar.grammar_checker import GrammarChecker
 from halfmoon_conductor.http_server.auth_middleware import is_guarded
 from halfmoon_conductor.http_server.body_receiver import BodyLimits
@@ -26,10 +25,6 @@ from halfmoon_conductor.inputs.body_preparers import MEMORY_BYTES, ProcessPrepar
 from halfmoon_conductor.inputs.checkpoint_trial import try_checkpoint
 from halfmoon_conductor.inputs.sampling_defaults import read_sampling_defaults
 from halfmoon_conductor.journal_file import JournalFile
-from halfmoon_conductor.observability.history.latency_history import LatencyHistory
-from halfmoon_conductor.observability.history.observer import CoreObserver
-from halfmoon_conductor.observability.metrics.cluster_metrics import ClusterMetrics
-from halfmoon_conductor.observability.tracing.tracing_setup import TracingSetup
 from halfmoon_conductor.page.cluster_view import ConductorInfo
 from halfmoon_conductor.page.debug_routes import debug_app
 from halfmoon_conductor.resumption.resumable_streams import ResumableStreams
@@ -40,10 +35,7 @@ from halfmoon_conductor.stored_responses.response_store import ResponseStore
 from halfmoon_conductor.tenants import Tenants, TenantsFileError
 from halfmoon_conductor.text.tokenizer_interface import TokenizerUnavailable
 from halfmoon_conductor.text.tokenizer_loader import FAKE, find_tokenizer, open_tokenizer
-from halfmoon_conductor.workers.conductor_presence import ConductorPresence
-from halfmoon_conductor.workers.shell import Shell
-from halfmoon_conductor.workers.unreachable_workers import UnreachableWorkers
-from halfmoon_conductor.workers.worker_links import WorkerLinks
+from halfmoon_conductor.workers.worker_links import MAX_LINKS
 from halfmoon_metadata import MemoryStore, MetadataStore, open_store
 from halfmoon_metadata.cluster_namespace import in_cluster
 from halfmoon_metadata.http_server import metadata_app
@@ -55,21 +47,16 @@ from halfmoon_models.tokenizer.embedded_tokens import unembedded_warning
 from halfmoon_protocol.ids import ConductorId
 from halfmoon_runtime.channels.zmq_link import LINK_DESCRIPTORS
 from halfmoon_runtime.channels.zmq_network import ZmqNetwork
-from halfmoon_runtime.clock import SystemClock
 from halfmoon_runtime.cluster_claim import ClusterClaim
 from halfmoon_runtime.host_check import hosts_to_check
 from halfmoon_runtime.lifecycle import CannotStart, Service, cannot_start_on
-from halfmoon_runtime.observability.metrics import expose_metrics
 from halfmoon_runtime.observability.operator_tokens import operator_tokens
 from halfmoon_runtime.observability.tracer_setup import open_tracer
 from halfmoon_sandbox import Sandbox
-from halfmoon_scheduling.conductor.conductor_machine import Conductor
 
 _log = structlog.get_logger(__name__)
 #: Connections of the embedded metadata server: each worker keeps a few.
 _MAX_METADATA_CONNECTIONS = 1024
-#: Most workers that a conductor keeps links to.
-_MAX_LINKS = 4096
 #: Seconds between two renewals of the Date header.
 _DATE_S = 1.0
 
@@ -154,45 +141,29 @@ async def run(settings: ConductorSettings, service: Service) -> None:
 
         if journal := _open_journal(settings):
             stack.callback(journal.close)
-        core, clock = Conductor(settings.scheduling), SystemClock()
-        observer = CoreObserver(core, LatencyHistory())
-        traced = TracingSetup(tracer, core, clock)
-        recorders = [*traced.recorders, observer.record]
-        if journal is not None:
-            recorders.insert(0, journal.record)
-        shell = Shell(core, clock, recorders=recorders)
-        unreachable = UnreachableWorkers()
-        gateway = CoreGateway(
-            shell,
-            served_model_name=settings.served_model_name,
-            unreachable=unreachable,
-            late_s=lambda: service.lag.late_s,
-        )
-        registry = CollectorRegistry()
-        metrics = ClusterMetrics(core, registry)
-        expose_metrics(unreachable.metrics, registry=registry)
-        shell.add_recorder(metrics.record)
-        links = WorkerLinks(
-            network,
-            store,
+        built = build_conductor(
             ConductorId(settings.worker_id),
-            shell,
-            gateway,
-            metrics,
-            settings.decode_stall_s,
-            unreachable,
+            store,
+            network,
+            settings.scheduling,
+            late_s=lambda: service.lag.late_s,
+            recorders=[] if journal is None else [journal.record],
+            tracer=tracer,
+            served_model_name=settings.served_model_name,
+            decode_stall_s=settings.decode_stall_s,
             max_links=descriptors.links,
         )
-        shell.connect(traced.workers(links), gateway)
-        presence = ConductorPresence(store, ConductorId(settings.worker_id), unreachable)
-        stack.push_async_callback(presence.leave)
-        await stack.enter_async_context(service.running(_follow(claim, links, presence, shell)))
+        traced = built.traced
+        stack.push_async_callback(built.presence.leave)
+        await stack.enter_async_context(service.running(_follow(claim, built)))
 
         info = ConductorInfo(
             settings.worker_id, settings.metadata.partition(":")[0], settings.trace_url
         )
         metrics_urls = _metrics_urls(settings, service, listener)
-        debug = debug_app(observer, links, clock, info, traced.trace_id, metrics_urls)
+        debug = debug_app(
+            built.observer, built.links, built.clock, info, traced.trace_id, metrics_urls
+        )
         mounts: list[tuple[str, ASGIApp]] = [("/debug", debug)]
         streams = ResumableStreams(_resumption_limits(settings))
         stack.push_async_callback(streams.close)
@@ -200,10 +171,10 @@ async def run(settings: ConductorSettings, service: Service) -> None:
         if responses is not None:
             stack.callback(responses.close)
         app = create_app(
-            traced.gateway(gateway),
+            traced.gateway(built.gateway),
             tokenizer,
-            registry=registry,
-            latencies=observer.latencies,
+            registry=built.registry,
+            latencies=built.observer.latencies,
             limits=_rest_limits(settings),
             tenants=tenants,
             extra_mounts=mounts,
@@ -251,9 +222,7 @@ async def run(settings: ConductorSettings, service: Service) -> None:
             metadata_closing.set()
 
 
-async def _follow(
-    claim: ClusterClaim, links: WorkerLinks, presence: ConductorPresence, shell: Shell
-) -> None:
+async def _follow(claim: ClusterClaim, built: BuiltConductor) -> None:
     """Claim the cluster's records, then follow its workers until cancelled.
 
     Raises:
@@ -262,9 +231,7 @@ async def _follow(
     await claim.take()
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(claim.keep())
-        tasks.create_task(links.run())
-        tasks.create_task(presence.keep())
-        tasks.create_task(shell.until_broken())
+        tasks.create_task(built.run())
 
 
 def _open_responses(settings: ConductorSettings) -> ResponseStore | None:
@@ -388,7 +355,7 @@ def _share_descriptors() -> _Descriptors:
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     return _Descriptors(
         connections=min(HttpLimits().max_connections, limit * 3 // 4),
-        links=min(_MAX_LINKS, limit * 4 // 5 // LINK_DESCRIPTORS),
+        links=min(MAX_LINKS, limit * 4 // 5 // LINK_DESCRIPTORS),
     )
 
 

@@ -2,7 +2,7 @@
 
     metadata store → its cluster → network → name → generation
         → transfer engine → port                                          `open_worker`
-        the service opens its own parts and makes its worker              its app.py
+        the service opens its own parts and builds its worker             `build_kvstore` and others
     serving loop → record in the metadata server → lease renewal          `OpenedWorker.serve`
 
 This library imports no transfer engine: each service hands in the function that opens one.
@@ -11,30 +11,31 @@ This library imports no transfer engine: each service hands in the function that
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
+
+import msgspec
 
 from halfmoon_metadata import MetadataStore, open_store
 from halfmoon_metadata.start_counter import ImplausibleGeneration
-from halfmoon_protocol import features
 from halfmoon_protocol.ids import WorkerId
-from halfmoon_protocol.messages import Role, WorkerInfo
-from halfmoon_protocol.versions import MAX_VERSION, MIN_VERSION
-from halfmoon_runtime.channels.network import Network, Port
+from halfmoon_protocol.messages import Role
 from halfmoon_runtime.channels.zmq_network import ZmqNetwork
 from halfmoon_runtime.cluster_claim import ClusterClaim
 from halfmoon_runtime.lifecycle import CannotStart, Service, cannot_start_on
-from halfmoon_runtime.membership import (
-    Membership,
-    next_generation,
-    until_done,
-)
+from halfmoon_runtime.membership import Membership
 from halfmoon_runtime.observability.metrics import MetricSnapshot
-from halfmoon_runtime.observability.transfer_metrics import TransferCounts, transfer_engine_metrics
+from halfmoon_runtime.observability.transfer_metrics import transfer_engine_metrics
 from halfmoon_runtime.settings import ServiceSettings
 from halfmoon_runtime.worker.conductor_watch import ConductorWatch
 from halfmoon_runtime.worker.name_check import check_name
 from halfmoon_runtime.worker.registration import ServableWorker, registered_worker
+from halfmoon_runtime.worker.worker_env import (
+    EngineT,
+    UsedTransferEngine,
+    WorkerEnv,
+    open_env,
+)
 
 
 class GreetedWorker(ServableWorker, Protocol):
@@ -46,19 +47,6 @@ class GreetedWorker(ServableWorker, Protocol):
         ...
 
 
-class UsedTransferEngine(Protocol):
-    """A transfer engine, as far as this library uses it: its counters, and its record."""
-
-    def stats(self) -> TransferCounts:
-        """Return the counters since the engine was opened."""
-        ...
-
-    def restore_record(self) -> None:
-        """Write the engine's record, which the metadata server may have lost."""
-        ...
-
-
-EngineT = TypeVar("EngineT", bound=UsedTransferEngine)
 OpenedT = TypeVar("OpenedT", bound=UsedTransferEngine, covariant=True)
 
 
@@ -84,22 +72,10 @@ class TransferOpener(Protocol[OpenedT]):
 
 @dataclass(frozen=True)
 class OpenedWorker(Generic[EngineT]):
-    """One start of a worker with its connections open, not yet known to the cluster."""
+    """One start of a worker in a service's process, not yet known to the cluster."""
 
     service: Service
-    store: MetadataStore
-    transfer: EngineT
-    network: Network
-    port: Port
-    #: The worker's record without what only its service knows, such as layout and costs.
-    info: WorkerInfo
-
-    def membership(self, info: WorkerInfo) -> Membership:
-        """Return the record of this start in the metadata server, not yet written.
-
-        A server that has lost its data gets the transfer engine's record back first.
-        """
-        return Membership(self.store, info, restore=self.transfer.restore_record)
+    env: WorkerEnv[EngineT]
 
     async def serve(
         self,
@@ -123,11 +99,11 @@ class OpenedWorker(Generic[EngineT]):
         Raises:
             Superseded: a later start of this worker is registered.
         """
-        worker_id = self.info.worker_id
-        transfers = transfer_engine_metrics(self.transfer.stats)
+        worker_id = membership.info.worker_id
+        transfers = transfer_engine_metrics(self.env.transfer.stats)
         service = self.service
         watch = ConductorWatch(
-            self.store,
+            self.env.store,
             membership.info,
             lambda: worker.n_conductors,
             service.report_problem,
@@ -191,13 +167,9 @@ async def open_worker(
         stack.push_async_callback(network.close)
         if not above:
             await check_name(store, network, worker_id)
-        try:
-            generation = await next_generation(store, worker_id, above=above)
-        except ImplausibleGeneration as error:
-            raise CannotStart(str(error)) from error
 
-        async def open_published() -> AbstractContextManager[EngineT]:
-            return open_transfer(
+        async def opened_transfer(generation: int) -> EngineT:
+            transfer = open_transfer(
                 worker_id,
                 metadata=store,
                 generation=generation,
@@ -208,21 +180,22 @@ async def open_worker(
                 cluster_key=cluster_key,
                 encryption=settings.transfer_encryption == "on",
             )
+            return stack.enter_context(transfer)
 
-        # The server may have gone away since it counted this start.
-        transfer = stack.enter_context(await until_done(f"segment of {worker_id}", open_published))
-        port = await network.bind(worker_id, host=settings.host)
-        info = WorkerInfo(
-            worker_id=worker_id,
-            role=role,
-            generation=generation,
-            host=settings.host_id,
-            commands=port.commands,
-            events=port.events,
-            key_id=port.key_id,
-            min_version=MIN_VERSION,
-            max_version=MAX_VERSION,
-            features=() if role == "kvstore" else features.ALL,
-            http="" if service.http is None else service.http.url(advertised),
-        )
-        yield OpenedWorker(service, store, transfer, network, port, info)
+        try:
+            env = await open_env(
+                worker_id,
+                role,
+                store,
+                network,
+                opened_transfer,
+                host_id=settings.host_id,
+                host=settings.host,
+                above=above,
+            )
+        except ImplausibleGeneration as error:
+            raise CannotStart(str(error)) from error
+        if service.http is not None:
+            info = msgspec.structs.replace(env.info, http=service.http.url(advertised))
+            env = replace(env, info=info)
+        yield OpenedWorker(service, env)

@@ -79,7 +79,7 @@ def check_requests(cluster: SimCluster) -> None:
     conductors = [each.conductor for each in cluster.starts if each.conductor is not None]
     if n_failures := sum(conductor.shell.n_failures for conductor in conductors):
         raise Violation("the core handles every event", f"{n_failures} ended in an exception")
-    records = [conductor.record for conductor in conductors]
+    records = [each.record for each in cluster.starts]
     tried_again = {request_id for record in records for request_id in record.tried_again}
     _check_salts(cluster.clients.requests, tried_again)
     for record in records:

@@ -56,13 +56,12 @@ class SimPuts(SimService):
 
     async def run(self, n_puts: int) -> None:
         """Put blocks, one put after another."""
-        await self._open_transfer()
-        assert self.transfer is not None
+        transfer = (await self._open_env("prefill")).transfer
         layout = fake_layout()
-        self._memory = self.transfer.allocate(_BLOCKS * layout.block_bytes)
+        self._memory = transfer.allocate(_BLOCKS * layout.block_bytes)
         self._kvstores = KvstoreClients(self.network, 1.0)
         replicas = ReplicaSelector(self._kvstores, layout, self.clock)
-        self._putter = BlockPutter(replicas, self.transfer, self._memory, layout)
+        self._putter = BlockPutter(replicas, transfer, self._memory, layout)
         for number in range(n_puts):
             await asyncio.sleep(self._dice.uniform(0.0, 0.8))
             await self._put(number)

@@ -1,45 +1,26 @@
-"""Build the real services of a simulated process, each as its `app.py` does.
-
-What differs from a deployment: network, metadata store, clock, threads and engine are arguments.
-"""
+"""Run the real services in simulated processes, on virtual network, store, clock and threads."""
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-import msgspec
-from prometheus_client import CollectorRegistry
-
-from halfmoon_conductor.generation.core_gateway import CoreGateway
-from halfmoon_conductor.observability.metrics.cluster_metrics import ClusterMetrics
-from halfmoon_conductor.workers.shell import Shell
-from halfmoon_conductor.workers.worker_links import WorkerLinks
+from halfmoon_conductor.build_conductor import BuiltConductor, build_conductor
 from halfmoon_engine.fake_engine import FakeEngine
-from halfmoon_kvstore.replication.replica_reader import ReplicaReader
+from halfmoon_kvstore.build_kvstore import build_kvstore
 from halfmoon_kvstore.settings import KvstoreSettings
 from halfmoon_kvstore.worker import KvstoreWorker
-from halfmoon_prefix_cache.block_put import BlockPutter
-from halfmoon_prefix_cache.replica_selector import ReplicaSelector
-from halfmoon_protocol import features
 from halfmoon_protocol.ids import ConductorId, WorkerId, original_request_id
 from halfmoon_protocol.kv_layout import KvLayout
-from halfmoon_protocol.messages import DecodeCost, PrefillCost, Role, StartPrefill, WorkerInfo
-from halfmoon_runtime.kvstore_clients import KvstoreClients
-from halfmoon_runtime.membership import (
-    Membership,
-    find_model_worker,
-    list_members,
-    next_generation,
-    until_done,
-)
+from halfmoon_protocol.messages import DecodeCost, PrefillCost, Role, StartPrefill
+from halfmoon_runtime.membership import Membership
 from halfmoon_runtime.worker.forward_watchdog import ForwardWatchdog
+from halfmoon_runtime.worker.open_model import PlacedModel
+from halfmoon_runtime.worker.worker_env import WorkerEnv, open_env
 from halfmoon_scheduling.commands import AnyCommand, Reject, Resubmit, Send
-from halfmoon_scheduling.conductor.conductor_machine import Conductor
-from halfmoon_scheduling.decode.page_allocator import PageAllocator
 from halfmoon_testing.sim_cluster.sim_disk import VirtualDisk
 from halfmoon_testing.sim_cluster.sim_metadata import SimMetadataServer, SimStore
 from halfmoon_testing.sim_cluster.sim_network import ProcessNetwork, SimNetwork
@@ -59,13 +40,15 @@ from halfmoon_testing.sim_cluster.virtual_threads import (
     wait_in_thread,
 )
 from halfmoon_transfer.engine import TransferEngine
+from halfmoon_transfer.grant_lender import GrantChoice
 from halfmoon_transfer.settings import TransferSettings
+from halfmoon_workers.decode.build_decode import build_decode
 from halfmoon_workers.decode.decode_settings import DecodeSettings
 from halfmoon_workers.decode.decode_worker import DecodeWorker
-from halfmoon_workers.prefill.forward_pass import PrefillForward
-from halfmoon_workers.prefill.peer_endpoint_cache import PeerEndpointCache
+from halfmoon_workers.prefill.build_prefill import build_prefill
 from halfmoon_workers.prefill.prefill_settings import PrefillSettings
 from halfmoon_workers.prefill.prefill_worker import PrefillWorker
+from halfmoon_workers.start.worker_start import WorkerStart, WorkerThreads
 
 #: Seconds of a worker's lease.
 LEASE_S = 10.0
@@ -123,7 +106,8 @@ class SimService:
         self.worker: Any = None
         self.engine: FakeEngine | None = None
         self.transfer: TransferEngine | None = None
-        self.conductor: SimConductor | None = None
+        self.conductor: BuiltConductor | None = None
+        self.record = DecisionRecord()
         #: Set once the service is registered.
         self.is_ready = False
         self.task: asyncio.Task[None] | None = None
@@ -158,211 +142,114 @@ class SimService:
     # -- services ------------------------------------------------------------------------------
 
     async def _serve_conductor(self) -> None:
-        self.conductor = SimConductor(self)
+        self.conductor = build_conductor(
+            ConductorId(self.name),
+            self.store,
+            self.network,
+            self.world.shape.scheduling(),
+            clock=self.clock,
+            wall_clock=self.wall_clock,
+            recorders=[self.record.on_event],
+        )
         self.is_ready = True
-        await self.conductor.links.run()
+        await self.conductor.run()
 
     async def _serve_kvstore(self) -> None:
         shape, world = self.world.shape, self.world
-        settings = _kvstore_settings(self.name)
-        generation = await self._open_transfer()
-        assert self.transfer is not None
+        env = await self._open_env("kvstore")
         n_bytes = shape.n_kvstore_blocks * fake_layout().block_bytes
-        memory = await asyncio.to_thread(self.transfer.allocate, n_bytes)
-        port = await self.network.bind(self.name)
-        info = msgspec.structs.replace(self._info("kvstore", generation, port), replicates=True)
-        membership = self._membership(info)
+        memory = await asyncio.to_thread(env.transfer.allocate, n_bytes)
         disk = None
         if shape.n_disk_blocks:
             disk = world.disks.setdefault(self.name, VirtualDisk(world.dice, shape.n_disk_blocks))
             disk.on_started()
-        kvstores = KvstoreClients(self.network, 2.0)
-
-        async def members() -> list[WorkerInfo]:
-            return list((await list_members(self.store)).values())
-
-        worker = KvstoreWorker(
-            port,
-            memory,
-            info,
-            settings,
-            self.clock,
-            membership.update,
-            disk,  # type: ignore[arg-type]
-            ReplicaReader(kvstores, self.transfer, memory),
-            None,
-            lambda: find_model_worker(members),
-        )
-        await self._serve(worker, membership)
+        settings = _kvstore_settings(self.name, shape.grants)
+        async with AsyncExitStack() as stack:
+            built = build_kvstore(env, memory, disk, settings, stack)  # type: ignore[arg-type]
+            await self._serve(built.worker, built.membership)
 
     async def _serve_prefill(self) -> None:
         shape = self.world.shape
         index = int(self.name.rpartition("-")[2])
         home = f"kvstore-{index % shape.n_kvstore}"
         settings = _prefill_settings(self.name, home, shape.chunk_tokens)
-        generation = await self._open_transfer()
-        assert self.transfer is not None
-        engine, memory = await self._open_engine()
-        port = await self.network.bind(self.name)
-        info = msgspec.structs.replace(
-            self._info("prefill", generation, port, engine),
-            home_kvstore=WorkerId(home),
-            prefill_cost=_PREFILL_COST,
-            skips_held_blocks=True,
-        )
-        worker = PrefillWorker(
-            port=port,
-            forward=PrefillForward(
-                engine, self.transfer.submit, memory.region, self.clock, wait_for=wait_in_thread
-            ),
-            transfer=self.transfer,
-            memory=memory,
-            kvstores=KvstoreClients(self.network, settings.kvstore_timeout_s),
-            info=info,
-            settings=settings,
-            clock=self.clock,
-            pages=PageAllocator(shape.n_pages),
-            open_forward=self._forward_thread,
-            watch=ForwardWatchdog(now=self.clock.now),
-            checksum_thread=VirtualExecutor(self.world.loop),
-        )
-        await self._serve(worker, self._membership(info), self._endpoints().keep())
+        start = await self._start("prefill")
+        async with AsyncExitStack() as stack:
+            built = build_prefill(start, settings, stack)
+            await self._serve(built.worker, start.env.membership(built.info), built.beside)
 
     async def _serve_decode(self) -> None:
-        shape = self.world.shape
-        settings = _decode_settings(self.name, shape.keeps_answers, shape.keeps_pages)
-        generation = await self._open_transfer()
-        assert self.transfer is not None
-        engine, memory = await self._open_engine()
-        port = await self.network.bind(self.name)
-        info = msgspec.structs.replace(
-            self._info("decode", generation, port, engine),
-            decode_cost=_DECODE_COST,
-            keeps_answers=shape.keeps_answers,
-            keeps_pages=shape.keeps_pages,
-            skips_held_blocks=True,
-        )
-        kvstores = KvstoreClients(self.network, settings.kvstore_timeout_s)
-        replicas = ReplicaSelector(kvstores, engine.layout, self.clock)
-        putter = BlockPutter(replicas, self.transfer, memory, engine.layout)
-        worker = DecodeWorker(
-            port=port,
-            engine=engine,
-            region=memory.region,
-            info=info,
-            settings=settings,
-            clock=self.clock,
-            pages=PageAllocator(shape.n_pages),
-            putter=putter if shape.keeps_answers else None,
-            open_forward=self._forward_thread,
-            watch=ForwardWatchdog(now=self.clock.now),
-        )
-        await self._serve(worker, self._membership(info))
+        settings = _decode_settings(self.name, self.world.shape)
+        start = await self._start("decode")
+        async with AsyncExitStack() as stack:
+            built = build_decode(start, settings, stack)
+            await self._serve(built.worker, start.env.membership(built.info), built.beside)
 
     # -- parts ---------------------------------------------------------------------------------
 
-    async def _open_transfer(self) -> int:
+    async def _open_env(self, role: Role) -> WorkerEnv[TransferEngine]:
         world = self.world
-        generation = await next_generation(self.store, WorkerId(self.name))
 
-        def open_published() -> TransferEngine:
-            return TransferEngine.open(
-                self.name,
-                metadata=self.store,
-                generation=generation,
-                backends=[world.path.of(self.process)],
-                host_id="simulated",
-                settings=TransferSettings(
-                    copy_here_bytes=0, batch_bytes=world.shape.batch_bytes, copy_slice_bytes=512
-                ),
-                threads=VirtualEngineThreads(world.loop, world.path.carry_s),
+        async def open_transfer(generation: int) -> TransferEngine:
+            return await asyncio.to_thread(
+                lambda: TransferEngine.open(
+                    self.name,
+                    metadata=self.store,
+                    generation=generation,
+                    backends=[world.path.of(self.process)],
+                    host_id="simulated",
+                    settings=TransferSettings(
+                        copy_here_bytes=0, batch_bytes=world.shape.batch_bytes, copy_slice_bytes=512
+                    ),
+                    threads=VirtualEngineThreads(world.loop, world.path.carry_s),
+                )
             )
 
-        # As `open_worker` does.
-        self.transfer = await until_done(
-            f"segment of {self.name}", lambda: asyncio.to_thread(open_published)
-        )
-        return generation
-
-    async def _open_engine(self) -> tuple[FakeEngine, Any]:
-        assert self.transfer is not None
-        engine = FakeEngine(MODEL, block_size=BLOCK_SIZE, sleep=sleep_in_thread)
-        n_bytes = self.world.shape.n_pages * engine.layout.block_bytes
-        memory = await asyncio.to_thread(self.transfer.allocate, n_bytes)
-        engine.attach(memory.view)
-        self.engine = engine
-        return engine, memory
-
-    def _forward_thread(self) -> VirtualForwardThread:
-        return VirtualForwardThread(self.world.loop, self.process)
-
-    def _endpoints(self) -> PeerEndpointCache:
-        assert self.transfer is not None
-        return PeerEndpointCache(self.store, self.transfer, WorkerId(self.name), now=self.clock.now)
-
-    def _info(
-        self, role: Role, generation: int, port: Any, engine: FakeEngine | None = None
-    ) -> WorkerInfo:
-        more: dict[str, Any] = {}
-        if engine is not None:
-            more = {
-                "layout": engine.layout,
-                "model": "m",
-                "max_context": engine.max_context,
-                "n_blocks": self.world.shape.n_pages,
-                "features": features.ALL,
-            }
-        return WorkerInfo(
-            worker_id=WorkerId(self.name),
-            role=role,
-            generation=generation,
-            host="simulated",
-            commands=port.commands,
-            events=port.events,
-            **more,
-        )
-
-    def _membership(self, info: WorkerInfo) -> Membership:
-        assert self.transfer is not None
-        return Membership(
+        env = await open_env(
+            WorkerId(self.name),
+            role,
             self.store,
-            info,
-            ttl_s=LEASE_S,
-            now=self.clock.now,
-            restore=self.transfer.restore_record,
+            self.network,
+            open_transfer,
+            host_id="simulated",
+            clock=self.clock,
+            lease_s=LEASE_S,
         )
+        self.transfer = env.transfer
+        return env
 
-    async def _serve(self, worker: Any, membership: Membership, *more: Any) -> None:
+    async def _start(self, role: Role) -> WorkerStart:
+        env, loop = await self._open_env(role), self.world.loop
+        self.engine = FakeEngine(MODEL, block_size=BLOCK_SIZE, sleep=sleep_in_thread)
+        n_pages = self.world.shape.n_pages
+        memory = await asyncio.to_thread(
+            env.transfer.allocate, n_pages * self.engine.layout.block_bytes
+        )
+        self.engine.attach(memory.view)
+        watch = ForwardWatchdog(now=self.clock.now)
+        placed = PlacedModel(memory, n_pages, _PREFILL_COST, _DECODE_COST, watch)
+        threads = WorkerThreads(
+            open_forward=lambda: VirtualForwardThread(loop, self.process),
+            wait_for=wait_in_thread,
+            checksums=VirtualExecutor(loop),
+        )
+        return WorkerStart(env, self.engine, placed, memory, threads=threads)
+
+    async def _serve(
+        self,
+        worker: KvstoreWorker | PrefillWorker | DecodeWorker,
+        membership: Membership,
+        beside: Iterable[Callable[[], Coroutine[Any, Any, None]]] = (),
+    ) -> None:
         """Serve until killed; see `registered_worker`."""
         self.worker = worker
-        async with AsyncExitStack() as stack:
-            tasks = await stack.enter_async_context(asyncio.TaskGroup())
+        async with asyncio.TaskGroup() as tasks:
             tasks.create_task(worker.serve())
-            for each in more:
-                tasks.create_task(each)
+            for run in beside:
+                tasks.create_task(run())
             await membership.join()
             self.is_ready = True
             await membership.keep_alive()
-
-
-class SimConductor:
-    """The parts of one start of a conductor."""
-
-    def __init__(self, service: SimService) -> None:
-        """Build them."""
-        self.core = Conductor(service.world.shape.scheduling())
-        self.record = DecisionRecord()
-        self.shell = Shell(self.core, service.clock, recorders=[self.record.on_event])
-        self.gateway = CoreGateway(self.shell, wall_clock=service.wall_clock)
-        self.links = WorkerLinks(
-            service.network,
-            service.store,
-            ConductorId(service.name),
-            self.shell,
-            self.gateway,
-            ClusterMetrics(self.core, CollectorRegistry(), service.wall_clock),
-        )
-        self.shell.connect(self.links, self.gateway)
 
 
 class DecisionRecord:
@@ -396,8 +283,14 @@ def fake_layout() -> KvLayout:
 
 
 @lru_cache
-def _kvstore_settings(name: str) -> KvstoreSettings:
-    return KvstoreSettings(worker_id=name, capacity_mib=1, reservation_ttl_s=6.0, lease_ttl_s=3.0)
+def _kvstore_settings(name: str, grants: GrantChoice) -> KvstoreSettings:
+    return KvstoreSettings(
+        worker_id=name,
+        capacity_mib=1,
+        reservation_ttl_s=6.0,
+        lease_ttl_s=3.0,
+        transfer_grants=grants,
+    )
 
 
 @lru_cache
@@ -414,14 +307,16 @@ def _prefill_settings(name: str, home: str, chunk_tokens: int) -> PrefillSetting
 
 
 @lru_cache
-def _decode_settings(name: str, keeps_answers: bool, keeps_pages: bool) -> DecodeSettings:
+def _decode_settings(name: str, shape: ClusterShape) -> DecodeSettings:
     return DecodeSettings(
         worker_id=name,
         model="m",
         landing_ttl_s=30.0,
         quarantine_s=QUARANTINE_S,
-        keep_answers=keeps_answers,
-        keep_pages=keeps_pages,
+        keep_answers=shape.keeps_answers,
+        keep_pages=shape.keeps_pages,
         max_running=16,
         kvstore_timeout_s=1.0,
+        transfer_grants=shape.grants,
+        local_prefill_tokens=shape.local_prefill_tokens,
     )

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from halfmoon_engine.fake_engine import FakeModelSpec
 from halfmoon_scheduling.config import SchedulingConfig
+from halfmoon_transfer.grant_lender import GrantChoice
 
 BLOCK_SIZE = 16
 #: Seconds that pages of landings in doubt rest at a decode worker. Pools here are so small that
@@ -44,6 +45,10 @@ class ClusterShape:
     n_puts: int
     #: Bytes of a batch of a transfer: less than a block's cut a write into parts.
     batch_bytes: int
+    #: Whether landings, leases and reservations have keys of their own.
+    grants: GrantChoice
+    #: Longest uncached prompt that decode prefills itself; 0: none.
+    local_prefill_tokens: int
 
     def scheduling(self) -> SchedulingConfig:
         """Return the choices of the conductor."""
@@ -78,4 +83,6 @@ def draw_shape(dice: random.Random) -> ClusterShape:
         max_queued=dice.choice((None, None, 3)),
         n_puts=dice.choice((0, 6)) if roomy else 0,
         batch_bytes=dice.choice((256, 512, 4096)),
+        grants=dice.choice(("on", "on", "off")),
+        local_prefill_tokens=dice.choice((0, 0, 32, 128)),
     )

@@ -22,15 +22,16 @@ from halfmoon_runtime.worker.open_model import PlacedModel, load_model, place_mo
 from halfmoon_runtime.worker.open_worker import open_worker
 from halfmoon_transfer.open_transfer_engine import open_transfer_engine
 from halfmoon_transfer.regions.shared_memory import SharedMemory
+from halfmoon_workers.decode.build_decode import build_decode
 from halfmoon_workers.decode.decode_settings import DecodeSettings
-from halfmoon_workers.decode.serve_decode import serve_decode
+from halfmoon_workers.prefill.build_prefill import build_prefill
 from halfmoon_workers.prefill.prefill_settings import PrefillSettings
-from halfmoon_workers.prefill.serve_prefill import serve_prefill
 from halfmoon_workers.prefill.stage_engine import open_stage
 from halfmoon_workers.roles.role_settings import roles_of
 from halfmoon_workers.start.pool_pages import choose_pages
 from halfmoon_workers.start.role_change_times import RoleChangeTimes
 from halfmoon_workers.start.role_switch import RoleSwitch
+from halfmoon_workers.start.serve_worker import serve_worker
 from halfmoon_workers.start.worker_pool import DevicePool, WorkerPool
 from halfmoon_workers.start.worker_start import WorkerStart
 
@@ -126,20 +127,23 @@ class _Process:
         async with open_worker(
             settings, self._service, role, open_transfer_engine, above=self._generation
         ) as opened:
-            self._generation = opened.info.generation
+            self._generation = opened.env.info.generation
             start = WorkerStart(
-                opened,
+                opened.env,
                 self._engine,
                 self._placed,
-                await asyncio.to_thread(self._pool.register, opened.transfer),
+                await asyncio.to_thread(self._pool.register, opened.env.transfer),
                 self._switch,
                 self._tracer,
                 self._stage_engine,
             )
-            if role == "prefill":
-                assert isinstance(settings, PrefillSettings), "settings lack the role of prefill"
-                await serve_prefill(start, settings)
-                return 0.0
-            assert isinstance(settings, DecodeSettings), "settings lack the role of decode"
-            n_given_up = await serve_decode(start, settings)
-            return settings.quarantine_s if n_given_up else 0.0
+            async with AsyncExitStack() as stack:
+                if role == "prefill":
+                    assert isinstance(settings, PrefillSettings), "no settings of prefill"
+                    prefill = build_prefill(start, settings, stack)
+                    await serve_worker(opened, start, prefill, settings.drain_s)
+                    return 0.0
+                assert isinstance(settings, DecodeSettings), "no settings of decode"
+                decode = build_decode(start, settings, stack)
+                await serve_worker(opened, start, decode, settings.drain_s)
+                return settings.quarantine_s if decode.worker.batch.n_reserved else 0.0

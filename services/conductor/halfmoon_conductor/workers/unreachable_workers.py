@@ -72,13 +72,9 @@ class _Silence:
 class UnreachableWorkers:
     """Note what each attempt to reach a worker comes to."""
 
-    def __init__(self) -> None:
-        """Note nothing yet."""
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        """Note nothing yet; `now` returns seconds that only grow."""
         self._silent: dict[WorkerId, _Silence] = {}
-        self._now: Callable[[], float] = time.monotonic
-
-    def start(self, now: Callable[[], float]) -> None:
-        """Take the time from this clock, before the first note."""
         self._now = now
 
     def on_dial(self, info: WorkerInfo) -> None:

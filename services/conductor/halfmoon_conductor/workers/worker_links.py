@@ -81,6 +81,8 @@ from halfmoon_scheduling.events import (
 
 log = structlog.get_logger()
 
+#: Most workers that a conductor keeps links to.
+MAX_LINKS = 4096
 #: Seconds between two attempts to reach a worker: a share of the time since it answered, so that
 #: a thousand that never answer take little of the loop and one that comes back is found soon.
 _REDIAL_S = 0.2
@@ -189,7 +191,7 @@ class WorkerLinks:
     decode_stall_s: float = 0.0
     unreachable: UnreachableWorkers = field(default_factory=UnreachableWorkers)
     #: Most links at a time; further members count as unreachable.
-    max_links: int = 4096
+    max_links: int = MAX_LINKS
     _n_links: int = field(default=0, init=False)
     _members: dict[WorkerId, _Member] = field(default_factory=dict, init=False)
     _sessions: "itertools.count[int]" = field(
@@ -202,7 +204,6 @@ class WorkerLinks:
 
     async def run(self) -> None:
         """Follow the cluster until cancelled."""
-        self.unreachable.start(asyncio.get_running_loop().time)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._tick())
             async for change in watch_members(self.store, interval_s=_POLL_S):
