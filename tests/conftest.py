@@ -97,8 +97,8 @@ def pytest_make_collect_report(
 
 
 def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:
-    """Name a failed test at once in CI: a run that is ended by force prints no summary."""
-    if not report.failed or not os.environ.get("CI"):
+    """Name a failed test at once: a run that is ended by force prints no summary."""
+    if not report.failed:
         return None
     crash = getattr(report.longrepr, "reprcrash", None)
     why = (crash.message if crash else str(report.longrepr)).partition("\n")[0]

@@ -86,9 +86,11 @@ class SimCluster:
         if parts is None or self.conductor.process.is_dead:
             return False
         cluster, shape = parts.core.cluster, self.shape
+        n_prefill, n_decode = (len(cluster.accepting(role)) for role in ("prefill", "decode"))
         return (
-            len(cluster.accepting("prefill")) == shape.n_prefill
-            and len(cluster.accepting("decode")) == shape.n_decode
+            # Some may have changed their roles.
+            min(n_prefill, n_decode) > 0
+            and n_prefill + n_decode == shape.n_prefill + shape.n_decode
             and len(cluster.accepting("kvstore")) == shape.n_kvstore
         )
 

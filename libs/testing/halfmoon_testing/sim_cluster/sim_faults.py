@@ -11,7 +11,9 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
+from halfmoon_protocol.ids import WorkerId
 from halfmoon_runtime.membership import LEASE_S
+from halfmoon_scheduling.events import RequestedRole, RoleChangeRequested
 from halfmoon_testing.sim_cluster.sim_cluster import SimCluster
 from halfmoon_testing.sim_cluster.sim_network import NetworkFaults
 from halfmoon_transfer.backends.fault_injection import FaultPlan
@@ -48,6 +50,7 @@ class SimFaults:
             "metadata loss": self._lose_metadata,
             "metadata is full": self._fill_metadata,
             "kill a rack": self._kill_rack,
+            "role change": self._change_role,
         }
 
     async def run(self) -> None:
@@ -110,6 +113,25 @@ class SimFaults:
         self._cluster.kill(name)
         await asyncio.sleep(lasts_s)
         self._cluster.start(name)
+
+    async def _change_role(self, lasts_s: float) -> None:
+        """Have the conductor ask a worker to take the other role; it may refuse."""
+        services = [
+            self._cluster.services[name] for name in self._workers if not name.startswith("kvstore")
+        ]
+        n_by_role = Counter(each.role for each in services)
+        # The last one of a role keeps it.
+        several = [each for each in services if n_by_role[each.role] > 1]
+        service = self._dice.choice(several or services)
+        conductor = self._cluster.conductor.conductor
+        if conductor is None or self._cluster.conductor.process.is_dead:
+            return
+        other: RequestedRole = "decode" if service.role == "prefill" else "prefill"
+        asked = RoleChangeRequested(WorkerId(service.name), other)
+        self._cluster.loop.call_soon(
+            conductor.shell.post, asked, context=self._cluster.conductor.process.context
+        )
+        await asyncio.sleep(lasts_s)
 
     async def _pause(self, lasts_s: float) -> None:
         name = self._dice.choice(self._cluster.names)

@@ -21,7 +21,7 @@ NAMED_ENDS = frozenset(
 )
 #: Faults one of which alone costs no request.
 HARMLESS_ALONE = frozenset(
-    {"kill a worker", "kill a rack", "pause", "cut", "isolate"}
+    {"kill a worker", "kill a rack", "pause", "cut", "isolate", "role change"}
     | {"metadata down", "metadata loss", "metadata is full"}
 )
 _NOTHING_LOST = frozenset({"ok", "left", "ServerOverloaded"})

@@ -215,11 +215,13 @@ def _end(cluster: SimCluster) -> None:
                     thread.throw()
             process.threads.clear()
         for service in [*cluster.starts, cluster.puts]:
-            if service.engine is not None:
-                service.engine.detach()
+            for engine in (service.engine, service.stage_engine):
+                if engine is not None:
+                    engine.detach()
             if service.transfer is not None:
                 with suppress(MetadataError):
                     service.transfer.close()
+            service.pool.close()
         cluster.loop.close()
     finally:
         sys.unraisablehook = hook

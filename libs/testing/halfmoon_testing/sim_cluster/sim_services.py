@@ -4,12 +4,15 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
+import msgspec
+
 from halfmoon_conductor.build_conductor import BuiltConductor, build_conductor
 from halfmoon_engine.fake_engine import FakeEngine
+from halfmoon_engine.interface import Engine
 from halfmoon_kvstore.build_kvstore import build_kvstore
 from halfmoon_kvstore.settings import KvstoreSettings
 from halfmoon_kvstore.worker import KvstoreWorker
@@ -19,7 +22,7 @@ from halfmoon_protocol.messages import DecodeCost, PrefillCost, Role, StartPrefi
 from halfmoon_runtime.membership import Membership
 from halfmoon_runtime.worker.forward_watchdog import ForwardWatchdog
 from halfmoon_runtime.worker.open_model import PlacedModel
-from halfmoon_runtime.worker.worker_env import WorkerEnv, open_env
+from halfmoon_runtime.worker.worker_env import BuiltWorker, WorkerEnv, open_env
 from halfmoon_scheduling.commands import AnyCommand, Reject, Resubmit, Send
 from halfmoon_testing.sim_cluster.sim_disk import VirtualDisk
 from halfmoon_testing.sim_cluster.sim_metadata import SimMetadataServer, SimStore
@@ -48,10 +51,18 @@ from halfmoon_workers.decode.decode_worker import DecodeWorker
 from halfmoon_workers.prefill.build_prefill import build_prefill
 from halfmoon_workers.prefill.prefill_settings import PrefillSettings
 from halfmoon_workers.prefill.prefill_worker import PrefillWorker
+from halfmoon_workers.prefill.stage_engine import open_stage
+from halfmoon_workers.start.role_change_times import RoleChangeTimes
+from halfmoon_workers.start.role_switch import RoleSwitch
+from halfmoon_workers.start.serve_worker import until_spared
+from halfmoon_workers.start.worker_pool import WorkerPool
 from halfmoon_workers.start.worker_start import WorkerStart, WorkerThreads
 
 #: Seconds of a worker's lease.
 LEASE_S = 10.0
+#: Seconds in which a worker that changes its role finishes requests, and in which it keeps a role.
+DRAIN_S = 5.0
+ROLE_COOLDOWN_S = 1.0
 _PREFILL_COST = PrefillCost(4e-3, 2e-4)
 _DECODE_COST = DecodeCost(4e-3, 2e-4)
 
@@ -87,6 +98,11 @@ class ProcessClock:
         return self.loop.time() + self.offset_s
 
 
+async def _forever() -> None:
+    """Wait until cancelled."""
+    await asyncio.Event().wait()
+
+
 class SimService:
     """One start of a service in a process of its own."""
 
@@ -105,6 +121,8 @@ class SimService:
         )
         self.worker: Any = None
         self.engine: FakeEngine | None = None
+        self.stage_engine: Engine | None = None
+        self.pool = WorkerPool()
         self.transfer: TransferEngine | None = None
         self.conductor: BuiltConductor | None = None
         self.record = DecisionRecord()
@@ -116,8 +134,8 @@ class SimService:
         """Start the process."""
         serve: dict[str, Callable[[], Awaitable[None]]] = {
             "conductor": self._serve_conductor,
-            "prefill": self._serve_prefill,
-            "decode": self._serve_decode,
+            "prefill": self._serve_worker,
+            "decode": self._serve_worker,
             "kvstore": self._serve_kvstore,
         }
 
@@ -168,26 +186,65 @@ class SimService:
             built = build_kvstore(env, memory, disk, settings, stack)  # type: ignore[arg-type]
             await self._serve(built.worker, built.membership)
 
-    async def _serve_prefill(self) -> None:
-        shape = self.world.shape
-        index = int(self.name.rpartition("-")[2])
-        home = f"kvstore-{index % shape.n_kvstore}"
-        settings = _prefill_settings(self.name, home, shape.chunk_tokens)
-        start = await self._start("prefill")
-        async with AsyncExitStack() as stack:
-            built = build_prefill(start, settings, stack)
-            await self._serve(built.worker, start.env.membership(built.info), built.beside)
+    async def _serve_worker(self) -> None:
+        """Serve in one role after another, as `run_worker` does."""
+        shape, loop = self.world.shape, self.world.loop
+        self.engine = FakeEngine(MODEL, block_size=BLOCK_SIZE, sleep=sleep_in_thread)
+        memory = await asyncio.to_thread(
+            self.pool.allocate, shape.n_pages * self.engine.layout.block_bytes
+        )
+        self.engine.attach(memory.view)
+        watch = ForwardWatchdog(now=self.clock.now)
+        placed = PlacedModel[Any](memory, shape.n_pages, _PREFILL_COST, _DECODE_COST, watch)
+        threads = WorkerThreads(
+            open_forward=lambda: VirtualForwardThread(loop, self.process),
+            wait_for=wait_in_thread,
+            checksums=VirtualExecutor(loop),
+        )
+        roles: tuple[Role, ...] = ("prefill", "decode") if shape.changes_roles else ()
+        times = RoleChangeTimes(self.clock)
+        switch = RoleSwitch(self.role, roles, ROLE_COOLDOWN_S, self.clock.now, times)  # type: ignore[arg-type]
+        generation = 0
+        while True:
+            env = await self._open_env(self.role, above=generation)  # type: ignore[arg-type]
+            generation = env.info.generation
+            registered = await asyncio.to_thread(self.pool.register, env.transfer)
+            start = WorkerStart(
+                env, self.engine, placed, registered, switch, stage_engine=self.stage_engine
+            )
+            rest_s = await self._serve_role(replace(start, threads=threads))
+            await asyncio.to_thread(env.transfer.close)
+            await env.port.close()
+            times.next_phase()
+            await asyncio.sleep(rest_s)
+            self.role = switch.complete()
 
-    async def _serve_decode(self) -> None:
-        settings = _decode_settings(self.name, self.world.shape)
-        start = await self._start("decode")
+    async def _serve_role(self, start: WorkerStart) -> float:
+        """Serve until the role is to change; return the seconds for which the pool rests."""
+        shape = self.world.shape
         async with AsyncExitStack() as stack:
-            built = build_decode(start, settings, stack)
-            await self._serve(built.worker, start.env.membership(built.info), built.beside)
+            built: BuiltWorker[PrefillWorker] | BuiltWorker[DecodeWorker]
+            if self.role == "prefill":
+                home = f"kvstore-{int(self.name.rpartition('-')[2]) % shape.n_kvstore}"
+                settings = _prefill_settings(self.name, home, shape)
+                if settings.stage_record is not None:
+                    self.stage_engine = await open_stage(start.engine, settings.stage_record)
+                    start = replace(start, stage_engine=self.stage_engine)
+                built = build_prefill(start, settings, stack)
+            else:
+                built = build_decode(start, _decode_settings(self.name, shape), stack)
+            membership = start.env.membership(built.info)
+            start.switch.on_serving()
+            await self._serve(
+                built.worker, membership, built.beside, lambda: until_spared(start, membership)
+            )
+            n_given_up = built.worker.batch.n_reserved if self.role == "decode" else 0  # type: ignore[union-attr]
+            self.worker = None
+        return QUARANTINE_S if n_given_up else 0.0
 
     # -- parts ---------------------------------------------------------------------------------
 
-    async def _open_env(self, role: Role) -> WorkerEnv[TransferEngine]:
+    async def _open_env(self, role: Role, above: int = 0) -> WorkerEnv[TransferEngine]:
         world = self.world
 
         async def open_transfer(generation: int) -> TransferEngine:
@@ -212,44 +269,35 @@ class SimService:
             self.network,
             open_transfer,
             host_id="simulated",
+            above=above,
             clock=self.clock,
             lease_s=LEASE_S,
         )
         self.transfer = env.transfer
         return env
 
-    async def _start(self, role: Role) -> WorkerStart:
-        env, loop = await self._open_env(role), self.world.loop
-        self.engine = FakeEngine(MODEL, block_size=BLOCK_SIZE, sleep=sleep_in_thread)
-        n_pages = self.world.shape.n_pages
-        memory = await asyncio.to_thread(
-            env.transfer.allocate, n_pages * self.engine.layout.block_bytes
-        )
-        self.engine.attach(memory.view)
-        watch = ForwardWatchdog(now=self.clock.now)
-        placed = PlacedModel(memory, n_pages, _PREFILL_COST, _DECODE_COST, watch)
-        threads = WorkerThreads(
-            open_forward=lambda: VirtualForwardThread(loop, self.process),
-            wait_for=wait_in_thread,
-            checksums=VirtualExecutor(loop),
-        )
-        return WorkerStart(env, self.engine, placed, memory, threads=threads)
-
     async def _serve(
         self,
         worker: KvstoreWorker | PrefillWorker | DecodeWorker,
         membership: Membership,
         beside: Iterable[Callable[[], Coroutine[Any, Any, None]]] = (),
+        until_leaving: Callable[[], Awaitable[None]] = _forever,
     ) -> None:
-        """Serve until killed; see `registered_worker`."""
+        """Serve until the worker is to leave, and drain it; see `serve_worker`."""
         self.worker = worker
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(worker.serve())
-            for run in beside:
-                tasks.create_task(run())
+            running = [tasks.create_task(worker.serve())]
+            running += [tasks.create_task(run()) for run in beside]
             await membership.join()
+            running.append(tasks.create_task(membership.keep_alive()))
             self.is_ready = True
-            await membership.keep_alive()
+            await until_leaving()
+            assert not isinstance(worker, KvstoreWorker), "a kvstore keeps its role"
+            info = msgspec.structs.replace(membership.info, draining=True)
+            await worker.drain(info, DRAIN_S)
+            await membership.leave()
+            for task in running:
+                task.cancel()
 
 
 class DecisionRecord:
@@ -294,15 +342,19 @@ def _kvstore_settings(name: str, grants: GrantChoice) -> KvstoreSettings:
 
 
 @lru_cache
-def _prefill_settings(name: str, home: str, chunk_tokens: int) -> PrefillSettings:
+def _prefill_settings(name: str, home: str, shape: ClusterShape) -> PrefillSettings:
+    stage = f"{name.rpartition('-')[2]}/{shape.n_prefill}" if shape.is_group else ""
     return PrefillSettings(
         worker_id=name,
         model="m",
         home_kvstore=home,
-        chunk_tokens=chunk_tokens,
-        max_chunk_tokens=4 * chunk_tokens,
+        chunk_tokens=shape.chunk_tokens,
+        max_chunk_tokens=4 * shape.chunk_tokens,
         kvstore_timeout_s=1.0,
         kvstore_read_s=2.0,
+        group="group-0" if stage else "",
+        stage=stage,
+        group_chunk_tokens=32,
     )
 
 

@@ -1,7 +1,7 @@
 """Draw the shape of one simulated cluster: its size, its limits and its load."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from halfmoon_engine.fake_engine import FakeModelSpec
 from halfmoon_scheduling.config import SchedulingConfig
@@ -49,6 +49,10 @@ class ClusterShape:
     grants: GrantChoice
     #: Longest uncached prompt that decode prefills itself; 0: none.
     local_prefill_tokens: int
+    #: Whether all prefill workers are the stages of one group.
+    is_group: bool
+    #: Whether workers may change between prefill and decode.
+    changes_roles: bool
 
     def scheduling(self) -> SchedulingConfig:
         """Return the choices of the conductor."""
@@ -60,13 +64,14 @@ class ClusterShape:
             max_queued_requests=self.max_queued,
             replication_bytes_per_s=1e6,
             replication_hot_uses=2.0,
+            group_least_gain=1.0,
         )
 
 
 def draw_shape(dice: random.Random) -> ClusterShape:
     """Draw a shape."""
     roomy = dice.random() < 0.6
-    return ClusterShape(
+    shape = ClusterShape(
         n_prefill=dice.choice((1, 2, 2)),
         n_decode=dice.choice((1, 2, 2)),
         n_kvstore=dice.choice((1, 2, 2)),
@@ -85,4 +90,9 @@ def draw_shape(dice: random.Random) -> ClusterShape:
         batch_bytes=dice.choice((256, 512, 4096)),
         grants=dice.choice(("on", "on", "off")),
         local_prefill_tokens=dice.choice((0, 0, 32, 128)),
+        is_group=False,
+        changes_roles=dice.random() < 0.5,
     )
+    if shape.n_prefill > 1 and dice.random() < 0.3:
+        return replace(shape, is_group=True, changes_roles=False)
+    return shape

@@ -71,7 +71,7 @@ async def _until_leaving(
     """Wait for the signal to stop, or for a change of role that the cluster can afford."""
     start.switch.on_serving()
     stopped = asyncio.create_task(opened.service.stopping.wait())
-    wanted = asyncio.create_task(_until_spared(start, membership))
+    wanted = asyncio.create_task(until_spared(start, membership))
     try:
         done, _ = await asyncio.wait({stopped, wanted}, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
@@ -82,7 +82,7 @@ async def _until_leaving(
         await asyncio.wait((stopped, wanted))  # a cancellation of this wait is not lost
 
 
-async def _until_spared(start: WorkerStart, membership: Membership) -> None:
+async def until_spared(start: WorkerStart, membership: Membership) -> None:
     """Wait for a change of role while another worker of the present role takes requests.
 
     Each worker announces that it leaves before it looks for another one. So of two that are
