@@ -19,7 +19,7 @@ from halfmoon_metadata.http_server import metadata_app
 from halfmoon_sandbox import bound_process
 from halfmoon_testing.processes.forked_starts import ForkTemplate, unforked
 
-pytest_plugins = ["tests.nightly"]
+pytest_plugins = ["tests.nightly", "tests.durations"]
 
 # No test asserts a time, so neither does hypothesis; fixtures shared by its examples are meant
 # to be; a failure prints how to have it again.

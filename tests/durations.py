@@ -1,0 +1,63 @@
+"""Keep how long each file's tests take, and begin with the longest: `.ci/durations.json`.
+
+A run of all tests writes it; it names files of two seconds and more. So that it seldom changes, a
+file keeps its value until its tests take twice or half as long. Without that order a test of a
+minute may begin last, and one core waits for it.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+KEPT = Path(__file__).resolve().parents[1] / ".ci" / "durations.json"
+_LEAST_S = 2.0
+
+
+class DurationRecorder:
+    """Sum up the seconds of each file's tests in this run."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Add the seconds of one phase of a test."""
+        self.seconds[report.nodeid.partition("::")[0]] += report.duration
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Keep them, after a run of all tests by day."""
+        kept = read_durations()
+        renewed = renewed_durations(kept, self.seconds)
+        if not session.testsfailed and renewed != kept:
+            KEPT.write_text(json.dumps(renewed, indent=1, sort_keys=True) + "\n")
+
+
+def read_durations() -> dict[str, float]:
+    """Return the seconds of each file; nothing where none are kept."""
+    return json.loads(KEPT.read_text()) if KEPT.exists() else {}
+
+
+def renewed_durations(kept: Mapping[str, float], seen: Mapping[str, float]) -> dict[str, float]:
+    """Return what to keep after a run of all tests in which each file took so long."""
+    return {
+        file: kept[file]
+        if file in kept and kept[file] / 2 <= seconds <= kept[file] * 2
+        else round(seconds)
+        for file, seconds in seen.items()
+        if seconds >= (_LEAST_S / 2 if file in kept else _LEAST_S)
+    }
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Record where all tests run; workers of xdist report to one process."""
+    of_all = config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    if of_all and not hasattr(config, "workerinput") and not config.option.keyword:
+        config.pluginmanager.register(DurationRecorder(), "durations")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that take longest; each file's tests stay together."""
+    kept = read_durations()
+    items.sort(key=lambda item: -kept.get(item.nodeid.partition("::")[0], 0.0))
