@@ -25,6 +25,7 @@ from halfmoon_transfer.cluster_key import ProverRole
 from halfmoon_transfer.metadata import descriptor
 from halfmoon_transfer.regions import region_table
 from halfmoon_transfer.regions.access import AccessStatus
+from halfmoon_transfer.regions.grant_revocation import OVER
 
 _FILE = Path(os.environ["HALFMOON_PLANTED_FAULT"])
 _seen: dict[str, Any] = {"text": None, "fault": {}, "counts": {}, "deaf": set()}
@@ -277,12 +278,12 @@ def _wrap_owner() -> None:
     sessions: Any = TcpSessions
     sessions.end = lenient_end
     region_table.RegionTable.grant = whole_grant  # type: ignore[method-assign]
-    revoke = _engine_class().revoke
+    begin_revoke = _engine_class().begin_revoke
 
-    def lenient_revoke(self: Any, granted: Any, **more: Any) -> Any:
-        return True if is_patched("keys-stay") else revoke(self, granted, **more)
+    def lenient_revoke(self: Any, granted: Any) -> Any:
+        return OVER if is_patched("keys-stay") else begin_revoke(self, granted)
 
-    _engine_class().revoke = lenient_revoke
+    _engine_class().begin_revoke = lenient_revoke
 
 
 def _engine_class() -> Any:
