@@ -23,6 +23,9 @@ from halfmoon_scheduling.decode.page_allocator import PageAllocator
 from halfmoon_scheduling.directory.kv_event_follower import KvEventFollower
 from halfmoon_scheduling.tiers.tiered_cache import TieredCache
 from halfmoon_testing.sim_cluster.sim_run import run_seed
+from halfmoon_transfer.grant_lender import GrantLender
+from halfmoon_transfer.regions.grant_revocation import OVER
+from halfmoon_workers.decode.decode_spans import DecodeSpans
 from halfmoon_workers.prefill import prefill_shell
 from halfmoon_workers.prefill.prefix_cache_client import PrefixCacheClient
 
@@ -180,6 +183,15 @@ def _at_once(right: object) -> Callable[..., Any]:
     return settle
 
 
+def _kept_open(right: object) -> Callable[..., Any]:
+    """Say that a key opens nothing any more, and leave it as it is."""
+
+    def begin_take_back(self: GrantLender[Any], holder: Any) -> Any:
+        return None if self._lent.pop(holder, None) is None else OVER
+
+    return begin_take_back
+
+
 BUGS = (
     PlantedBug(
         "a prefill has stopped while its writes are on their way",
@@ -302,6 +314,22 @@ BUGS = (
         seed=18,
     ),
     PlantedBug(
+        "keys of landings stay open",
+        "no wrong token",
+        GrantLender,
+        "begin_take_back",
+        _kept_open,
+        seed=0,
+    ),
+    PlantedBug(
+        "decode leaves spans of its requests open",
+        "each span ends",
+        DecodeSpans,
+        "on_ended",
+        _nothing,
+        seed=0,
+    ),
+    PlantedBug(
         "renewals go on after their request",
         "no task is left",
         PrefixCacheClient,
@@ -324,4 +352,4 @@ def first_seed(bug: PlantedBug, seeds: range) -> int | None:
 
 if __name__ == "__main__":
     for each in BUGS:
-        print(first_seed(each, range(2000)), each.name, flush=True)
+        print(first_seed(each, range(3000)), each.name, flush=True)

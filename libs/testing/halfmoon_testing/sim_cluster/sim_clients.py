@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from halfmoon_conductor.engine_io.gateway_interface import GenerationRequest, TokenEvent
 from halfmoon_conductor.errors import ApiError
+from halfmoon_conductor.observability.tracing.http_tracing import current_span
 from halfmoon_protocol.sampling import Sampling, Stopping
 from halfmoon_testing.sim_cluster.sim_services import SimService, SimWorld
 from halfmoon_testing.sim_cluster.sim_shape import ClusterShape
@@ -173,8 +174,13 @@ async def _serve(conductor: SimService, request: ClientRequest, deliver: "object
         salt=request.salt,
         tenant=request.salt,
     )
+    span = None
+    if conductor.tracer is not None:
+        span = conductor.tracer.serve(request.request_id, lambda _: [], conductor.clock.now())
+        current_span.set(span)
+    parts = conductor.conductor
     try:
-        async for event in conductor.conductor.gateway.generate(asked):
+        async for event in parts.traced.gateway(parts.gateway).generate(asked):
             deliver(event)
             if event.finish:
                 return
@@ -184,3 +190,6 @@ async def _serve(conductor: SimService, request: ClientRequest, deliver: "object
         deliver(ApiError(repr(error)))  # status 500 at the edge: an end without a name
     else:
         deliver(None)
+    finally:
+        if span is not None:
+            span.end(conductor.clock.now())

@@ -145,6 +145,7 @@ async def check_end(cluster: SimCluster) -> None:
         ("all is given back", _held_of_requests),
         ("all is given back", _held_by_kvstores),
         ("the index equals the stores", _index_difference),
+        ("each span ends", _unended_spans),
     ):
         await _until_nothing(cluster, invariant, held, limit_s)
     await _check_tasks(cluster)
@@ -206,6 +207,13 @@ def _index_difference(cluster: SimCluster) -> str:
                 f"the index has {n_known} blocks of {service.name}, which has {len(stored)};"
                 f" {len(missing)} of these are unknown"
             )
+    return ""
+
+
+def _unended_spans(cluster: SimCluster) -> str:
+    for service in cluster.services.values():
+        if service.tracer is not None and service.tracer.unended:
+            return f"{service.name} has spans {sorted(service.tracer.unended.values())}"
     return ""
 
 

@@ -34,6 +34,7 @@ from halfmoon_testing.sim_cluster.sim_shape import (
     QUARANTINE_S,
     ClusterShape,
 )
+from halfmoon_testing.sim_cluster.sim_tracer import SimTracer
 from halfmoon_testing.sim_cluster.virtual_loop import VirtualLoop, VirtualProcess
 from halfmoon_testing.sim_cluster.virtual_threads import (
     VirtualEngineThreads,
@@ -123,6 +124,7 @@ class SimService:
         self.engine: FakeEngine | None = None
         self.stage_engine: Engine | None = None
         self.pool = WorkerPool()
+        self.tracer = SimTracer() if world.shape.traces else None
         self.transfer: TransferEngine | None = None
         self.conductor: BuiltConductor | None = None
         self.record = DecisionRecord()
@@ -168,6 +170,7 @@ class SimService:
             clock=self.clock,
             wall_clock=self.wall_clock,
             recorders=[self.record.on_event],
+            tracer=self.tracer,
         )
         self.is_ready = True
         await self.conductor.run()
@@ -177,13 +180,13 @@ class SimService:
         env = await self._open_env("kvstore")
         n_bytes = shape.n_kvstore_blocks * fake_layout().block_bytes
         memory = await asyncio.to_thread(env.transfer.allocate, n_bytes)
-        disk = None
+        disk: Any = None
         if shape.n_disk_blocks:
             disk = world.disks.setdefault(self.name, VirtualDisk(world.dice, shape.n_disk_blocks))
             disk.on_started()
         settings = _kvstore_settings(self.name, shape.grants)
         async with AsyncExitStack() as stack:
-            built = build_kvstore(env, memory, disk, settings, stack)  # type: ignore[arg-type]
+            built = build_kvstore(env, memory, disk, settings, stack, self.tracer)
             await self._serve(built.worker, built.membership)
 
     async def _serve_worker(self) -> None:
@@ -210,9 +213,9 @@ class SimService:
             generation = env.info.generation
             registered = await asyncio.to_thread(self.pool.register, env.transfer)
             start = WorkerStart(
-                env, self.engine, placed, registered, switch, stage_engine=self.stage_engine
+                env, self.engine, placed, registered, switch, self.tracer, threads=threads
             )
-            rest_s = await self._serve_role(replace(start, threads=threads))
+            rest_s = await self._serve_role(start)
             await asyncio.to_thread(env.transfer.close)
             await env.port.close()
             times.next_phase()

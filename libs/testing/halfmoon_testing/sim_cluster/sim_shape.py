@@ -53,6 +53,8 @@ class ClusterShape:
     is_group: bool
     #: Whether workers may change between prefill and decode.
     changes_roles: bool
+    #: Whether every request is traced.
+    traces: bool
 
     def scheduling(self) -> SchedulingConfig:
         """Return the choices of the conductor."""
@@ -92,6 +94,7 @@ def draw_shape(dice: random.Random) -> ClusterShape:
         local_prefill_tokens=dice.choice((0, 0, 32, 128)),
         is_group=False,
         changes_roles=dice.random() < 0.5,
+        traces=dice.random() < 0.5,
     )
     if shape.n_prefill > 1 and dice.random() < 0.3:
         return replace(shape, is_group=True, changes_roles=False)
