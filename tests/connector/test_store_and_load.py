@@ -147,20 +147,7 @@ async def test_what_one_server_stored_another_loads_in_parts_of_its_staging_memo
         assert "blocks_stored" not in other.counts.take()
 
 
-async def test_a_damaged_block_ends_the_prefix_and_leaves_its_kvstore(nodes: Nodes) -> None:
-    nodes.start("a", capacity_mib=32)
-    a = address(nodes, "a")
-    async with server(nodes) as it:
-        await it.store(range(10), a)
-        async with client(nodes, "a") as damaging:
-            await damaging.damage(HASHES[6:7])
-        assert await it.load(a) == 6
-        assert it.counts.take()["blocks_corrupt"] == 1
-        while HASHES[6] in await held(nodes, "a"):
-            pass  # it looks at the block again, and evicts it
-
-
-async def test_blocks_that_one_kvstore_lacks_or_has_damaged_come_from_the_next(
+async def test_a_damaged_block_leaves_its_kvstore_and_ends_the_prefix_unless_the_next_has_it(
     nodes: Nodes,
 ) -> None:
     nodes.start("a", capacity_mib=32)
@@ -170,7 +157,11 @@ async def test_blocks_that_one_kvstore_lacks_or_has_damaged_come_from_the_next(
         await it.store(range(10), a)
         await it.store(range(10), b)
         async with client(nodes, "a") as damaging:
-            await damaging.damage(HASHES[5:6])
+            await damaging.damage(HASHES[6:7])
+        assert await it.load(a) == 6
+        assert it.counts.take()["blocks_corrupt"] == 1
+        while HASHES[6] in await held(nodes, "a"):
+            pass  # it looks at the block again, and evicts it
         assert await it.load(a, b) == 10
 
 
@@ -183,6 +174,9 @@ async def test_a_killed_kvstore_costs_its_blocks_unless_another_one_has_them(
     async with server(nodes) as it:
         await it.store(range(10), a)
         await it.store(range(4), b)
+        async with client(nodes, "a") as damaging:
+            await damaging.damage(HASHES[2:3])
+        assert await it.load(a, b) == 4, "one is damaged, and b has it"
         nodes.kill("a")
         assert await it.load(a) == 0
         assert await it.load(a, b) == 4

@@ -10,15 +10,33 @@ from pathlib import Path
 import httpx
 import msgspec
 import pytest
+import xxhash
 
 from halfmoon_cli.up.embedded_cluster import ProcessSpec, ServiceProcess
 from halfmoon_metadata import open_store
+from halfmoon_protocol.ids import BlockHash
 from halfmoon_protocol.messages import WorkerInfo
 from halfmoon_runtime.channels.zmq_network import ZmqNetwork
 from halfmoon_runtime.membership import MEMBERS
-from halfmoon_testing.block_client import BlockClient
+from halfmoon_scheduling.tiers.disk_map import BlockRecord
+from halfmoon_testing.block_client import SMALL_LAYOUT, BlockClient, block_content
 
 READY_WITHIN_S = 60.0
+
+
+def block(i: int) -> BlockHash:
+    return BlockHash(i.to_bytes(16, "big"))
+
+
+def content(i: int, n_bytes: int = SMALL_LAYOUT.block_bytes) -> memoryview:
+    """The bytes of block i."""
+    return memoryview(bytearray(block_content(block(i), n_bytes)))
+
+
+def record(i: int, n_bytes: int = SMALL_LAYOUT.block_bytes) -> BlockRecord:
+    """Of block i, which follows block i - 1."""
+    checksum = xxhash.xxh3_64_intdigest(content(i, n_bytes))
+    return BlockRecord(block(i), block(i - 1) if i else None, i, checksum)
 
 
 @dataclass

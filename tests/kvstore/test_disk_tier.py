@@ -35,6 +35,17 @@ def on_disk(path: Path) -> dict[BlockHash, int]:
     return {found.record.hash: found.slot for found in scan_blocks(path)}
 
 
+async def filled(nodes: Any, flags: dict[str, Any]) -> list[list[BlockHash]]:
+    """Start a node and put four times what memory holds; kill it. Returns the prompts."""
+    nodes.start("a", **flags)
+    prompts = [prompt_blocks(i, 16) for i in range(4 * N_SLOTS // 16)]
+    async with nodes.client("a") as client:
+        for each in prompts:
+            await client.put(each)
+    nodes.kill("a")
+    return prompts
+
+
 async def test_several_times_what_memory_holds_is_kept_and_survives_kill_9(
     nodes: Any, tmp_path: Path
 ) -> None:
@@ -61,35 +72,6 @@ async def test_several_times_what_memory_holds_is_kept_and_survives_kill_9(
             assert found == each[: kept.index(False) if False in kept else len(each)]
 
 
-async def test_damaged_bytes_on_the_disk_are_never_served(nodes: Any, tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
-    flags = {**PATIENT, "disk_path": disk, "disk_mib": 8}
-    nodes.start("a", **flags)
-    prompts = [prompt_blocks(i, 16) for i in range(4 * N_SLOTS // 16)]
-    async with nodes.client("a") as client:
-        for each in prompts:
-            await client.put(each)
-    nodes.kill("a")
-    path = segment(disk)
-    written = on_disk(path)
-    shape = read_shape(path)
-    assert shape is not None
-    damaged = {each[9] for each in prompts if set(each) <= written.keys()}
-    assert len(damaged) > 10
-    with path.open("r+b") as file:
-        for block in damaged:
-            file.seek(shape.offset(written[block]) + 1000)
-            file.write(b"damage")
-    nodes.start("a", **flags)
-    async with nodes.client("a") as client:
-        for each in prompts:
-            found = await client.get(each)
-            assert not damaged & set(found)
-            if set(each) <= written.keys():
-                assert found == each[:9]
-        assert not damaged & await client.stored()
-
-
 @pytest.mark.random_seeds(1)
 async def test_a_node_started_on_a_damaged_file_serves_what_is_whole_and_says_what_it_mended(
     nodes: Any, tmp_path: Path, seed: int
@@ -98,15 +80,9 @@ async def test_a_node_started_on_a_damaged_file_serves_what_is_whole_and_says_wh
     dice = random.Random(seed)
     disk = tmp_path / "disk"
     flags = {**PATIENT, "disk_path": disk, "disk_mib": 8}
-    nodes.start("a", **flags)
-    prompts = [prompt_blocks(i, 16) for i in range(4 * N_SLOTS // 16)]
-    async with nodes.client("a") as client:
-        for each in prompts:
-            await client.put(each)
-    nodes.kill("a")
+    prompts = await filled(nodes, flags)
     path = segment(disk)
-    written = on_disk(path)
-    shape = read_shape(path)
+    written, shape = on_disk(path), read_shape(path)
     assert shape is not None
     damages = {
         "a bit of page 0": (dice.randrange(200), 1),
@@ -127,6 +103,21 @@ async def test_a_node_started_on_a_damaged_file_serves_what_is_whole_and_says_wh
             assert await client.get(each) == each, what
         assert "disk_segment_mended" in nodes.log("a") and path.name in nodes.log("a"), what
         nodes.kill("a")
+    # Of blocks whose bytes are damaged none is served, nor what follows it.
+    damaged = {each[9] for each in prompts if set(each) <= written.keys()}
+    assert len(damaged) > 10
+    with path.open("r+b") as file:
+        for block in damaged:
+            file.seek(shape.offset(written[block]) + 1000)
+            file.write(b"damage")
+    nodes.start("a", **flags)
+    async with nodes.client("a") as client:
+        for each in prompts:
+            found = await client.get(each)
+            assert not damaged & set(found)
+            if set(each) <= written.keys():
+                assert found == each[:9]
+        assert not damaged & await client.stored()
 
 
 @pytest.mark.random_seeds(1)
@@ -263,10 +254,8 @@ async def test_two_nodes_hit_as_often_as_their_policy_does_alone_and_lose_nothin
 
 def lookups(nodes: Any, name: str) -> dict[str, float]:
     """Blocks asked for, by the tier that had them, as the node's metrics say."""
-    [line] = [line for line in nodes.log(name).splitlines() if "/metrics" in line]
-    url = next(word for word in line.replace("url=", " ").split() if word.startswith("http"))
     found = {}
-    for row in httpx.get(url, timeout=10).text.splitlines():
+    for row in httpx.get(f"{nodes.info(name).http}/metrics", timeout=10).text.splitlines():
         if row.startswith(start := 'halfmoon_kvstore_lookup_blocks_total{tier="'):
             kind, value = row.removeprefix(start).split('"} ')
             found[kind] = float(value)

@@ -121,6 +121,17 @@ def reserve(
     return ReserveBlocks(hashes=tuple(hashes), layout=layout, token_ids=(0,) * n_tokens, **fields)
 
 
+def copy_order(source: str, commands: str, layout: KvLayout, *hashes: BlockHash) -> ReplicateBlocks:
+    return ReplicateBlocks(
+        ticket=Ticket("c"),
+        source=KvstoreAddress(WorkerId(source), 1, commands),
+        layout=layout,
+        hashes=hashes,
+        parent=None,
+        token_ids=(),
+    )
+
+
 async def test_the_first_put_is_of_the_model_that_the_cluster_serves() -> None:
     model = msgspec.structs.replace(a_worker("prefill-3"), layout=SMALL_LAYOUT)
     async with open_node(model) as node:
@@ -129,15 +140,7 @@ async def test_the_first_put_is_of_the_model_that_the_cluster_serves() -> None:
         (refused,) = await stranger.wait_for(KvstoreRefused)
         assert "halfmoon.bytes" in refused.reason and "prefill-3" in refused.reason
         assert node.worker.info.layout is None
-        order = ReplicateBlocks(
-            ticket=Ticket("c"),
-            source=KvstoreAddress(WorkerId("none"), 1, "mem://none"),
-            layout=BYTES,
-            hashes=tuple(prompt_blocks(1, 1)),
-            parent=None,
-            token_ids=(),
-        )
-        await stranger.send(order)
+        await stranger.send(copy_order("none", "mem://none", BYTES, *prompt_blocks(1, 1)))
         await stranger.wait_for(KvstoreRefused, 2)
 
 
@@ -165,18 +168,6 @@ async def test_a_conductor_that_does_not_want_it_costs_a_log_line() -> None:
         await stranger.send(Unwelcome(reason="another layout"))
         await stranger.send(Hello(conductor_id=ConductorId("c"), session=1))
         await stranger.wait_for(Welcome, 2)
-
-
-async def test_all_conductors_of_one_name_hear_what_the_node_becomes() -> None:
-    async with open_node() as node:
-        callers = [await node.caller(), await node.caller()]
-        for caller in callers:
-            await caller.send(Hello(conductor_id=ConductorId("c"), session=1))
-            await caller.wait_for(Welcome)
-        await callers[0].send(reserve(prompt_blocks(1, 1)))
-        for caller in callers:
-            _, changed = await caller.wait_for(Welcome, 2)
-            assert changed.worker.layout == SMALL_LAYOUT
 
 
 async def test_a_commit_with_wrong_sums_can_be_said_again_rightly() -> None:
@@ -209,15 +200,8 @@ async def test_a_source_that_leases_nonsense_costs_its_order() -> None:
     async with open_node() as node:
         liar = await node.network.bind("liar")
         stranger = await node.caller()
-        order = ReplicateBlocks(
-            ticket=Ticket("c"),
-            source=KvstoreAddress(WorkerId("liar"), 1, liar.commands),
-            layout=SMALL_LAYOUT,
-            hashes=tuple(prompt_blocks(1, 2)),
-            parent=None,
-            token_ids=(),
-        )
-        await stranger.send(order)
+        asked_for = prompt_blocks(1, 2)
+        await stranger.send(copy_order("liar", liar.commands, SMALL_LAYOUT, *asked_for))
         peer, asked = await liar.receive()
         assert isinstance(asked, LeaseBlocks)
         places = (Place(prompt_blocks(2, 1)[0], 0, 1),)

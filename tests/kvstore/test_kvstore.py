@@ -76,6 +76,13 @@ LAYOUT = KvLayout(model="m", n_layers=4, n_kv_heads=4, head_dim=32, dtype="float
 N_SLOTS = 16
 
 
+#: Where puts fill the memory, so that half of the blocks leave it.
+HALF = {"high_watermark": 0.75, "low_watermark": 0.5}
+#: A reader may have to wait for the disk, and is to get everything nevertheless.
+PATIENT = {**HALF, "promotion_wait_s": 60}
+TRACE = TraceContext("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
+
+
 def chain(n_blocks: int, salt: str = "") -> tuple[tuple[BlockHash, ...], tuple[int, ...]]:
     tokens = tuple(range(n_blocks * 16))
     return tuple(block_hashes(tokens, model="m", salt=salt, block_size=16)), tokens
@@ -200,11 +207,14 @@ async def open_node(
             engine.close()
 
 
-async def test_what_is_put_is_found_by_another_client_byte_for_byte() -> None:
+async def test_what_is_put_is_found_by_another_client_byte_for_byte_once_it_is_committed() -> None:
     hashes, tokens = chain(3)
     async with open_node() as node:
-        await (await node.client("writer")).put(hashes, tokens)
-        reader = await node.client()
+        writer, reader = await node.client("writer"), await node.client()
+        reserved = await writer.reserve(hashes, tokens)
+        checksums = await writer.write(reserved)
+        assert (await reader.lease(hashes)).places == ()
+        await writer.ask(CommitBlocks(ticket=reserved.ticket, checksums=checksums))
         leased = await reader.lease(hashes)
         assert isinstance(leased, BlocksLeased)
         assert tuple(place.hash for place in leased.places) == hashes
@@ -214,14 +224,6 @@ async def test_what_is_put_is_found_by_another_client_byte_for_byte() -> None:
             await reader.transfer.submit("read", [piece])
             assert bytes(memory.view[:16]) == place.hash
             assert xxhash.xxh3_64_intdigest(memory.view) == place.checksum
-
-
-async def test_a_reservation_is_not_served_before_its_commit() -> None:
-    hashes, tokens = chain(2)
-    async with open_node() as node:
-        client = await node.client()
-        await client.reserve(hashes, tokens)
-        assert (await client.lease(hashes)).places == ()
 
 
 async def test_blocks_that_are_stored_or_being_written_are_not_reserved_again() -> None:
@@ -235,53 +237,36 @@ async def test_blocks_that_are_stored_or_being_written_are_not_reserved_again() 
         assert [p.hash for p in (await second.reserve(hashes, tokens)).places] == [hashes[3]]
 
 
-async def test_a_put_that_is_never_committed_is_discarded_and_its_commit_refused() -> None:
-    hashes, tokens = chain(1)
+async def test_a_put_that_is_revoked_or_never_committed_gives_its_slots_back() -> None:
     async with open_node(reservation_ttl_s=5) as node:
         client = await node.client()
-        reserved = await client.reserve(hashes, tokens)
+        reserved = await client.reserve(*chain(N_SLOTS))
+        assert len(reserved.places) == N_SLOTS
+        full = await client.reserve(*chain(N_SLOTS, salt="x"))
+        assert isinstance(full, KvstoreRefused) and full.retry_after_s > 0
+        await client.link.send(RevokeBlocks(ticket=reserved.ticket))
+        late = await client.reserve(*chain(N_SLOTS, salt="x"))
+        assert len(late.places) == N_SLOTS
         node.clock.advance(6)
-        answer = await client.ask(CommitBlocks(ticket=reserved.ticket, checksums=(1,)))
+        answer = await client.ask(CommitBlocks(ticket=late.ticket, checksums=(1,) * N_SLOTS))
         assert isinstance(answer, KvstoreRefused)
-        assert isinstance(await client.reserve(hashes, tokens), BlocksReserved)
+        assert isinstance(await client.reserve(*chain(N_SLOTS)), BlocksReserved)
         assert node.worker.tiers is not None
         node.worker.tiers.check()
 
 
-async def test_a_revoked_reservation_gives_its_slots_back() -> None:
-    hashes, tokens = chain(N_SLOTS)
-    other, other_tokens = chain(N_SLOTS, salt="x")
-    async with open_node() as node:
-        client = await node.client()
-        reserved = await client.reserve(hashes, tokens)
-        assert len(reserved.places) == N_SLOTS
-        full = await client.reserve(other, other_tokens)
-        assert isinstance(full, KvstoreRefused) and full.retry_after_s > 0
-        await client.link.send(RevokeBlocks(ticket=reserved.ticket))
-        assert len((await client.reserve(other, other_tokens)).places) == N_SLOTS
-
-
-async def test_a_leased_block_is_not_evicted_until_it_is_released() -> None:
-    hashes, tokens = chain(N_SLOTS)
-    other, other_tokens = chain(N_SLOTS, salt="x")
-    async with open_node(high_watermark=1.0) as node:
-        client = await node.client()
-        await client.put(hashes, tokens)
-        lease = await client.lease(hashes)
-        assert isinstance(await client.reserve(other, other_tokens), KvstoreRefused)
-        await client.link.send(ReleaseLease(ticket=lease.ticket))
-        assert len((await client.reserve(other, other_tokens)).places) == N_SLOTS
-
-
-async def test_a_lease_that_is_not_renewed_ends() -> None:
-    hashes, tokens = chain(N_SLOTS)
-    other, other_tokens = chain(N_SLOTS, salt="x")
+async def test_a_leased_block_is_not_evicted_until_it_is_released_or_not_renewed() -> None:
     async with open_node(lease_ttl_s=3, high_watermark=1.0) as node:
         client = await node.client()
-        await client.put(hashes, tokens)
-        await client.lease(hashes)
+        await client.put(*chain(N_SLOTS))
+        lease = await client.lease(chain(N_SLOTS)[0])
+        assert isinstance(await client.reserve(*chain(N_SLOTS, salt="x")), KvstoreRefused)
+        await client.link.send(ReleaseLease(ticket=lease.ticket))
+        await client.put(*chain(N_SLOTS, salt="x"))
+        await client.lease(chain(N_SLOTS, salt="x")[0])
+        assert isinstance(await client.reserve(*chain(N_SLOTS, salt="y")), KvstoreRefused)
         node.clock.advance(4)
-        assert len((await client.reserve(other, other_tokens)).places) == N_SLOTS
+        assert len((await client.reserve(*chain(N_SLOTS, salt="y"))).places) == N_SLOTS
 
 
 async def test_while_a_long_read_runs_its_lease_is_renewed_and_then_ended() -> None:
@@ -366,7 +351,7 @@ async def test_tokens_are_announced_with_each_block_that_is_stored_if_a_setting_
 
 async def test_above_the_watermark_room_is_made_ahead_of_demand() -> None:
     hashes, tokens = chain(N_SLOTS)
-    async with open_node(high_watermark=0.75, low_watermark=0.5) as node:
+    async with open_node(**HALF) as node:
         listener, client = await node.client("listener"), await node.client()
         await client.put(hashes, tokens)
         stored, removed = await listener.events(2)
@@ -378,24 +363,25 @@ async def test_a_lease_says_to_its_reader_and_in_its_span_what_came_from_the_dis
     tmp_path: Path,
 ) -> None:
     hashes, tokens = chain(N_SLOTS)
-    exporter = InMemorySpanExporter()
-    tracer = OtelTracer("halfmoon-kvstore", "kvstore-0", SimpleSpanProcessor(exporter))
+    exporter, tracer = traced()
     disk = SegmentFolder(tmp_path, 4 << 20, generation=1)
-    async with open_node(
-        disk, tracer, high_watermark=0.75, low_watermark=0.5, read_ahead=0, promotion_wait_s=60
-    ) as node:
+    async with open_node(disk, tracer, read_ahead=0, **PATIENT) as node:
         listener, client = await node.client("listener"), await node.client()
         await client.put(hashes, tokens)
         await listener.events(1 + N_SLOTS)  # until half of them are on the disk alone
-        trace = TraceContext("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
-        leased = await client.lease(hashes[:10], trace=trace)
+        leased = await client.lease(hashes[:10], trace=TRACE)
         assert (len(leased.places), leased.n_from_disk) == (10, 2)
         strange = msgspec.structs.replace(LAYOUT, block_size=32)
-        assert isinstance(await client.lease(hashes, strange, trace), KvstoreRefused)
+        assert isinstance(await client.lease(hashes, strange, TRACE), KvstoreRefused)
         assert (await client.lease(hashes[:1])).n_from_disk == 0  # and no span
     held, refused = exporter.get_finished_spans()
     assert (held.attributes or {})["halfmoon.blocks_from_disk"] == 2
     assert "block_size" in (refused.status.description or "")
+
+
+def traced() -> tuple[InMemorySpanExporter, OtelTracer]:
+    exporter = InMemorySpanExporter()
+    return exporter, OtelTracer("halfmoon-kvstore", "kvstore-0", SimpleSpanProcessor(exporter))
 
 
 class StuckDisk(SegmentFolder):
@@ -416,18 +402,14 @@ async def test_a_lease_that_waits_for_the_disk_may_be_given_up_and_its_span_ends
     tmp_path: Path, how: str
 ) -> None:
     hashes, tokens = chain(N_SLOTS)
-    exporter = InMemorySpanExporter()
-    tracer = OtelTracer("halfmoon-kvstore", "kvstore-0", SimpleSpanProcessor(exporter))
+    exporter, tracer = traced()
     disk = StuckDisk(tmp_path)
-    async with open_node(
-        disk, tracer, high_watermark=0.75, low_watermark=0.5, promotion_wait_s=60
-    ) as node:
+    async with open_node(disk, tracer, **PATIENT) as node:
         listener, client = await node.client("listener"), await node.client()
         await client.put(hashes, tokens)
         await listener.events(1 + N_SLOTS)  # until half of them are on the disk alone
-        trace = TraceContext("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
         ticket = client.ticket()
-        wanted = LeaseBlocks(ticket=ticket, layout=LAYOUT, hashes=hashes, trace=trace)
+        wanted = LeaseBlocks(ticket=ticket, layout=LAYOUT, hashes=hashes, trace=TRACE)
         await client.link.send(wanted)
         if how == "released":
             await client.link.send(ReleaseLease(ticket=ticket))
@@ -448,9 +430,7 @@ async def test_on_its_way_between_tiers_a_block_is_removed_from_one_and_stored_i
 ) -> None:
     hashes, tokens = chain(N_SLOTS)
     disk = SegmentFolder(tmp_path, 4 << 20, generation=1)
-    async with open_node(
-        disk, high_watermark=0.75, low_watermark=0.5, read_ahead=0, promotion_wait_s=60
-    ) as node:
+    async with open_node(disk, read_ahead=0, **PATIENT) as node:
         listener, client = await node.client("listener"), await node.client()
         await client.put(hashes, tokens)
         [stored, *moves] = await listener.events(1 + 2 * N_SLOTS // 2)
@@ -511,27 +491,35 @@ async def test_a_renewal_is_answered_and_one_of_nothing_is_refused() -> None:
         assert refused.code == error_codes.NOT_HELD
 
 
-async def test_the_first_put_fixes_the_layout_and_the_conductor_hears_of_it() -> None:
-    hashes, tokens = chain(1)
+async def test_the_first_put_fixes_the_layout_and_all_conductors_of_a_name_hear_of_it() -> None:
     async with open_node() as node:
-        conductor, client = await node.client("conductor"), await node.client()
+        conductors, client = [await node.client() for _ in range(2)], await node.client()
         hello = Hello(conductor_id=ConductorId("c"), session=1)
-        assert (await conductor.ask(hello)).worker.layout is None
-        await client.put(hashes, tokens)
-        while not isinstance(welcome := await conductor.link.receive(), Welcome):
-            pass
-        assert welcome.worker.layout == LAYOUT
-        assert welcome.worker.n_blocks == N_SLOTS
+        for conductor in conductors:
+            assert (await conductor.ask(hello)).worker.layout is None
+        await client.put(*chain(1))
+        for conductor in conductors:
+            while not isinstance(welcome := await conductor.link.receive(), Welcome):
+                pass
+            assert welcome.worker.layout == LAYOUT
+            assert welcome.worker.n_blocks == N_SLOTS
         assert [info.layout for info in node.records] == [LAYOUT]
 
 
-async def test_another_layout_is_refused_with_both_values_named() -> None:
+async def test_what_can_not_be_put_or_read_is_refused_by_name() -> None:
     hashes, tokens = chain(1)
-    other = KvLayout(
-        model="m", n_layers=4, n_kv_heads=4, head_dim=32, dtype="bfloat16", block_size=16
-    )
+    other = msgspec.structs.replace(LAYOUT, dtype="bfloat16")
+    huge = msgspec.structs.replace(LAYOUT, n_layers=80, n_kv_heads=8, head_dim=128)
     async with open_node() as node:
         client = await node.client()
+        answer = await client.reserve(hashes, tokens, layout=huge)
+        assert isinstance(answer, KvstoreRefused)
+        assert str(huge.block_bytes) in answer.reason and str(1 << 20) in answer.reason
+        for n_tokens in (0, 15, 17):
+            answer = await client.reserve(hashes, tuple(range(n_tokens)))
+            assert isinstance(answer, KvstoreRefused), n_tokens
+        # What is for others is dropped.
+        await client.link.send(PrefillLoad(n_queued=1, queued_tokens=1, free_pages=1, n_pages=1))
         await client.put(hashes, tokens)
         for answer in (
             await client.reserve(hashes, tokens, layout=other),
@@ -541,40 +529,14 @@ async def test_another_layout_is_refused_with_both_values_named() -> None:
             assert "float32" in answer.reason and "bfloat16" in answer.reason
 
 
-async def test_a_block_larger_than_the_store_is_refused_naming_both_sizes() -> None:
-    huge = KvLayout(
-        model="m", n_layers=80, n_kv_heads=8, head_dim=128, dtype="float32", block_size=16
-    )
-    hashes, tokens = chain(1)
-    async with open_node() as node:
-        answer = await (await node.client()).reserve(hashes, tokens, layout=huge)
-        assert isinstance(answer, KvstoreRefused)
-        assert str(huge.block_bytes) in answer.reason and str(1 << 20) in answer.reason
-
-
-@pytest.mark.parametrize("tokens", [(), tuple(range(15)), tuple(range(17))])
-async def test_a_put_whose_tokens_do_not_fit_its_blocks_is_refused(
-    tokens: tuple[int, ...],
-) -> None:
-    hashes, _ = chain(1)
-    async with open_node() as node:
-        answer = await (await node.client()).reserve(hashes, tokens)
-        assert isinstance(answer, KvstoreRefused)
-
-
-def test_every_eviction_policy_there_is_can_be_chosen_and_no_other() -> None:
+def test_every_eviction_policy_there_is_can_be_chosen_and_what_is_no_setting_is_refused() -> None:
     for name in EVICTION_POLICIES:
         assert KvstoreSettings(eviction=name).eviction == name
     with pytest.raises(ValueError, match="eviction"):
         KvstoreSettings(eviction="lur")
-
-
-async def test_messages_that_are_not_for_a_kvstore_are_dropped() -> None:
-    hashes, tokens = chain(1)
-    async with open_node() as node:
-        client = await node.client()
-        await client.link.send(PrefillLoad(n_queued=1, queued_tokens=1, free_pages=1, n_pages=1))
-        await client.put(hashes, tokens)
+    for text in ("lab", "lab=x", "=4", "lab=1,lab=2", "lab=-1", "lab=nan"):
+        with pytest.raises(ValueError, match="tenant_quotas_mib"):
+            KvstoreSettings(tenant_quotas_mib=text)
 
 
 async def test_a_tenant_over_its_quota_pays_with_its_own_blocks() -> None:
@@ -594,12 +556,6 @@ async def test_a_tenant_over_its_quota_pays_with_its_own_blocks() -> None:
         assert "tenant lab has 4 of the 4 blocks" in refused.reason
         assert node.worker.tiers is not None
         node.worker.tiers.check()
-
-
-@pytest.mark.parametrize("text", ["lab", "lab=x", "=4", "lab=1,lab=2", "lab=-1", "lab=nan"])
-def test_quotas_that_can_not_be_read_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="tenant_quotas_mib"):
-        KvstoreSettings(tenant_quotas_mib=text)
 
 
 # -- what a listener believes ------------------------------------------------------------------

@@ -94,9 +94,9 @@ def test_a_record_of_a_thousand_million_stages_is_not_read() -> None:
     codec.decode(frame_with(welcome, ("worker", "host"), "h" * MAX_NAME))
 
 
-@pytest.mark.parametrize("n_bytes", [0, 15, 17, 1 << 20])
-def test_a_block_hash_of_another_length_is_none(n_bytes: int) -> None:
+def test_a_block_hash_of_another_length_is_none() -> None:
     asked = next(message for message in EXAMPLES if isinstance(message, VerifyBlocks))
     codec.decode(frame_with(asked, ("hashes", 0), bytes(HASH_BYTES)))
-    with pytest.raises(MalformedMessage, match="hashes"):
-        codec.decode(frame_with(asked, ("hashes", 0), bytes(n_bytes)))
+    for n_bytes in (0, 15, 17, 1 << 20):
+        with pytest.raises(MalformedMessage, match="hashes"):
+            codec.decode(frame_with(asked, ("hashes", 0), bytes(n_bytes)))

@@ -2,26 +2,33 @@
 
 import gc
 import mmap
+import os
+import signal
 import socket
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from halfmoon_metadata.stores.memory_store import MemoryStore
 from halfmoon_testing.processes.segment_process import SegmentProcess, on_device
-from halfmoon_transfer import ClusterKey, Memory, TransferEngine, TransferSettings
+from halfmoon_transfer import ClusterKey, Memory, Piece, TransferEngine, TransferSettings
 from halfmoon_transfer.backends import BACKENDS, backend_class
 from halfmoon_transfer.backends.backend_interface import BackendCapabilities
 from halfmoon_transfer.backends.fault_injection import FaultInjection, FaultPlan
 from halfmoon_transfer.backends.rdma import verbs
 from halfmoon_transfer.backends.tcp import native
-from halfmoon_transfer.interface import BackendUnavailable
+from halfmoon_transfer.interface import BackendUnavailable, Op, Report
+from halfmoon_transfer.metadata import descriptor as records
+from halfmoon_transfer.metadata.descriptor import Endpoint
+
+PATIENCE_S = 60.0
 
 
 def _devices() -> tuple[tuple[str, ...], tuple[str, ...]] | None:
@@ -191,16 +198,70 @@ class World:
             engine.check()
 
 
+class Ends:
+    """Engines "here" and "there" of a world, and memory of equal size at each."""
+
+    def __init__(
+        self, world: Any, n_bytes: int, *, here: Any = None, there: Any = None, **both: Any
+    ) -> None:
+        """Open both with the overrides of both, and with their own."""
+        self.here: TransferEngine = world.open("here", **both, **(here or {}))
+        self.there: TransferEngine = world.open("there", **both, **(there or {}))
+        self.local, self.remote = self.here.allocate(n_bytes), self.there.allocate(n_bytes)
+        #: All of it.
+        self.piece = Piece(self.local.region, 0, self.remote.region, 0, n_bytes)
+
+    def move(self, op: Op = "write", *pieces: Piece, **more: Any) -> Report:
+        """Move these pieces, or all of the memory, by a plan."""
+        return self.here.submit(op, pieces or [self.piece], **more).result(PATIENCE_S)
+
+
+def found_at(world: Any, engine: TransferEngine, endpoint: Endpoint) -> None:
+    """Have the metadata say that an engine listens at this place for TCP."""
+    moved = msgspec.structs.replace(engine.descriptor, endpoints={"tcp": endpoint})
+    world.metadata.put(records.PREFIX + engine.name, records.encode(moved))
+
+
+@contextmanager
+def dialled(engine: TransferEngine, backend: str = "shm") -> Iterator[socket.socket]:
+    """A bare socket to what an engine offers other processes of this host."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        sock.settimeout(PATIENCE_S)
+        sock.connect("\0" + engine.descriptor.endpoints[backend].address)
+        yield sock
+
+
+def read_to_the_end(sock: socket.socket) -> bytes:
+    """All that comes until the other side hangs up, perhaps on bytes that it had not read."""
+    got = bytearray()
+    with suppress(ConnectionError):
+        while data := sock.recv(65536):
+            got += data
+    return bytes(got)
+
+
+@contextmanager
+def standing_still(pid: int) -> Iterator[None]:
+    """Stop a process; it goes on afterwards."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        # The signal takes its time: a thread that still runs would answer.
+        eventually(lambda: _stands_still(pid))
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def _stands_still(pid: int) -> bool:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return all((each / "stat").read_text().rpartition(")")[2].split()[0] == "T" for each in tasks)
+
+
 def eventually(condition: Callable[[], bool], *, within_s: float = 60.0) -> None:
     deadline = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline, "it did not come true"
         time.sleep(0.005)
-
-
-@pytest.fixture(name="eventually")
-def eventually_fixture() -> Callable[..., None]:
-    return eventually
 
 
 def _our_descriptors() -> list[str]:

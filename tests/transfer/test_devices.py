@@ -2,7 +2,6 @@
 
 import gc
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -54,10 +53,9 @@ from halfmoon_transfer.planning.transfer_plan import (
 )
 from halfmoon_transfer.regions.access import AccessStatus
 from halfmoon_transfer.threads.stop_signal import StopSignal
+from tests.transfer.conftest import PATIENCE_S, dialled, eventually
 
 World = Any
-Eventually = Callable[..., None]
-PATIENCE_S = 60.0
 KIB = 1024
 
 
@@ -338,7 +336,7 @@ def test_lent_runs_never_overlap_and_all_come_back(steps: list[tuple[int, bool]]
     assert pool.free_bytes == whole == pool.n_bytes
 
 
-def test_who_waits_for_room_gets_it_or_is_stopped(eventually: Eventually) -> None:
+def test_who_waits_for_room_gets_it_or_is_stopped() -> None:
     pool = PinnedPool(memoryview(bytearray(100_000)))
     first = pool.take(60_000)
     assert first is not None
@@ -459,49 +457,38 @@ def make_bench() -> Iterator[Callable[..., Bench]]:
         del bench.buffer
 
 
-def test_while_a_part_is_written_the_next_is_copied_out(make_bench: Any) -> None:
-    bench = make_bench(30_000)
-    assert bench.move("write") == [APPLIED] * 6
-    assert bench.peer == bench.buffer.view
-    assert bench.log == [
-        "out 0",
-        "out 1",
-        "out 0 done",
-        "carry 0",
-        "out 2",
-        "out 1 done",
-        "carry 1",
-        "out 2 done",
-        "carry 2",
-    ]
+ORDERS = {
+    "the next is copied out while one is written": (
+        "write",
+        40_960,
+        "out 0, out 1, out 0 done, carry 0, out 2, out 1 done, carry 1, out 2 done, carry 2",
+    ),
+    "the one before is copied in while one is read": (
+        "read",
+        40_960,
+        "carry 0, in 0, carry 1, in 1, in 0 done, carry 2, in 2, in 1 done, in 2 done",
+    ),
+    "with room for one part to write they take turns": (
+        "write",
+        12_288,
+        "out 0, out 0 done, carry 0, out 1, out 1 done, carry 1, out 2, out 2 done, carry 2",
+    ),
+    "with room for one part to read they take turns": (
+        "read",
+        12_288,
+        "carry 0, in 0, in 0 done, carry 1, in 1, in 1 done, carry 2, in 2, in 2 done",
+    ),
+}
 
 
-def test_while_a_part_is_read_the_one_before_is_copied_in(make_bench: Any) -> None:
-    bench = make_bench(30_000)
-    assert bench.move("read") == [APPLIED] * 6
-    assert bench.peer == bench.buffer.view
-    assert bench.log == [
-        "carry 0",
-        "in 0",
-        "carry 1",
-        "in 1",
-        "in 0 done",
-        "carry 2",
-        "in 2",
-        "in 1 done",
-        "in 2 done",
-    ]
-
-
-@pytest.mark.parametrize("op", ["read", "write"])
-def test_with_room_for_one_part_parts_take_turns(make_bench: Any, op: Any) -> None:
-    bench = make_bench(30_000, pool_bytes=12_288)
+@pytest.mark.parametrize(("op", "pool_bytes", "log"), ORDERS.values(), ids=ORDERS)
+def test_parts_travel_while_others_are_copied(
+    make_bench: Any, op: str, pool_bytes: int, log: str
+) -> None:
+    bench = make_bench(30_000, pool_bytes=pool_bytes)
     assert bench.move(op) == [APPLIED] * 6
     assert bench.peer == bench.buffer.view
-    if op == "write":
-        assert bench.log[:4] == ["out 0", "out 0 done", "carry 0", "out 1"]
-    else:
-        assert bench.log[:4] == ["carry 0", "in 0", "in 0 done", "carry 1"]
+    assert bench.log == log.split(", ")
 
 
 @pytest.mark.parametrize("op", ["read", "write"])
@@ -598,9 +585,7 @@ def test_other_messages_about_handles_are_none(message: bytes) -> None:
 def test_garbage_on_the_socket_of_handles_ends_that_connection_only(make_world: Any) -> None:
     world = make_world("cuda")
     here, there = world.open("here"), world.open("there")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
-        sock.settimeout(PATIENCE_S)
-        sock.connect("\0" + there.descriptor.endpoints["cuda"].address)
+    with dialled(there, "cuda") as sock:
         sock.send(b"garbage")
         assert sock.recv(100) == b""
     assert there.stats().n_malformed == 1
@@ -616,11 +601,8 @@ def test_processes_of_other_users_get_no_handle(
     here, there = world.open("here"), world.open("there")
     _, region = device_memory(there, 1000, 1)
     local = here.allocate(1000)
-    address = there.descriptor.endpoints["cuda"].address
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
-        sock.settimeout(PATIENCE_S)
-        sock.connect("\0" + address)
+    with dialled(there, "cuda") as sock:
         assert sock.recv(100) == b""
     with pytest.raises(Lost, match="another user"):
         here.submit("read", [Piece(local.region, 0, region, 0, 1000)]).result(PATIENCE_S)
@@ -633,6 +615,19 @@ def device_memory(engine: Any, n_bytes: int, seed: int, **options: Any) -> tuple
     buffer = EmulatedBuffer(n_bytes, **options)
     buffer.view[:] = noise(n_bytes, seed)
     return buffer, engine.register(buffer.span())
+
+
+class DeviceEnds:
+    """Two engines with memory of emulated devices, and all of it as a piece."""
+
+    def __init__(
+        self, world: World, n_bytes: int, here: Any = None, there: Any = None, **far: Any
+    ) -> None:
+        self.here = world.open("here", **(here or {}))
+        self.there = world.open("there", **(there or {}))
+        self.near, near = device_memory(self.here, n_bytes, 1)
+        self.far, far_region = device_memory(self.there, n_bytes, 2, **far)
+        self.piece = Piece(near, 0, far_region, 0, n_bytes)
 
 
 def test_the_location_of_device_memory_is_the_device(make_world: Any) -> None:
@@ -665,14 +660,10 @@ def test_host_and_device_memory_travel_in_one_transfer(make_world: Any, op: Any)
 
 
 def test_memory_that_can_not_be_exported_goes_over_the_wire(make_world: Any) -> None:
-    world = make_world("cuda,tcp")
-    here, there = world.open("here"), world.open("there")
-    near, near_region = device_memory(here, 200_000, 1)
-    far, far_region = device_memory(there, 200_000, 2, exportable=False)
-    piece = Piece(near_region, 0, far_region, 0, 200_000)
-    report = here.submit("write", [piece], PATIENCE_S).result(PATIENCE_S)
+    ends = DeviceEnds(make_world("cuda,tcp"), 200_000, exportable=False)
+    report = ends.here.submit("write", [ends.piece], PATIENCE_S).result(PATIENCE_S)
     assert report.path == ("tcp",)
-    assert near.view == far.view
+    assert ends.near.view == ends.far.view
 
 
 def test_read_only_device_memory_is_not_written(make_world: Any) -> None:
@@ -689,9 +680,7 @@ def test_read_only_device_memory_is_not_written(make_world: Any) -> None:
         here.submit("read", [Piece(local.region, 0, region, 0, 1000)]).result(PATIENCE_S)
 
 
-def test_an_opened_region_is_closed_when_it_is_taken_back(
-    make_world: Any, eventually: Eventually
-) -> None:
+def test_an_opened_region_is_closed_when_it_is_taken_back(make_world: Any) -> None:
     world = make_world("cuda")
     here = world.open("here")
     world.on_device = "both"
@@ -724,39 +713,31 @@ def test_a_device_that_fails_under_its_owner_rejects_the_peers_transfer(make_wor
 
 
 def test_bytes_that_arrive_damaged_do_not_reach_the_device(make_world: Any) -> None:
-    world = make_world("tcp")
-    here = world.open(
-        "here",
-        backends=(FaultInjection("tcp", FaultPlan(corrupt_rate=1.0)),),
-        settings=TransferSettings(tries_per_path=1),
-    )
-    there = world.open("there")
-    near, near_region = device_memory(here, 100_000, 1)
-    far, far_region = device_memory(there, 100_000, 2)
-    piece = Piece(near_region, 0, far_region, 0, 100_000)
+    faults = FaultInjection("tcp", FaultPlan(corrupt_rate=1.0))
+    here = {"backends": (faults,), "settings": TransferSettings(tries_per_path=1)}
+    ends = DeviceEnds(make_world("tcp"), 100_000, here)
     for op in ("read", "write"):
         with pytest.raises(Corrupted):
-            here.submit(op, [piece]).result(PATIENCE_S)
-    assert near.view == noise(100_000, 1)
-    assert far.view == noise(100_000, 2)
+            ends.here.submit(op, [ends.piece]).result(PATIENCE_S)
+    assert ends.near.view == noise(100_000, 1)
+    assert ends.far.view == noise(100_000, 2)
 
 
-def test_pinned_memory_is_bounded_and_all_given_back(make_world: Any, eventually: Any) -> None:
-    world = make_world("tcp")
+def test_pinned_memory_is_bounded_and_all_given_back(make_world: Any) -> None:
     settings = TransferSettings(
         staging_bytes=256 * KIB, staging_part_bytes=64 * KIB, slice_bytes=50_000, lanes=4
     )
-    here, there = world.open("here", settings=settings), world.open("there", settings=settings)
-    near, near_region = device_memory(here, 4_000_000, 1)
-    far, far_region = device_memory(there, 4_000_000, 2)
+    same = {"settings": settings}
+    ends = DeviceEnds(make_world("tcp"), 4_000_000, same, same)
     pieces = [
-        Piece(near_region, at, far_region, at, 100_000) for at in range(0, 4_000_000, 100_000)
+        Piece(ends.piece.local, at, ends.piece.remote, at, 100_000)
+        for at in range(0, 4_000_000, 100_000)
     ]
-    transfers = [here.submit("write", [piece], PATIENCE_S) for piece in pieces]
+    transfers = [ends.here.submit("write", [piece], PATIENCE_S) for piece in pieces]
     for transfer in transfers:
         transfer.result(PATIENCE_S)
-    assert near.view == far.view
-    for engine in (here, there):
+    assert ends.near.view == ends.far.view
+    for engine in (ends.here, ends.there):
         pools = engine._context.devices
         # An owner acknowledges a write just before it gives its buffer back.
         eventually(lambda pools=pools: set(pools.free_bytes.values()) == {(256 * KIB, 256 * KIB)})

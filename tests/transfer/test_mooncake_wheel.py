@@ -36,11 +36,11 @@ from halfmoon_transfer.metadata.descriptor import SegmentDescriptor
 from halfmoon_transfer.settings import MooncakeSettings
 from halfmoon_transfer.threads.stop_signal import StopSignal
 from tests.installed_programs import skip_without
+from tests.transfer.conftest import PATIENCE_S
 
 WHEEL = "mooncake-transfer-engine-non-cuda==0.3.13.post1"
 DRIVER = Path(__file__).with_name("wheel_peer.py")
 P2P = "P2PHANDSHAKE"
-PATIENCE_S = 60.0
 KIB, MIB = 1024, 1024 * 1024
 SIZES = [4 * KIB, 64 * KIB, MIB + 12, 16 * MIB]
 ROOM = 16 * MIB
@@ -259,10 +259,6 @@ def test_the_wheel_writes_to_us_and_reads_it_back(side: Side, n_bytes: int) -> N
     assert wheel.ask("holds", wheel.address, n_bytes, n_bytes + 1)
 
 
-def test_the_wheel_finds_our_first_buffer(side: Side) -> None:
-    assert side.wheel.ask("first_buffer", side.mooncake.name) == side.address
-
-
 @pytest.mark.parametrize("op", ["write", "read"])
 def test_the_wheel_moves_batches(side: Side, op: str) -> None:
     wheel, size = side.wheel, 30_000
@@ -301,8 +297,10 @@ def test_the_wheel_is_refused_what_we_took_back(side: Side) -> None:
     assert wheel.ask("write", side.mooncake.name, wheel.address, side.address, 10_000) == 0
 
 
-def test_the_wheel_notifies_us_after_its_data(side: Side) -> None:
+def test_the_wheel_finds_us_alive_and_notifies_us_after_its_data(side: Side) -> None:
     wheel = side.wheel
+    assert wheel.ask("probe", side.mooncake.name) == 0
+    assert wheel.ask("first_buffer", side.mooncake.name) == side.address
     wheel.ask("fill", wheel.address, 5000, 9)
     ours = (side.mooncake.name, wheel.address, side.address, 5000)
     assert wheel.ask("write_and_notify", *ours, "wheel", "it is there") == 0
@@ -310,10 +308,6 @@ def test_the_wheel_notifies_us_after_its_data(side: Side) -> None:
         mooncake_records.MooncakeNotification("wheel", "it is there")
     ]
     assert side.memory.view[:5000] == bytes_of(9, 5000)
-
-
-def test_the_wheel_sees_that_we_are_alive(side: Side) -> None:
-    assert side.wheel.ask("probe", side.mooncake.name) == 0
 
 
 # Ours as initiator.

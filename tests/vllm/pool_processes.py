@@ -2,8 +2,6 @@
 
 import os
 import signal
-import socket
-import subprocess
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -18,10 +16,13 @@ from halfmoon_metadata.tcp_ports import free_port
 from halfmoon_protocol.messages import WorkerInfo
 from halfmoon_runtime.channels.zmq_network import ZmqNetwork
 from halfmoon_runtime.membership import MEMBERS
-from halfmoon_sandbox.bound_process import start_bound
 from halfmoon_testing.block_client import BlockClient
+from tests.e2e.redis_server import RedisServer
 
 READY_S = 120.0
+
+
+_BLOCKS = "halfmoon_kvstore_blocks"
 
 
 def wait_until(holds: Callable[[], bool], what: str, limit_s: float = 60.0) -> None:
@@ -36,32 +37,10 @@ class PoolProcesses:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._redis_port = free_port()
+        self.redis = RedisServer(folder)
+        self.metadata = self.redis.url
         self._kvstores: dict[str, ServiceProcess] = {}
         self._ports: dict[str, int] = {}
-        self.start_redis()
-
-    @property
-    def metadata(self) -> str:
-        return f"redis://127.0.0.1:{self._redis_port}/0"
-
-    def start_redis(self) -> None:
-        command = ["redis-server", "--port", str(self._redis_port), "--bind", "127.0.0.1"]
-        command += ["--save", "", "--dir", str(self.folder)]
-        self._redis = start_bound(command, stdout=subprocess.DEVNULL)
-
-        def listens() -> bool:
-            try:
-                socket.create_connection(("127.0.0.1", self._redis_port), timeout=1).close()
-            except OSError:
-                return False
-            return True
-
-        wait_until(listens, "redis-server listens")
-
-    def kill_redis(self) -> None:
-        self._redis.kill()
-        self._redis.wait(20)
 
     def start_kvstore(self, name: str, **flags: object) -> None:
         port = self._ports[name] = free_port()
@@ -117,27 +96,25 @@ class PoolProcesses:
             await network.close()
             store.close()
 
-    def metric(self, kvstore: str, line: str) -> float:
-        """Return a sample of a kvstore's metrics by its name with labels."""
+    def metric(self, kvstore: str, name: str, **labels: str) -> float:
+        """The sum of a metric's samples with these labels, and perhaps others."""
         url = f"http://127.0.0.1:{self._ports[kvstore]}/metrics"
-        for sample in httpx.get(url, timeout=30, trust_env=False).text.splitlines():
-            if sample.startswith(f"{line} "):
-                return float(sample.rsplit(" ", 1)[1])
-        return 0.0
+        wanted = [f'{label}="{value}"' for label, value in labels.items()]
+        return sum(
+            float(sample.rsplit(" ", 1)[1])
+            for sample in httpx.get(url, timeout=30, trust_env=False).text.splitlines()
+            if sample.startswith((f"{name} ", f"{name}{{")) and all(w in sample for w in wanted)
+        )
 
     def n_stored(self, kvstore: str) -> int:
-        name = 'halfmoon_kvstore_blocks{state="stored",tier="memory"}'
-        other = 'halfmoon_kvstore_blocks{tier="memory",state="stored"}'
-        return int(self.metric(kvstore, name) + self.metric(kvstore, other))
+        return int(self.metric(kvstore, _BLOCKS, state="stored", tier="memory"))
 
     def n_held(self, kvstore: str) -> int:
         """Blocks that are reserved or leased."""
-        name = 'halfmoon_kvstore_blocks{state="reserved",tier="memory"}'
-        other = 'halfmoon_kvstore_blocks{tier="memory",state="reserved"}'
-        reserved = self.metric(kvstore, name) + self.metric(kvstore, other)
+        reserved = self.metric(kvstore, _BLOCKS, state="reserved", tier="memory")
         return int(reserved + self.metric(kvstore, "halfmoon_kvstore_leased_blocks"))
 
     def stop(self) -> None:
         for name in list(self._kvstores):
             self.kill_kvstore(name)
-        self.kill_redis()
+        self.redis.kill()

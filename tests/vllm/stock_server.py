@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -132,6 +132,18 @@ def complete(url: str, prompt: Sequence[int], n_new: int, **fields: Any) -> dict
     completion = answer.json()
     assert isinstance(completion, dict)
     return completion
+
+
+def streamed(url: str, prompt: Sequence[int], n_new: int) -> Iterator[list[int]]:
+    """The tokens of each event of a stream."""
+    request = body(prompt, n_new, stream=True)
+    with httpx.stream("POST", f"{url}/v1/completions", json=request, timeout=300) as answer:
+        assert answer.status_code == 200, answer.read().decode()
+        for line in answer.iter_lines():
+            if line.startswith("data: {"):
+                event = json.loads(line.removeprefix("data: "))
+                assert "error" not in event, event
+                yield from (choice["token_ids"] for choice in event["choices"])
 
 
 def tokens_of(completion: dict[str, Any]) -> list[int]:

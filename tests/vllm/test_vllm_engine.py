@@ -181,24 +181,18 @@ def test_compiled_models_compute_the_same(
     assert pool.generate(prompt_of(300), 8, chunk=70) == reference("llama", prompt_of(300), 8)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"tensor_parallel": "2"}, {"tensor_parallel_size": "zwei"}, {"tensor_parallel_size": "0"}],
-)
-def test_options_that_are_none_are_refused_by_name(
-    options: dict[str, str], model_of: Callable[[str], Path]
-) -> None:
-    with pytest.raises(BadEngineOption, match="tensor_parallel"):
-        open_engine(
-            str(model_of("llama")), block_size=BLOCK_SIZE, engine="vllm", engine_options=options
-        )
+SIZE = "tensor_parallel_size"
 
 
-def test_a_device_that_vllm_was_not_built_for_is_refused_by_name(
+def test_options_and_devices_that_there_are_none_of_are_refused_by_name(
     model_of: Callable[[str], Path], reference: object
 ) -> None:
+    model = str(model_of("llama"))
+    for value in ({"tensor_parallel": "2"}, *({SIZE: text} for text in ("zwei", "0"))):
+        with pytest.raises(BadEngineOption, match="tensor_parallel"):
+            open_engine(model, block_size=BLOCK_SIZE, engine="vllm", engine_options=value)
     with pytest.raises(BadEngineOption, match="device is cuda, this build of vllm computes on cpu"):
-        open_engine(str(model_of("llama")), block_size=BLOCK_SIZE, device="cuda", engine="vllm")
+        open_engine(model, block_size=BLOCK_SIZE, device="cuda", engine="vllm")
 
 
 def test_two_ranks_share_the_heads_of_each_page(

@@ -2,15 +2,13 @@
 
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
 
 from halfmoon_transfer.backends.socket_listener import SocketListener
-
-Eventually = Callable[..., None]
-PATIENCE_S = 60.0
+from tests.transfer.conftest import PATIENCE_S, eventually
 
 
 class Nonsense(Exception):
@@ -63,11 +61,14 @@ def stack() -> Iterator[ExitStack]:
         yield made
 
 
-def test_who_comes_too_many_is_told_and_the_others_go_on(
-    stack: ExitStack, eventually: Eventually
-) -> None:
+@pytest.fixture
+def echo(stack: ExitStack) -> Echo:
     echo = Echo(stack)
     echo.listener.start()
+    return echo
+
+
+def test_who_comes_too_many_is_told_and_the_others_go_on(echo: Echo) -> None:
     first, second = echo.greeted(), echo.greeted()
     surplus = echo.dial()
     assert surplus.recv(100) == b"no: 2 connections are open, the limit"
@@ -79,30 +80,20 @@ def test_who_comes_too_many_is_told_and_the_others_go_on(
     assert second.recv(100) == b"still here"
 
 
-def test_nonsense_is_counted_and_ends_its_own_connection_only(
-    stack: ExitStack, eventually: Eventually
-) -> None:
-    echo = Echo(stack)
-    echo.listener.start()
+def test_nonsense_and_hanging_up_end_one_connection_and_leave_the_others(echo: Echo) -> None:
     first, second = echo.greeted(), echo.greeted()
     first.sendall(b"?")
     assert first.recv(100) == b""
     eventually(lambda: (echo.listener.n_malformed, echo.listener.n_connections) == (1, 1))
-    second.sendall(b"still here")
-    assert second.recv(100) == b"still here"
-
-
-def test_hanging_up_on_one_leaves_the_others(stack: ExitStack) -> None:
-    echo = Echo(stack)
-    echo.listener.start()
-    first, second = echo.greeted(), echo.greeted()
-    echo.listener.hang_up(echo.served[0])
-    assert first.recv(100) == b""
+    third = echo.greeted()
+    echo.listener.hang_up(echo.served[-1])
+    assert third.recv(100) == b""
     second.sendall(b"still here")
     assert second.recv(100) == b"still here"
 
 
 def test_whoever_dials_before_the_start_waits(stack: ExitStack) -> None:
+    Echo(stack)  # one that never starts can be closed
     echo = Echo(stack)
     early = echo.dial()
     early.sendall(b"early")
@@ -119,9 +110,7 @@ def test_a_connection_that_says_nothing_wakes_its_thread_after_the_patience(
     assert echo.dial().recv(100) == b""
 
 
-def test_closing_hangs_up_on_everybody_and_waits_for_their_threads(stack: ExitStack) -> None:
-    echo = Echo(stack)
-    echo.listener.start()
+def test_closing_hangs_up_on_everybody_and_waits_for_their_threads(echo: Echo) -> None:
     peers = [echo.greeted(), echo.greeted()]
     echo.listener.close()
     assert echo.ended.acquire(blocking=False)
@@ -130,7 +119,3 @@ def test_closing_hangs_up_on_everybody_and_waits_for_their_threads(stack: ExitSt
     assert echo.listener.n_connections == 0
     with pytest.raises(ConnectionRefusedError):
         echo.dial()
-
-
-def test_a_listener_that_never_started_can_be_closed(stack: ExitStack) -> None:
-    Echo(stack)

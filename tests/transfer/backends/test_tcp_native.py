@@ -31,6 +31,7 @@ from halfmoon_transfer.regions.access import AccessStatus
 from halfmoon_transfer.regions.byte_ops import checksum
 from halfmoon_transfer.regions.region_table import RegionTable
 from halfmoon_transfer.threads.stop_signal import StopSignal
+from tests.transfer.conftest import eventually
 
 extension: Any = getattr(native, "extension", None)
 
@@ -227,9 +228,7 @@ def test_damaged_requests_harm_nothing(serve: Callable[[], Served], data: st.Dat
     assert not any(served.whole[:1010]) and not any(served.whole[1060:])
 
 
-def test_a_region_is_let_go_of_when_its_last_access_has_ended(
-    serve: Callable[[], Served], eventually: Callable[..., None]
-) -> None:
+def test_a_region_is_let_go_of_when_its_last_access_has_ended(serve: Callable[[], Served]) -> None:
     served = serve()
     served.left.sendall(written(0, b"x" * 1000)[:-1])
     eventually(lambda: served.whole[1998] == ord("x"))
@@ -247,7 +246,7 @@ def test_a_region_is_let_go_of_when_its_last_access_has_ended(
 
 
 def test_a_peer_that_stalls_in_the_middle_is_given_up_and_one_that_idles_is_not(
-    serve: Callable[[], Served], eventually: Callable[..., None]
+    serve: Callable[[], Served],
 ) -> None:
     served = serve()
     served.right.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", 0, 50_000))
