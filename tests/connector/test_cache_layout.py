@@ -130,10 +130,7 @@ REFUSED: list[tuple[Change, str]] = [
     (_set("parallel_config", "pipeline_parallel_size", 4), "pipeline_parallel_size 4"),
     (_set("model_config", "hf_overrides", {"rope_theta": 1}), "hf_overrides"),
     (_set("model_config", "use_mla", True), "latent attention"),
-    (
-        lambda server, _: setattr(server, "speculative_config", Namespace()),
-        "speculative decoding",
-    ),
+    (lambda server, _: setattr(server, "speculative_config", Namespace()), "speculative decoding"),
     (_spec("dtype", torch.uint8), "uint8.*--kv-cache-dtype"),
     (_spec("head_size_v", 8), "heads of 16 and values with heads of 8"),
     (_spec("block_size", 48), "48 tokens, the pool's 32.*multiple"),

@@ -129,9 +129,7 @@ async def held(nodes: Nodes, name: str) -> set[BlockHash]:
         return await it.stored()
 
 
-async def test_what_one_server_stored_another_loads_in_parts_of_its_staging_memory(
-    nodes: Nodes,
-) -> None:
+async def test_what_one_server_stored_another_loads_in_parts_of_its_memory(nodes: Nodes) -> None:
     nodes.start("a", capacity_mib=32)
     a = address(nodes, "a")
     async with server(nodes) as one, server(nodes) as other:
@@ -147,7 +145,7 @@ async def test_what_one_server_stored_another_loads_in_parts_of_its_staging_memo
         assert "blocks_stored" not in other.counts.take()
 
 
-async def test_a_damaged_block_leaves_its_kvstore_and_ends_the_prefix_unless_the_next_has_it(
+async def test_a_damaged_block_leaves_and_ends_the_prefix_unless_the_next_has_it(
     nodes: Nodes,
 ) -> None:
     nodes.start("a", capacity_mib=32)
@@ -165,9 +163,7 @@ async def test_a_damaged_block_leaves_its_kvstore_and_ends_the_prefix_unless_the
         assert await it.load(a, b) == 10
 
 
-async def test_a_killed_kvstore_costs_its_blocks_unless_another_one_has_them(
-    nodes: Nodes,
-) -> None:
+async def test_a_killed_kvstore_costs_its_blocks_unless_another_one_has_them(nodes: Nodes) -> None:
     nodes.start("a", capacity_mib=32)
     nodes.start("b", capacity_mib=32)
     a, b = address(nodes, "a"), address(nodes, "b")
@@ -198,7 +194,7 @@ async def test_blocks_that_do_not_come_in_time_are_given_up(nodes: Nodes) -> Non
         assert it.counts.take()["blocks_not_loaded"] == 4
 
 
-async def test_a_kvstore_of_another_layout_refuses_and_is_named(
+async def test_a_kvstore_of_another_layout_refuses(
     nodes: Nodes, caplog: pytest.LogCaptureFixture
 ) -> None:
     nodes.start("a", capacity_mib=32)

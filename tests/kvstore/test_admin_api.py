@@ -20,9 +20,7 @@ async def pin(web: httpx.AsyncClient, block: BlockHash, kind: str, **more: Any) 
     return await web.post("/pin", json={"hash": block.hex(), "kind": kind, **more})
 
 
-async def test_a_block_tells_its_tier_its_age_its_readers_and_its_pin(
-    nodes: Any, tmp_path: Path
-) -> None:
+async def test_a_block_tells_its_tier_age_readers_and_pin(nodes: Any, tmp_path: Path) -> None:
     nodes.start(
         "a", capacity_mib=1, metrics_port=0, disk_path=tmp_path / "a", disk_mib=8,
         promotion_wait_s=60,
@@ -86,9 +84,7 @@ async def test_pinned_blocks_stay_until_their_time_and_hard_pins_are_limited(nod
         assert await client.get(kept) == []
 
 
-async def test_a_node_is_well_before_its_first_put_and_names_what_is_asked_wrongly(
-    nodes: Any,
-) -> None:
+async def test_a_node_is_well_before_its_first_put_and_names_wrong_questions(nodes: Any) -> None:
     nodes.start("a", capacity_mib=1, metrics_port=0)
     [block] = prompt_blocks(1, 1)
     async with nodes.client("a") as client, nodes.http("a") as web:
@@ -131,9 +127,7 @@ def routes() -> list[tuple[str, str]]:
     return [(route.method, route.path) for route in http.routes]
 
 
-async def test_every_route_of_a_node_needs_the_token_of_its_cluster(
-    nodes: Any, monkeypatch: Any
-) -> None:
+async def test_every_route_of_a_node_needs_its_clusters_token(nodes: Any, monkeypatch: Any) -> None:
     monkeypatch.setenv("HALFMOON_CLUSTER_KEY", KEY)
     nodes.start("a", capacity_mib=1, metrics_port=0)
     asked = {

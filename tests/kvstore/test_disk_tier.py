@@ -46,7 +46,7 @@ async def filled(nodes: Any, flags: dict[str, Any]) -> list[list[BlockHash]]:
     return prompts
 
 
-async def test_several_times_what_memory_holds_is_kept_and_survives_kill_9(
+async def test_several_times_the_memory_is_kept_and_survives_kill_9(
     nodes: Any, tmp_path: Path
 ) -> None:
     disk = tmp_path / "disk"
@@ -167,13 +167,17 @@ async def test_killed_in_the_middle_of_writes_a_node_loses_nothing_that_was_writ
         assert each.record.checksum == there, "a header without its bytes"
 
 
-async def test_told_to_stop_a_node_saves_what_only_memory_has(nodes: Any, tmp_path: Path) -> None:
+async def test_two_processes_share_no_folder_and_one_that_is_told_to_stop_saves_its_memory(
+    nodes: Any, tmp_path: Path
+) -> None:
     flags = {**PATIENT, "disk_path": tmp_path / "disk", "disk_mib": 8}
     nodes.start("a", **flags)
     blocks = prompt_blocks(1, 200)
     async with nodes.client("a") as client:
         await client.put(blocks)
     assert on_disk(segment(tmp_path / "disk")) == {}
+    with pytest.raises(AssertionError, match="give each kvstore its own"):
+        nodes.start("b", **flags)
     process = nodes.processes["a"]
     process.signal(signal.SIGTERM)
     assert process.wait(60) and process.exit_code == 0, nodes.log("a")
@@ -182,9 +186,7 @@ async def test_told_to_stop_a_node_saves_what_only_memory_has(nodes: Any, tmp_pa
         assert await client.get(blocks) == blocks
 
 
-async def test_a_full_disk_is_said_and_blocks_are_served_from_memory(
-    nodes: Any, tmp_path: Path
-) -> None:
+async def test_a_full_disk_is_said_and_memory_serves_blocks(nodes: Any, tmp_path: Path) -> None:
     with no_files_above(2 << 20):
         nodes.start("a", capacity_mib=1, disk_path=tmp_path / "disk", disk_mib=8)
     prompts = [prompt_blocks(i, 32) for i in range(20)]
@@ -194,12 +196,6 @@ async def test_a_full_disk_is_said_and_blocks_are_served_from_memory(
         assert await client.get(prompts[-1]) == prompts[-1]
         assert 0 < len(await client.stored()) <= N_SLOTS
     assert "disk_smaller_than_wanted" in nodes.log("a")
-
-
-async def test_two_processes_do_not_share_a_folder(nodes: Any, tmp_path: Path) -> None:
-    nodes.start("a", capacity_mib=1, disk_path=tmp_path / "disk", disk_mib=8)
-    with pytest.raises(AssertionError, match="give each kvstore its own"):
-        nodes.start("b", capacity_mib=1, disk_path=tmp_path / "disk", disk_mib=8)
 
 
 def conversations(seed: int, n_requests: int) -> list[list[BlockHash]]:
@@ -219,7 +215,7 @@ def conversations(seed: int, n_requests: int) -> list[list[BlockHash]]:
     return requests
 
 
-async def test_two_nodes_hit_as_often_as_their_policy_does_alone_and_lose_nothing(
+async def test_two_nodes_hit_as_often_as_their_policy_does_alone(
     nodes: Any, tmp_path: Path
 ) -> None:
     requests = conversations(seed=7, n_requests=260)

@@ -17,14 +17,11 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from halfmoon_kvstore.disk_tier.segment_folder import SegmentFolder
-from halfmoon_kvstore.lent_keys import Holder
 from halfmoon_kvstore.replication.replica_reader import ReplicaReader
 from halfmoon_kvstore.settings import KvstoreSettings
-from halfmoon_kvstore.worker import KvstoreWorker
-from halfmoon_metadata import MemoryStore
 from halfmoon_protocol import error_codes
 from halfmoon_protocol.blocks import block_hashes
-from halfmoon_protocol.ids import BlockHash, ConductorId, Ticket, WorkerId
+from halfmoon_protocol.ids import BlockHash, ConductorId, Ticket
 from halfmoon_protocol.kv_events import (
     BlockRemoved,
     BlockStored,
@@ -55,21 +52,19 @@ from halfmoon_protocol.messages import (
     RevokeBlocks,
     SnapshotBlocks,
     Welcome,
-    WorkerInfo,
 )
 from halfmoon_protocol.trace_context import TraceContext
-from halfmoon_runtime.channels.memory_network import MemoryNetwork, MemoryPort
 from halfmoon_runtime.channels.network import WorkerLink
 from halfmoon_runtime.clock import FakeClock
 from halfmoon_runtime.kvstore_clients import KvstoreClients
 from halfmoon_runtime.observability.otel import OtelTracer
-from halfmoon_runtime.observability.tracing import Tracer
 from halfmoon_scheduling.cache.eviction_policies import EVICTION_POLICIES
 from halfmoon_scheduling.tiers.tier_commands import Erase, Promote, TierOutcome, WriteBack
 from halfmoon_testing.full_disk import no_files_above
 from halfmoon_transfer.engine import TransferEngine
-from halfmoon_transfer.grant_lender import GrantLender
 from halfmoon_transfer.interface import Piece
+from tests.kvstore import conftest as kvstore_nodes
+from tests.kvstore.conftest import Node
 
 #: Blocks of 64 KiB, so that a store of 1 MiB has 16 slots.
 LAYOUT = KvLayout(model="m", n_layers=4, n_kv_heads=4, head_dim=32, dtype="float32", block_size=16)
@@ -152,65 +147,23 @@ class Client:
         return found
 
 
-@dataclass
-class Node:
-    worker: KvstoreWorker
-    port: MemoryPort
-    clock: FakeClock
-    network: MemoryNetwork
-    store: MemoryStore
-    records: list[WorkerInfo]
-    opened: list[TransferEngine]
-
-    async def client(self, name: str = "reader") -> Client:
-        transfer = TransferEngine.open(name, metadata=self.store, backends=("memory",))
-        self.opened.append(transfer)
-        info = self.worker.info
-        return Client(await self.network.dial(info.commands, info.events), transfer)
-
-
 @asynccontextmanager
-async def open_node(
-    disk: SegmentFolder | None = None, tracer: Tracer | None = None, **settings: Any
-) -> AsyncIterator[Node]:
-    network, store, clock = MemoryNetwork(), MemoryStore(), FakeClock()
-    config = KvstoreSettings(worker_id="kvstore-0", capacity_mib=1, **settings)
-    transfer = TransferEngine.open("kvstore-0", metadata=store, backends=("memory",))
-    memory = transfer.allocate(config.capacity_bytes)
-    port = await network.bind("kvstore-0")
-    info = WorkerInfo(
-        worker_id=WorkerId("kvstore-0"),
-        role="kvstore",
-        generation=1,
-        host="here",
-        commands=port.commands,
-        events=port.events,
-    )
-    records: list[WorkerInfo] = []
-
-    async def record(info: WorkerInfo) -> None:
-        records.append(info)
-
-    lender = GrantLender[Holder](transfer, memory.region, config.transfer_grants)
-    worker = KvstoreWorker(
-        port, memory, info, config, clock, record, disk, tracer=tracer, lender=lender
-    )
-    task = asyncio.create_task(worker.serve())
-    node = Node(worker, port, clock, network, store, records, [transfer])
-    try:
+async def open_node(*disk_and_tracer: Any, **settings: Any) -> AsyncIterator[Node]:
+    async with kvstore_nodes.open_node(FakeClock(), *disk_and_tracer, **settings) as node:
         yield node
-    finally:
-        task.cancel()
-        await asyncio.wait([task])
-        await network.close()
-        for engine in node.opened:
-            engine.close()
+
+
+async def dial(node: Node, name: str = "reader") -> Client:
+    transfer = TransferEngine.open(name, metadata=node.store, backends=("memory",))
+    node.engines.append(transfer)
+    info = node.worker.info
+    return Client(await node.network.dial(info.commands, info.events), transfer)
 
 
 async def test_what_is_put_is_found_by_another_client_byte_for_byte_once_it_is_committed() -> None:
     hashes, tokens = chain(3)
     async with open_node() as node:
-        writer, reader = await node.client("writer"), await node.client()
+        writer, reader = await dial(node, "writer"), await dial(node)
         reserved = await writer.reserve(hashes, tokens)
         checksums = await writer.write(reserved)
         assert (await reader.lease(hashes)).places == ()
@@ -229,7 +182,7 @@ async def test_what_is_put_is_found_by_another_client_byte_for_byte_once_it_is_c
 async def test_blocks_that_are_stored_or_being_written_are_not_reserved_again() -> None:
     hashes, tokens = chain(4)
     async with open_node() as node:
-        first, second = await node.client("a"), await node.client("b")
+        first, second = await dial(node, "a"), await dial(node, "b")
         await first.put(hashes[:2], tokens[:32])
         assert [p.hash for p in (await first.reserve(hashes[:3], tokens[:48])).places] == [
             hashes[2]
@@ -239,7 +192,7 @@ async def test_blocks_that_are_stored_or_being_written_are_not_reserved_again() 
 
 async def test_a_put_that_is_revoked_or_never_committed_gives_its_slots_back() -> None:
     async with open_node(reservation_ttl_s=5) as node:
-        client = await node.client()
+        client = await dial(node)
         reserved = await client.reserve(*chain(N_SLOTS))
         assert len(reserved.places) == N_SLOTS
         full = await client.reserve(*chain(N_SLOTS, salt="x"))
@@ -257,7 +210,7 @@ async def test_a_put_that_is_revoked_or_never_committed_gives_its_slots_back() -
 
 async def test_a_leased_block_is_not_evicted_until_it_is_released_or_not_renewed() -> None:
     async with open_node(lease_ttl_s=3, high_watermark=1.0) as node:
-        client = await node.client()
+        client = await dial(node)
         await client.put(*chain(N_SLOTS))
         lease = await client.lease(chain(N_SLOTS)[0])
         assert isinstance(await client.reserve(*chain(N_SLOTS, salt="x")), KvstoreRefused)
@@ -272,7 +225,7 @@ async def test_a_leased_block_is_not_evicted_until_it_is_released_or_not_renewed
 async def test_while_a_long_read_runs_its_lease_is_renewed_and_then_ended() -> None:
     hashes, tokens = chain(3)
     async with open_node(lease_ttl_s=0.6) as node:
-        client = await node.client()
+        client = await dial(node)
         await client.put(hashes, tokens)
         tiers = node.worker.tiers
         assert tiers is not None
@@ -305,7 +258,7 @@ async def test_stored_and_removed_blocks_are_announced_with_their_parents() -> N
     hashes, tokens = chain(N_SLOTS)
     other, other_tokens = chain(1, salt="x")
     async with open_node(high_watermark=1.0) as node:
-        listener, client = await node.client("listener"), await node.client()
+        listener, client = await dial(node, "listener"), await dial(node)
         await client.put(hashes[:2], tokens[:32])
         await client.put(hashes, tokens)
         await client.put(other, other_tokens)
@@ -325,7 +278,7 @@ async def test_stored_and_removed_blocks_are_announced_with_their_parents() -> N
 
 
 @pytest.mark.parametrize("wanted", [False, True])
-async def test_tokens_are_announced_with_each_block_that_is_stored_if_a_setting_says_so(
+async def test_tokens_are_announced_with_each_stored_block_if_a_setting_says_so(
     wanted: bool,
 ) -> None:
     hashes, tokens = chain(4)
@@ -338,7 +291,7 @@ async def test_tokens_are_announced_with_each_block_that_is_stored_if_a_setting_
             return await publish_kv(events)
 
         node.port.publish_kv = recorded  # type: ignore[method-assign]
-        client = await node.client()
+        client = await dial(node)
         await client.put(hashes[:2], tokens[:32])
         await client.put(hashes, tokens)
         rows = [row for payload in payloads for row in msgspec.msgpack.decode(payload)[1]]
@@ -352,21 +305,21 @@ async def test_tokens_are_announced_with_each_block_that_is_stored_if_a_setting_
 async def test_above_the_watermark_room_is_made_ahead_of_demand() -> None:
     hashes, tokens = chain(N_SLOTS)
     async with open_node(**HALF) as node:
-        listener, client = await node.client("listener"), await node.client()
+        listener, client = await dial(node, "listener"), await dial(node)
         await client.put(hashes, tokens)
         stored, removed = await listener.events(2)
         assert stored.block_hashes == hashes
         assert set(removed.block_hashes) == set(hashes[8:])
 
 
-async def test_a_lease_says_to_its_reader_and_in_its_span_what_came_from_the_disk(
+async def test_a_lease_says_to_its_reader_and_its_span_what_is_from_the_disk(
     tmp_path: Path,
 ) -> None:
     hashes, tokens = chain(N_SLOTS)
     exporter, tracer = traced()
     disk = SegmentFolder(tmp_path, 4 << 20, generation=1)
     async with open_node(disk, tracer, read_ahead=0, **PATIENT) as node:
-        listener, client = await node.client("listener"), await node.client()
+        listener, client = await dial(node, "listener"), await dial(node)
         await client.put(hashes, tokens)
         await listener.events(1 + N_SLOTS)  # until half of them are on the disk alone
         leased = await client.lease(hashes[:10], trace=TRACE)
@@ -398,14 +351,14 @@ class StuckDisk(SegmentFolder):
 
 
 @pytest.mark.parametrize("how", ["released", "gone"])
-async def test_a_lease_that_waits_for_the_disk_may_be_given_up_and_its_span_ends(
+async def test_a_lease_that_waits_may_be_given_up_and_its_span_ends(
     tmp_path: Path, how: str
 ) -> None:
     hashes, tokens = chain(N_SLOTS)
     exporter, tracer = traced()
     disk = StuckDisk(tmp_path)
     async with open_node(disk, tracer, **PATIENT) as node:
-        listener, client = await node.client("listener"), await node.client()
+        listener, client = await dial(node, "listener"), await dial(node)
         await client.put(hashes, tokens)
         await listener.events(1 + N_SLOTS)  # until half of them are on the disk alone
         ticket = client.ticket()
@@ -425,13 +378,11 @@ async def test_a_lease_that_waits_for_the_disk_may_be_given_up_and_its_span_ends
     assert span.status.is_ok == (how == "released")
 
 
-async def test_on_its_way_between_tiers_a_block_is_removed_from_one_and_stored_in_the_other(
-    tmp_path: Path,
-) -> None:
+async def test_on_its_way_between_tiers_a_block_is_removed_and_stored(tmp_path: Path) -> None:
     hashes, tokens = chain(N_SLOTS)
     disk = SegmentFolder(tmp_path, 4 << 20, generation=1)
     async with open_node(disk, read_ahead=0, **PATIENT) as node:
-        listener, client = await node.client("listener"), await node.client()
+        listener, client = await dial(node, "listener"), await dial(node)
         await client.put(hashes, tokens)
         [stored, *moves] = await listener.events(1 + 2 * N_SLOTS // 2)
         assert stored.block_hashes == hashes
@@ -462,7 +413,7 @@ async def test_on_its_way_between_tiers_a_block_is_removed_from_one_and_stored_i
 async def test_a_snapshot_tells_all_that_is_stored_and_the_sequence_it_is_after() -> None:
     hashes, tokens = chain(3)
     async with open_node() as node:
-        client = await node.client()
+        client = await dial(node)
         assert await client.ask(SnapshotBlocks()) == BlocksSnapshot(
             sequence=-1, hashes=(), room_bytes=1 << 20
         )
@@ -479,7 +430,7 @@ async def test_a_snapshot_tells_all_that_is_stored_and_the_sequence_it_is_after(
 async def test_a_renewal_is_answered_and_one_of_nothing_is_refused() -> None:
     hashes, tokens = chain(1)
     async with open_node() as node:
-        client = await node.client()
+        client = await dial(node)
         await client.put(hashes, tokens)
         lease = LeaseBlocks(ticket=Ticket("r"), layout=LAYOUT, hashes=hashes)
         leased = await client.ask(lease)
@@ -493,7 +444,7 @@ async def test_a_renewal_is_answered_and_one_of_nothing_is_refused() -> None:
 
 async def test_the_first_put_fixes_the_layout_and_all_conductors_of_a_name_hear_of_it() -> None:
     async with open_node() as node:
-        conductors, client = [await node.client() for _ in range(2)], await node.client()
+        conductors, client = [await dial(node) for _ in range(2)], await dial(node)
         hello = Hello(conductor_id=ConductorId("c"), session=1)
         for conductor in conductors:
             assert (await conductor.ask(hello)).worker.layout is None
@@ -511,7 +462,7 @@ async def test_what_can_not_be_put_or_read_is_refused_by_name() -> None:
     other = msgspec.structs.replace(LAYOUT, dtype="bfloat16")
     huge = msgspec.structs.replace(LAYOUT, n_layers=80, n_kv_heads=8, head_dim=128)
     async with open_node() as node:
-        client = await node.client()
+        client = await dial(node)
         answer = await client.reserve(hashes, tokens, layout=huge)
         assert isinstance(answer, KvstoreRefused)
         assert str(huge.block_bytes) in answer.reason and str(1 << 20) in answer.reason
@@ -542,7 +493,7 @@ def test_every_eviction_policy_there_is_can_be_chosen_and_what_is_no_setting_is_
 async def test_a_tenant_over_its_quota_pays_with_its_own_blocks() -> None:
     theirs, their_tokens = chain(4, salt="shop")
     async with open_node(tenant_quotas_mib="lab=0.25,*=0.5") as node:  # 4 blocks, and 8
-        client = await node.client()
+        client = await dial(node)
         for name in ("one", "two", "three"):
             hashes, tokens = chain(3, salt=name)
             reserved = await client.reserve(hashes, tokens, tenant="lab")
@@ -615,9 +566,9 @@ async def test_what_the_events_say_is_what_the_store_holds_whatever_is_done_to_i
     async with open_node(
         disk, high_watermark=high, low_watermark=low, promotion_wait_s=60, hard_pin_share=0.2
     ) as node:
-        believer = Believer(await node.client("listener"))
+        believer = Believer(await dial(node, "listener"))
         listening = asyncio.create_task(believer.listen())
-        client = await node.client()
+        client = await dial(node)
         known = [chain(dice.randrange(2, 10), salt=str(i)) for i in range(12)]
         held: list[Ticket] = []
         for n_done in range(1500):
@@ -667,15 +618,13 @@ async def test_what_the_events_say_is_what_the_store_holds_whatever_is_done_to_i
     disk.close()
 
 
-async def test_a_node_whose_disk_had_no_room_at_the_start_uses_it_once_there_is_some(
-    tmp_path: Path,
-) -> None:
+async def test_a_node_whose_disk_had_no_room_uses_it_once_there_is_some(tmp_path: Path) -> None:
     def missing(node: Node) -> Any:
         return node.worker.metrics()["halfmoon_kvstore_disk_missing_bytes"][1]
 
     disk = SegmentFolder(tmp_path, 8 << 20, generation=1)
     async with open_node(disk) as node:
-        client = await node.client()
+        client = await dial(node)
         with no_files_above(1 << 20):
             await client.put(*chain(1))
         tiers = node.worker.tiers

@@ -17,12 +17,7 @@ from halfmoon_protocol.messages import (
     Message,
     ReplicateBlocks,
 )
-from halfmoon_testing.block_client import (
-    SMALL_LAYOUT,
-    BlockClient,
-    block_content,
-    prompt_blocks,
-)
+from halfmoon_testing.block_client import SMALL_LAYOUT, BlockClient, block_content, prompt_blocks
 from halfmoon_testing.damaging_relay import damaging_relay
 from halfmoon_transfer.backends import addresses
 from halfmoon_transfer.metadata import descriptor as records
@@ -130,9 +125,7 @@ async def test_what_three_nodes_hold_survives_that_two_of_them_are_killed(nodes:
                 assert await anew.get(each) == each
 
 
-async def test_a_node_that_copies_from_one_that_is_restarted_keeps_nothing_of_its_earlier_starts(
-    nodes: Any,
-) -> None:
+async def test_a_node_that_copies_keeps_nothing_of_its_sources_earlier_starts(nodes: Any) -> None:
     nodes.start("a", capacity_mib=1)
     n_open: list[int] = []
     async with nodes.client("a") as a:

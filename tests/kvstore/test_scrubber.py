@@ -20,9 +20,7 @@ async def given_up(client: BlockClient, *blocks: BlockHash) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_damaged_blocks_alone_are_given_up_and_those_that_somebody_reads_once_he_has_done(
-    nodes: Any,
-) -> None:
+async def test_damaged_blocks_alone_are_given_up_and_after_those_who_read_them(nodes: Any) -> None:
     nodes.start("a", capacity_mib=1)
     async with nodes.client("a") as reader, nodes.client("a") as client:
         await client.put(BLOCKS)
@@ -46,9 +44,7 @@ async def test_damaged_blocks_alone_are_given_up_and_those_that_somebody_reads_o
         assert await client.get(BLOCKS) == BLOCKS[:-1]
 
 
-async def test_a_damaged_block_that_is_on_the_disk_comes_from_there(
-    nodes: Any, tmp_path: Path
-) -> None:
+async def test_a_damaged_block_on_the_disk_too_comes_from_there(nodes: Any, tmp_path: Path) -> None:
     nodes.start("a", capacity_mib=1, disk_path=tmp_path / "a", disk_mib=8, promotion_wait_s=60)
     more = [BlockHash(bytes(14) + bytes([1, i])) for i in range(250)]
     async with nodes.client("a") as client:

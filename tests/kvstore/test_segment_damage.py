@@ -201,9 +201,7 @@ def test_a_page_of_zeros_noise_or_another_pages_bytes_costs_at_most_the_block_th
             assert found.lost() == len(expected)
 
 
-def test_a_file_that_was_cut_off_keeps_the_blocks_before_the_cut_and_counts_the_others(
-    tmp_path: Path,
-) -> None:
+def test_a_file_that_was_cut_off_keeps_what_is_before_and_counts_the_rest(tmp_path: Path) -> None:
     file = make(tmp_path)
     # With its first page a file is known; each block is there if its bytes are.
     for size in [*range(SHAPE.offset(0), SHAPE.n_bytes, PAGE), SHAPE.n_bytes - 1]:
@@ -300,9 +298,7 @@ def test_a_file_of_version_1_is_read_and_gets_its_copies(tmp_path: Path) -> None
 
 
 @pytest.mark.random_seeds(1)
-def test_one_damaged_byte_of_a_file_of_version_1_costs_at_most_its_block(
-    tmp_path: Path, seed: int
-) -> None:
+def test_a_damaged_byte_of_version_1_costs_at_most_its_block(tmp_path: Path, seed: int) -> None:
     print(f"seed {seed}")
     dice = random.Random(seed)
     file = old_segment(OLD_SHAPE)
@@ -319,7 +315,7 @@ def test_one_damaged_byte_of_a_file_of_version_1_costs_at_most_its_block(
         assert found.lost() == len(hit), f"byte {at}: {found.said}"
 
 
-def test_a_first_page_of_version_1_that_is_lost_is_known_from_the_other_files(
+def test_a_lost_page_of_version_1_is_known_from_other_files(
     tmp_path: Path, small_files: None
 ) -> None:
     file = old_segment(OLD_SHAPE)
@@ -345,7 +341,7 @@ def empty_old_segment() -> bytes:
         (None, "its format is HMKVSEG9, which this version can't read"),
     ],
 )
-def test_a_file_that_is_no_segment_is_said_and_its_place_is_used(
+def test_what_is_no_segment_is_said_and_written_over(
     tmp_path: Path, what: bytes | None, reason: str
 ) -> None:
     if what is None:
@@ -360,9 +356,7 @@ def test_a_file_that_is_no_segment_is_said_and_its_place_is_used(
     assert restart(tmp_path).whole == set(SLOTS)
 
 
-def test_one_file_of_another_layout_or_size_costs_no_other_file(
-    tmp_path: Path, small_files: None
-) -> None:
+def test_a_file_of_another_layout_or_size_costs_no_other(tmp_path: Path, small_files: None) -> None:
     file = make(tmp_path / "whole")
     foreign = make(tmp_path / "foreign", OTHER)
     larger = make(tmp_path / "larger", n_bytes=N_BYTES + 9 * PAGE)
@@ -378,9 +372,7 @@ def test_one_file_of_another_layout_or_size_costs_no_other_file(
             assert said["path"] == str(file_in(tmp_path, place))
 
 
-def test_a_file_that_cannot_be_opened_costs_no_other_file(
-    tmp_path: Path, small_files: None
-) -> None:
+def test_a_file_that_can_not_open_costs_no_other_file(tmp_path: Path, small_files: None) -> None:
     file = make(tmp_path / "whole")
     for place in range(3):
         folder = tmp_path / f"folder-{place}"
@@ -396,9 +388,7 @@ def test_a_file_that_cannot_be_opened_costs_no_other_file(
         assert (found.said[-1]["n_segments"], found.said[-1]["wanted"]) == (2, 3)
 
 
-def test_files_beyond_the_size_that_is_wanted_go_and_are_counted(
-    tmp_path: Path, small_files: None
-) -> None:
+def test_files_beyond_the_wanted_size_go_and_are_counted(tmp_path: Path, small_files: None) -> None:
     file = make(tmp_path)
     file_in(tmp_path, 1).write_bytes(file)
     found = restart(tmp_path)

@@ -111,9 +111,7 @@ def test_a_disk_tells_bytes_that_changed_in_memory_or_on_it(tmp_path: Path) -> N
     disk.close()
 
 
-def test_blocks_are_found_in_the_order_of_their_writes_unless_the_size_differs(
-    tmp_path: Path,
-) -> None:
+def test_blocks_are_found_in_the_order_of_writes_unless_the_size_differs(tmp_path: Path) -> None:
     disk = folder(tmp_path)
     for slot in (9, 3, 6):
         assert carry(disk, 1, slot, content(1)) == "ok"
@@ -147,7 +145,7 @@ def test_a_folder_that_had_no_room_is_made_whole_once_there_is_some(tmp_path: Pa
     again.close()
 
 
-def test_files_that_fail_keep_no_others_from_being_made(
+def test_files_that_fail_do_not_hinder_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("halfmoon_kvstore.disk_tier.segment_folder._SEGMENT_BYTES", 1 << 20)
@@ -162,7 +160,7 @@ def test_files_that_fail_keep_no_others_from_being_made(
     disk.close()
 
 
-def test_room_is_not_taken_for_an_attempt_that_must_fail(
+def test_no_room_is_taken_in_a_vain_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with no_files_above(1 << 19):

@@ -23,9 +23,7 @@ def from_file(path: Path) -> str:
     return cluster_key_from_environment({"HALFMOON_CLUSTER_KEY_FILE": str(path)})
 
 
-def test_a_key_comes_from_the_variable_or_from_the_file(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_key_comes_from_variable_or_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cluster_key_from_environment({}) == ""
     assert cluster_key_from_environment({"HALFMOON_CLUSTER_KEY_FILE": ""}) == ""
     assert cluster_key_from_environment({"HALFMOON_CLUSTER_KEY": KEY}) == KEY
@@ -63,9 +61,7 @@ class _ReadOnly:
     f_flag = os.ST_RDONLY
 
 
-def test_on_a_read_only_mount_access_is_not_checked(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_on_a_read_only_mount_access_is_free(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A test can't mount; the answer of the system is put in its place."""
     file.chmod(0o444)
     monkeypatch.setattr(os, "fstatvfs", lambda _: _ReadOnly)
@@ -96,9 +92,7 @@ def test_a_file_of_another_user_is_used_with_a_warning_if_all_may_read_it(
         (b"x" * 70_000, "more than 65536 bytes"),
     ],
 )
-def test_a_file_without_a_key_is_refused_and_no_open_cluster(
-    file: Path, content: bytes, reason: str
-) -> None:
+def test_a_file_without_a_key_is_no_open_cluster(file: Path, content: bytes, reason: str) -> None:
     file.write_bytes(content)
     with pytest.raises(ClusterKeyError, match=f"{file}.*{reason}"):
         from_file(file)

@@ -85,9 +85,7 @@ def test_many_records_are_listed(store: MetadataStore) -> None:
     assert store.list("many/") == {f"many/{i}": str(i).encode() for i in range(1200)}
 
 
-def test_a_record_is_gone_when_its_lease_has_run_out(
-    store: MetadataStore, subject: Subject
-) -> None:
+def test_a_record_is_gone_when_its_lease_is_over(store: MetadataStore, subject: Subject) -> None:
     store.put("kept", b"v")
     store.put("leased", b"v", ttl_s=0.15)
     assert store.list("") == {"kept": b"v", "leased": b"v"}
@@ -99,9 +97,7 @@ def test_a_record_is_gone_when_its_lease_has_run_out(
     assert store.increment("counter") == 1
 
 
-def test_a_lease_that_is_renewed_in_time_never_runs_out(
-    store: MetadataStore, subject: Subject
-) -> None:
+def test_a_lease_renewed_in_time_never_runs_out(store: MetadataStore, subject: Subject) -> None:
     store.put("by put", b"v", ttl_s=0.5)
     store.put("by swap", b"v", ttl_s=0.5)
     for _ in range(4):
@@ -177,9 +173,7 @@ def test_counts_are_unique_whoever_counts(subject: Subject) -> None:
     assert subject.store.get("generation") == b"200"
 
 
-def test_what_is_no_counter_is_not_counted_and_counts_are_exact_up_to_the_limit(
-    store: MetadataStore,
-) -> None:
+def test_what_is_no_counter_is_not_counted_and_counts_are_exact(store: MetadataStore) -> None:
     for value in (b"no number", b"", b"1.5", b"\xff", str(MAX_COUNT).encode()):
         store.put("k", value)
         with pytest.raises(MetadataRefused, match="counter"):

@@ -101,10 +101,7 @@ def test_a_user_at_a_server_without_users_is_told_to_leave_it_out(etcd_server: E
 @pytest.mark.parametrize("tokens", ["simple", "jwt"])
 def test_a_change_of_users_ends_tokens_and_no_call_notices(tmp_path: Path, tokens: str) -> None:
     options = {"auth-token": jwt_tokens(tmp_path, "5m")} if tokens == "jwt" else {}
-    with (
-        EtcdServer(root_password=PASSWORD, options=options) as server,
-        opened(server.url) as store,
-    ):
+    with EtcdServer(root_password=PASSWORD, options=options) as server, opened(server.url) as store:
         assert store.compare_and_swap("counted", None, b"0")
         seen = logins(store)
         for n in range(2):
@@ -121,10 +118,7 @@ def test_a_change_of_users_ends_tokens_and_no_call_notices(tmp_path: Path, token
 
 def test_an_expired_token_is_renewed(tmp_path: Path) -> None:
     options = {"auth-token": jwt_tokens(tmp_path, "1s")}
-    with (
-        EtcdServer(root_password=PASSWORD, options=options) as server,
-        opened(server.url) as store,
-    ):
+    with EtcdServer(root_password=PASSWORD, options=options) as server, opened(server.url) as store:
         store.put("k", b"0")
         seen = logins(store)
         deadline = time.monotonic() + 30

@@ -58,9 +58,7 @@ def test_the_lease_of_a_record_is_renewed_while_no_new_one_is_taken(
     assert limited.client.ttl("there") == -1
 
 
-def test_values_leave_room_for_the_records_of_members(
-    limited: RedisServer, store: MetadataStore
-) -> None:
+def test_values_leave_room_for_members_records(limited: RedisServer, store: MetadataStore) -> None:
     values = open_values(limited.url, ttl_s=60, max_bytes=1000 * MIB)
     for n in range(40):
         assert values.put("ann", f"r{n}", bytes(MIB)), "its older ones make room"

@@ -35,9 +35,7 @@ def another(
         store.close()
 
 
-def test_a_value_that_was_read_or_written_is_swapped_and_removed(
-    another: Callable[[], HttpStore],
-) -> None:
+def test_a_value_read_or_written_is_swapped_and_removed(another: Callable[[], HttpStore]) -> None:
     store, other = another(), another()
     other.put(KEY, b"1")
     assert store.get(KEY) == b"1"

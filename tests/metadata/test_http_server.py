@@ -207,7 +207,7 @@ def test_a_web_page_changes_nothing(url: str, client: httpx.Client) -> None:
         assert client.get(url, params=key, headers=page).content == b"1"
 
 
-def test_a_body_over_the_limit_is_cut_short(
+def test_too_large_a_body_is_cut_short(
     url: str, client: httpx.Client, http_server: HttpServer
 ) -> None:
     answer = client.put(url, params={"key": "k"}, content=b"x" * (MAX_VALUE_BYTES + 1))

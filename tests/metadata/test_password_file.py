@@ -77,9 +77,7 @@ def test_the_password_takes_the_place_of_the_file(url: str, expected: str, file:
         ("redis://h/0?password_file=%00", "can't be read"),
     ],
 )
-def test_a_file_that_can_not_be_used_is_named_and_no_password(
-    url: str, reason: str, file: Path
-) -> None:
+def test_a_file_of_no_use_is_named_and_no_password(url: str, reason: str, file: Path) -> None:
     with pytest.raises(ValueError, match=f"metadata URL .*password_file .*{reason}") as refused:
         open_store(url.format(file=file))
     assert "s3cr3t" not in str(refused.value) and "0wn" not in str(refused.value)

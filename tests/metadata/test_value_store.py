@@ -57,9 +57,7 @@ def test_a_value_ends(open_store: OpenStore) -> None:
     assert store.get("ann", "a") == b"2"
 
 
-def test_a_value_ends_at_redis_also_while_a_newer_one_keeps_the_keys(
-    redis_server: RedisServer,
-) -> None:
+def test_a_value_ends_at_redis_while_a_newer_one_keeps_the_keys(redis_server: RedisServer) -> None:
     store = open_values(f"redis://127.0.0.1:{redis_server.port}/0", ttl_s=60, max_bytes=1000)
     for name in "ab":
         store.put("eve", name, b"1")
@@ -82,9 +80,7 @@ def test_the_oldest_of_an_owner_make_room_and_no_others_do(open_store: OpenStore
     assert store.get("bob", "a") is not None
 
 
-def test_what_is_larger_than_the_limit_changes_nothing_and_deletes_make_room(
-    open_store: OpenStore,
-) -> None:
+def test_what_is_too_large_changes_nothing_and_deletes_make_room(open_store: OpenStore) -> None:
     store = open_store(max_bytes=100)
     store.put("ann", "a", bytes(100))
     assert not store.put("ann", "b", bytes(101))

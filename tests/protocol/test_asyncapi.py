@@ -38,7 +38,7 @@ RECEIVERS: tuple[Any, ...] = (
 )  # fmt: skip
 
 
-def test_every_message_has_a_receiver_and_is_taken_or_sent_by_a_port() -> None:
+def test_every_message_has_a_receiver_and_a_port() -> None:
     commands = {each for port in COMMAND_PORTS for each in (*port.taken, *port.sent)}
     assert commands | {port.load for port in EVENT_PORTS} == set(ALL_MESSAGES)
     received = {message for union in RECEIVERS for message in union.__args__}
@@ -121,9 +121,7 @@ def test_the_parser_of_asyncapi_finds_nothing_wrong(parser: Path) -> None:
     assert set(result["operations"]) == set(DOCUMENT["operations"])
 
 
-def test_the_parser_of_asyncapi_notices_a_payload_that_is_not_there(
-    parser: Path, tmp_path: Path
-) -> None:
+def test_the_parser_of_asyncapi_notices_a_missing_payload(parser: Path, tmp_path: Path) -> None:
     broken = schema.artefacts()["schema/asyncapi.json"].replace("$defs/Hello", "$defs/Helo")
     (tmp_path / "asyncapi.json").write_text(broken)
     for name in ("messages.json", "kv_events.json"):

@@ -33,9 +33,7 @@ def written_out(token_ids: list[int], model: str, salt: str, size: int) -> list[
 
 
 @given(tokens, st.text(max_size=8), st.text(max_size=8), st.sampled_from([16, 17, 32]))
-def test_hashes_follow_the_written_recipe(
-    token_ids: list[int], model: str, salt: str, size: int
-) -> None:
+def test_hashes_follow_the_recipe(token_ids: list[int], model: str, salt: str, size: int) -> None:
     expected = written_out(token_ids, model, salt, size)
     assert block_hashes(token_ids, model=model, salt=salt, block_size=size) == expected
 
@@ -51,9 +49,7 @@ def test_golden_hashes_are_what_we_compute() -> None:
 
 
 @given(tokens, tokens)
-def test_hashes_agree_just_as_far_as_whole_blocks_of_the_prefix_do(
-    left: list[int], right: list[int]
-) -> None:
+def test_hashes_agree_as_far_as_whole_blocks_do(left: list[int], right: list[int]) -> None:
     ours = block_hashes(left, model="m", block_size=16)
     theirs = block_hashes(right, model="m", block_size=16)
     for index, (a, b) in enumerate(zip(ours, theirs, strict=False)):

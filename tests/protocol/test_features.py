@@ -28,9 +28,7 @@ def greedy(**fields: object) -> Sampling:
         (Sampling(logprobs=2, grammar="x"), {"sampling", "logprobs", "grammar"}),
     ],
 )
-def test_a_request_needs_what_its_sampling_asks_for_of_both_roles(
-    sampling: Sampling, needed: set[str]
-) -> None:
+def test_a_request_needs_what_its_sampling_asks_for(sampling: Sampling, needed: set[str]) -> None:
     for role in ("prefill", "decode"):
         assert needed_features(sampling, PLAIN, role) == needed
 

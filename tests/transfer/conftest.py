@@ -306,13 +306,7 @@ FAR: dict[str, tuple[str, type[TransferEngine]]] = {
 
 
 #: Backends, and after a slash whose regions are memory of a device.
-ON_DEVICES = [
-    "tcp/both",
-    "shm/here",
-    "mooncake/here",
-    "cuda/there",
-    "faults(memory)/both",
-]
+ON_DEVICES = ["tcp/both", "shm/here", "mooncake/here", "cuda/there", "faults(memory)/both"]
 #: TCP with the extension in C at neither end, or at one; "tcp" has it at both where it is built.
 PURE_ENDS = {
     "tcp, pure": (False, False),
@@ -336,15 +330,7 @@ ENCRYPTED_TCP = [
 ]
 
 
-WORLDS = [
-    *_worlds(),
-    *PURE_TCP,
-    *ENCRYPTED_TCP,
-    "tcp, IPv6",
-    "faults(memory)",
-    *FAR,
-    *ON_DEVICES,
-]
+WORLDS = [*_worlds(), *PURE_TCP, *ENCRYPTED_TCP, "tcp, IPv6", "faults(memory)", *FAR, *ON_DEVICES]
 
 
 @pytest.fixture

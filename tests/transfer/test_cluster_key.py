@@ -71,24 +71,24 @@ def write(here: TransferEngine, there: TransferEngine) -> Memory:
 # The key itself.
 
 
-def test_a_key_is_not_printed() -> None:
+def test_a_key_is_given_by_a_text_and_not_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = f"{KEY} {KEY!r} {TransferSettings(cluster_key=KEY)!r} {[KEY]}"
     assert "cheese" not in shown
     with pytest.raises(ValueError, match="a cluster key of 7 characters") as refused:
         ClusterKey("hunter2")
     assert "hunter2" not in str(refused.value)
-
-
-def test_no_text_is_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ClusterKey.given("") is None
     monkeypatch.delenv("HALFMOON_CLUSTER_KEY", raising=False)
     assert ClusterKey.from_environment() is None
     monkeypatch.setenv("HALFMOON_CLUSTER_KEY", SECRET)
     assert ClusterKey.from_environment() == KEY
+    # Computed with `openssl dgst -sha256 -hmac`, for those who write it in another language.
+    proof = KEY.prove(ProverRole.INITIATOR, b"asked", b"answered")
+    assert proof.hex() == "62c17bc274e06a19ee9e2cd5b10d51d4c098e458dfa0d958e6a9651a038b5b4e"
 
 
 @given(st.binary(max_size=50), st.binary(max_size=50), st.sampled_from(ProverRole))
-def test_a_proof_is_good_for_one_conversation_one_role_and_one_key(
+def test_a_proof_is_good_for_one_talk_one_role_and_one_key(
     asked: bytes, answered: bytes, role: ProverRole
 ) -> None:
     proof = KEY.prove(role, asked, answered)
@@ -104,12 +104,6 @@ def test_a_proof_is_good_for_one_conversation_one_role_and_one_key(
     # Where one part ends and the next begins matters too.
     moved = asked + answered[:1], answered[1:]
     assert bool(answered) != KEY.accepts(proof, role, *moved)
-
-
-def test_a_proof_is_what_the_protocol_says() -> None:
-    """Computed with `openssl dgst -sha256 -hmac`, for those who write it in another language."""
-    proof = KEY.prove(ProverRole.INITIATOR, b"asked", b"answered")
-    assert proof.hex() == "62c17bc274e06a19ee9e2cd5b10d51d4c098e458dfa0d958e6a9651a038b5b4e"
 
 
 # Two engines.
@@ -393,7 +387,7 @@ def test_a_proof_is_read_as_it_was_written_and_garbage_is_none(made: bytes, refu
         *(pytest.param(STEPS[i], STEPS[j], "", id=f"steps {i} and {j}") for i, j in NEIGHBOURS),
     ],
 )
-def test_a_side_channel_asks_for_the_key(
+def test_rdma_asks_for_the_key(
     ours: ClusterKey | None, theirs: ClusterKey | None, told: str
 ) -> None:
     regions = RegionTable("there", 5)
@@ -452,7 +446,7 @@ def connect_as(user: int, address: str) -> int:
 
 @as_root
 @pytest.mark.parametrize(("key", "answered"), [(None, 32), (KEY, 0)])
-def test_with_a_key_memory_is_shared_within_one_user(
+def test_with_a_key_memory_is_one_users(
     make_world: Any, key: ClusterKey | None, answered: int
 ) -> None:
     there = make_world("shm").open("there", settings=keyed(key))

@@ -44,9 +44,7 @@ def move(engine: TransferEngine, op: Any, *pieces: Piece, deadline_s: float = PA
 # The registry.
 
 
-def test_every_registered_backend_is_tested_here_or_says_why_not(
-    registered: str, tested: set[str]
-) -> None:
+def test_every_backend_is_tested_here_or_says_why_not(registered: str, tested: set[str]) -> None:
     assert registered in tested
 
 
@@ -70,10 +68,7 @@ def test_exactly_these_bytes_are_written_there_and_read_here(world: World, n_byt
     assert bytes(local.view[:3]) + bytes(local.view[3 + n_bytes :]) == bytes(20)
 
 
-@settings(
-    max_examples=by_day(5, at_night=30),
-    deadline=None,
-)
+@settings(max_examples=by_day(5, at_night=30), deadline=None)
 @given(data=st.data())
 def test_a_scatter_list_is_as_good_as_its_pieces(world: World, data: st.DataObject) -> None:
     room = 300_000
@@ -224,9 +219,7 @@ def slowed(world: World, delay_s: float) -> dict[str, Any]:
     return {"backends": (FaultInjection(inner, FaultPlan(delay_s=delay_s)),)}
 
 
-def test_giving_up_waiting_does_not_cancel_the_transfer_though_the_loop_is_closed(
-    world: World,
-) -> None:
+def test_giving_up_waiting_cancels_no_transfer_though_the_loop_is_closed(world: World) -> None:
     ends = Ends(world, 1000, here=slowed(world, 0.2))
     fill(ends.local, 7)
     transfer = ends.here.submit("write", [ends.piece])
@@ -243,9 +236,7 @@ def test_giving_up_waiting_does_not_cancel_the_transfer_though_the_loop_is_close
     assert ends.remote.view == ends.local.view
 
 
-def test_a_callback_is_called_when_it_is_done_or_at_once_and_what_is_done_stays_so(
-    world: World,
-) -> None:
+def test_a_callback_is_called_when_it_is_done_or_at_once_and_done_it_stays(world: World) -> None:
     ends = Ends(world, 1000)
     called = threading.Event()
     transfer = ends.here.submit("write", [ends.piece])
@@ -367,9 +358,7 @@ def stuck(world: World, n_bytes: int) -> Ends:
     return Ends(world, n_bytes, here=slowed(world, 600))
 
 
-def test_a_transfer_goes_on_while_it_is_waited_for_and_ends_when_it_is_cancelled(
-    world: World,
-) -> None:
+def test_a_transfer_goes_on_while_it_is_waited_for_and_ends_when_cancelled(world: World) -> None:
     ends = stuck(world, 10 * MIB)
     transfer = ends.here.submit("write", [ends.piece])
     with pytest.raises(TimedOut, match="it goes on"):

@@ -331,7 +331,7 @@ def test_a_transfer_behind_one_that_hangs_still_meets_its_own_deadline(make_worl
     assert not any(each.done() for each in patient)
 
 
-def test_a_backend_with_a_fault_of_its_own_ends_in_lost(
+def test_a_fault_of_a_backend_ends_in_lost(
     make_world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from halfmoon_transfer.backends.memory_backend import MemoryBackend

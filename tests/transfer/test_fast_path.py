@@ -10,13 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from halfmoon_transfer import (
-    Piece,
-    Rejected,
-    TimedOut,
-    Transfer,
-    TransferSettings,
-)
+from halfmoon_transfer import Piece, Rejected, TimedOut, Transfer, TransferSettings
 from halfmoon_transfer.backends.socket_io import ReadAhead, SocketClosed, tune_socket
 from halfmoon_transfer.regions.file_region import FileRegion
 from halfmoon_transfer.threads.fair_thread_pool import FairThreadPool
@@ -56,7 +50,7 @@ def test_a_peer_that_is_mapped_already_is_copied_to_at_once(make_world: Any) -> 
     assert ends.remote.view == ends.local.view
 
 
-def test_whoever_submits_does_not_wait_for_a_file(
+def test_nobody_waits_in_submit_for_a_file(
     make_world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = make_world("shm").open("here")
@@ -79,7 +73,7 @@ def test_whoever_submits_does_not_wait_for_a_file(
 
 
 @pytest.mark.parametrize("kind", ["memory", "tcp"])
-def test_a_file_that_is_reached_in_one_call_takes_the_bytes(
+def test_a_file_reached_in_one_call_has_the_bytes(
     make_world: Any, tmp_path: Path, kind: str
 ) -> None:
     ends = Ends(make_world(kind), 4096)
@@ -156,9 +150,7 @@ def test_the_waiting_thread_carries_over_a_wire_and_needs_no_other(make_world: A
     assert carriers() == before
 
 
-def test_a_peer_that_stands_still_does_not_keep_the_others_of_a_transfer_waiting(
-    make_world: Any,
-) -> None:
+def test_a_peer_that_stands_still_keeps_no_other_of_a_transfer_waiting(make_world: Any) -> None:
     world = make_world("tcp")
     here = world.open("here")
     still, live = world.start("still", 1, 100), world.open("live")
@@ -245,9 +237,7 @@ def test_who_carries_himself_does_not_overtake_and_frees_the_lane_for_those_in_l
     sizes=st.lists(st.tuples(st.booleans(), st.integers(0, 20_000)), min_size=1, max_size=12),
     seed=st.integers(0, 2**32),
 )
-def test_what_is_read_ahead_is_neither_lost_nor_mixed_up(
-    sizes: list[tuple[bool, int]], seed: int
-) -> None:
+def test_what_is_read_ahead_is_not_lost_nor_mixed(sizes: list[tuple[bool, int]], seed: int) -> None:
     """Takes and fills in any order see the stream's bytes in order."""
     dice = random.Random(seed)
     total = sum(size for _, size in sizes)

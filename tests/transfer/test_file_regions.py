@@ -73,15 +73,17 @@ def test_bytes_of_a_file_come_and_go(
 
 
 def test_a_region_may_be_a_range_of_a_file(make_world: Any, path: Path) -> None:
-    world = make_world("tcp")
-    here, there = world.open("here"), world.open("there")
+    ends = Ends(make_world("faults(memory)"), 20_002)  # damage on the way is repaired
     before = path.read_bytes()
-    region = there.register_file(path, offset=5_001, length=20_002)
-    source = filled(here, 20_002, 2)
-    move(here, "write", Piece(source.region, 0, region, 0, 20_002))
-    assert path.read_bytes() == before[:5_001] + bytes(source.view) + before[25_003:]
+    region = ends.there.register_file(path, offset=5_001, length=20_002)
+    written = ends.local.view[:] = random.Random(2).randbytes(20_002)
+    ends.move("write", Piece(ends.local.region, 0, region, 0, 20_002))
+    assert path.read_bytes() == before[:5_001] + written + before[25_003:]
+    ends.local.view[:] = bytes(20_002)
+    ends.move("read", Piece(ends.local.region, 0, region, 0, 20_002))
+    assert ends.local.view == written
     with pytest.raises(Rejected, match="20002 bytes"):
-        move(here, "write", Piece(source.region, 0, region, 1, 20_002))
+        ends.move("write", Piece(ends.local.region, 0, region, 1, 20_002))
 
 
 def test_writers_that_meet_inside_a_block_do_not_undo_each_other(path: Path) -> None:
@@ -163,9 +165,7 @@ def test_a_file_that_got_shorter_is_refused_and_not_made_longer_again(
     move(here, op, Piece(local.region, 0, region, 0, 100_000))
 
 
-def test_a_file_that_was_removed_stays_until_it_is_unregistered(
-    make_world: Any, path: Path
-) -> None:
+def test_a_removed_file_stays_until_it_is_unregistered(make_world: Any, path: Path) -> None:
     ends = Ends(make_world("tcp"), SIZE)
     before = path.read_bytes()
     region = ends.there.register_file(path)
@@ -234,9 +234,7 @@ def test_a_device_with_larger_blocks_is_accessed_through_the_page_cache(
         pytest.skip("the file system of the temporary folder does not take O_DIRECT")
     before = path.read_bytes()
     failing(
-        monkeypatch,
-        errno.EINVAL,
-        lambda fd: bool(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT),
+        monkeypatch, errno.EINVAL, lambda fd: bool(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT)
     )
     with file.lend_buffer(10, SIZE - 10) as room:
         file.load(10, room)
@@ -254,26 +252,6 @@ def test_bytes_that_arrive_damaged_do_not_reach_the_file(make_world: Any, path: 
     with pytest.raises(Corrupted):
         ends.move("write", Piece(ends.local.region, 0, ends.there.register_file(path), 0, SIZE))
     assert path.read_bytes() == before
-
-
-def test_damage_on_the_way_from_a_file_is_repaired(make_world: Any, path: Path) -> None:
-    ends = Ends(make_world("faults(memory)"), SIZE)
-    region = ends.there.register_file(path)
-    source = filled(ends.here, SIZE, 6)
-    ends.move("write", Piece(source.region, 0, region, 0, SIZE))
-    ends.move("read", Piece(ends.local.region, 0, region, 0, SIZE))
-    assert ends.local.view == source.view
-    assert path.read_bytes() == source.view
-
-
-def test_sync_asks_the_device_before_it_acknowledges(path: Path) -> None:
-    for sync in (True, False):
-        file = FileRegion(path, sync=sync)
-        opened = _open_descriptors_of(path)
-        assert opened
-        for fd in opened:
-            assert bool(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DSYNC) is sync
-        file.close()
 
 
 def test_what_is_no_range_of_a_file_can_not_be_registered(make_world: Any, path: Path) -> None:
@@ -318,8 +296,11 @@ def test_a_file_beside_memory_goes_over_the_next_path(make_world: Any, path: Pat
     assert set(report.path) == {"shm", "tcp"}
 
 
-def test_a_file_is_closed_after_its_last_access(path: Path) -> None:
-    file = FileRegion(path)
+@pytest.mark.parametrize("sync", [True, False])
+def test_a_file_is_closed_after_its_last_access_and_asks_the_device_as_told(
+    path: Path, sync: bool
+) -> None:
+    file = FileRegion(path, sync=sync)
     inside, let_go = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -332,7 +313,10 @@ def test_a_file_is_closed_after_its_last_access(path: Path) -> None:
     thread.start()
     assert inside.wait(PATIENCE_S)
     file.close()
-    assert _open_descriptors_of(path)
+    opened = _open_descriptors_of(path)
+    assert opened
+    for fd in opened:
+        assert bool(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DSYNC) is sync
     let_go.set()
     thread.join()
     assert not _open_descriptors_of(path)

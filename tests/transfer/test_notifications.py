@@ -12,14 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halfmoon_protocol.regions import Region
-from halfmoon_transfer import (
-    Lost,
-    Notification,
-    Piece,
-    Rejected,
-    TransferError,
-    TransferSettings,
-)
+from halfmoon_transfer import Lost, Notification, Piece, Rejected, TransferError, TransferSettings
 from halfmoon_transfer.backends.fault_injection import FaultInjection, FaultPlan
 from halfmoon_transfer.backends.shm import shm_wire
 from halfmoon_transfer.backends.tcp import tcp_frames
@@ -260,7 +253,7 @@ NOTICES = st.builds(
 
 
 @given(NOTICES, st.integers(0, 2**64 - 1), st.integers(0, 2**63))
-def test_a_notice_is_read_as_it_was_written(
+def test_a_notice_is_read_as_written(
     notice: OutgoingNotification, number: int, generation: int
 ) -> None:
     frame = tcp_frames.encode_notification(number, generation, notice)

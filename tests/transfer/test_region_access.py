@@ -4,12 +4,7 @@ import pytest
 
 from halfmoon_protocol.regions import Region
 from halfmoon_transfer import Piece
-from halfmoon_transfer.regions.access import (
-    AccessRefused,
-    AccessStatus,
-    access_refusal,
-    is_within,
-)
+from halfmoon_transfer.regions.access import AccessRefused, AccessStatus, access_refusal, is_within
 from halfmoon_transfer.regions.region_table import RegionTable
 
 
@@ -27,9 +22,7 @@ from halfmoon_transfer.regions.region_table import RegionTable
         (2**63, 1, False),
     ],
 )
-def test_a_range_is_within_a_region_only_with_its_first_and_last_byte(
-    offset: int, length: int, inside: bool
-) -> None:
+def test_a_range_is_within_a_region_with_both_ends(offset: int, length: int, inside: bool) -> None:
     assert is_within(offset, length, 10) == inside
     refused = access_refusal(offset, length, write=True, n_bytes=10, writable=True)
     assert (refused is None) == inside

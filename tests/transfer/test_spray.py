@@ -130,7 +130,7 @@ def test_each_pause_is_twice_as_long_up_to_a_limit() -> None:
 
 
 @pytest.mark.parametrize(("good_for_s", "next_pause_s"), [(0.5, 2.0), (1.0, 1.0), (9.0, 1.0)])
-def test_a_rail_is_forgiven_when_it_stayed_good_as_long_as_it_was_paused(
+def test_a_rail_is_forgiven_when_it_stayed_good_as_long(
     good_for_s: float, next_pause_s: float
 ) -> None:
     rails = spray("a")

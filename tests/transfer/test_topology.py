@@ -166,7 +166,7 @@ def test_this_machine_can_be_read() -> None:
         ((), ("pci0000:80", "a"), 99),
     ],
 )
-def test_pci_distance_is_the_way_over_the_tree(
+def test_pci_distance_is_over_the_tree(
     one: tuple[str, ...], other: tuple[str, ...], hops: int
 ) -> None:
     assert pci_hops(one, other) == pci_hops(other, one) == hops
@@ -176,7 +176,7 @@ NAMES = st.lists(st.text(min_size=1, max_size=8), max_size=4).map(tuple)
 
 
 @given(st.dictionaries(st.text(max_size=8), st.tuples(NAMES, NAMES), max_size=5))
-def test_a_matrix_is_read_as_it_was_written(
+def test_a_matrix_is_read_as_written(
     matrix: dict[str, tuple[tuple[str, ...], tuple[str, ...]]],
 ) -> None:
     assert decode_matrix(encode_matrix(Topology(matrix))) == Topology(matrix)

@@ -126,9 +126,7 @@ def test_after_some_tries_the_next_path_is_taken_or_at_once_if_it_can_not_serve(
     ("fate", "error"),
     [(OutcomeKind.LOST, Lost), (OutcomeKind.CORRUPTED, Corrupted), (OutcomeKind.STALE, Rejected)],
 )
-def test_when_no_path_is_left_the_peer_is_looked_up_once_more(
-    fate: OutcomeKind, error: type
-) -> None:
+def test_with_no_path_left_the_peer_is_looked_up_once_more(fate: OutcomeKind, error: type) -> None:
     plan, (batch,) = started(piece(100), paths=(TCP,))
     commands: list[PlanCommand] = [CarryBatch(batch)]
     while batches(commands):

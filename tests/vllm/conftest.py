@@ -186,9 +186,7 @@ def make_pool() -> Callable[..., Pool]:
 
 
 @pytest.fixture(scope="session")
-def reference(
-    model_of: Callable[[str], Path],
-) -> Callable[[str, Sequence[int], int], list[int]]:
+def reference(model_of: Callable[[str], Path]) -> Callable[[str, Sequence[int], int], list[int]]:
     """Greedy output of transformers' own `generate`."""
     import transformers as untyped_transformers
 

@@ -64,11 +64,7 @@ def mixed_cluster(
         n_prefill=sum(name.startswith("prefill") for name in flags),
         n_decode=sum(name.startswith("decode") for name in flags),
         threads={"prefill": 1, "decode": 1},
-        extra={
-            "conductor": [f"--placement={placement}"],
-            "prefill": _FLAGS,
-            "decode": _FLAGS,
-        },
+        extra={"conductor": [f"--placement={placement}"], "prefill": _FLAGS, "decode": _FLAGS},
         limits={"max-queue-s": "600"},
     )
     with MixedCluster(plan, folder, flags) as cluster:

@@ -50,11 +50,7 @@ class StockServer:
     """One server; `wait_until_ready` waits for it."""
 
     def __init__(
-        self,
-        model: Path,
-        folder: Path,
-        *flags: str,
-        variables: Mapping[str, str] | None = None,
+        self, model: Path, folder: Path, *flags: str, variables: Mapping[str, str] | None = None
     ) -> None:
         self.port, self.events_port, self.replay_port = free_port(), free_port(), free_port()
         self.url = f"http://127.0.0.1:{self.port}"

@@ -45,9 +45,7 @@ async def test_a_block_that_was_reserved_and_never_written_is_no_hit(fleet: Flee
     until_nothing_is_held(fleet)
 
 
-def test_a_kvstore_that_hangs_or_is_killed_costs_no_request_and_is_used_again(
-    fleet: Fleet,
-) -> None:
+def test_a_kvstore_that_hangs_or_is_killed_costs_no_request_and_is_used_again(fleet: Fleet) -> None:
     first, second = fleet.servers[:2]
     hung, killed = prompt_of(300, seed=13), prompt_of(300, seed=14)
     expected = [fleet.stored(first, prompt) for prompt in (hung, killed)]

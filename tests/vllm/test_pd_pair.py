@@ -15,11 +15,7 @@ import pytest
 from halfmoon_protocol.sampling import Sampling, Stopping
 from halfmoon_servers.client.generate_call import GenerateCall
 from halfmoon_servers.client.server_client import ServerClient
-from halfmoon_servers.client.server_errors import (
-    NotServable,
-    ServerGone,
-    ServerRefused,
-)
+from halfmoon_servers.client.server_errors import NotServable, ServerGone, ServerRefused
 from tests.vllm.conftest import prompt_of
 from tests.vllm.stock_server import (
     NIXL_FLAGS,
@@ -110,7 +106,7 @@ async def described(*servers: StockServer) -> AsyncIterator[tuple[ServerClient, 
         yield prefill, decode
 
 
-async def test_a_pair_answers_as_one_server_and_holds_nothing_after(
+async def test_a_pair_answers_as_one_server_and_holds_nothing(
     pd_servers: list[StockServer],
 ) -> None:
     async with described(*pd_servers[:2]) as (prefill, decode):
@@ -142,7 +138,7 @@ async def test_blocks_that_no_decode_server_fetches_are_released_and_others_prom
         )
 
 
-async def test_a_client_that_leaves_either_leg_frees_the_blocks_of_both(
+async def test_a_client_that_leaves_a_leg_frees_both_legs_blocks(
     pd_servers: list[StockServer],
 ) -> None:
     async with described(*pd_servers[:2]) as (prefill, decode):

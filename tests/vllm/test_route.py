@@ -135,9 +135,7 @@ def test_the_route_says_what_it_found_and_tokens_are_those_of_a_direct_request(
         )
 
 
-def test_a_prefix_goes_to_the_server_that_holds_it(
-    route: Route, servers: list[StockServer]
-) -> None:
+def test_a_prefix_goes_to_the_server_that_has_it(route: Route, servers: list[StockServer]) -> None:
     prompt = a_prompt(10 * BLOCK_SIZE, 2)
     complete(route.url, prompt, 1)
     at = route.last_server()
@@ -173,17 +171,13 @@ def test_sampling_fields_reach_the_server(route: Route, servers: list[StockServe
     assert len(scored["token_logprobs"]) == 3
     # What vLLM does not stream is refused by name.
     answer = httpx.post(
-        f"{route.url}/v1/completions",
-        json=body(a_prompt(40, 5), 2, prompt_logprobs=1),
-        timeout=60,
+        f"{route.url}/v1/completions", json=body(a_prompt(40, 5), 2, prompt_logprobs=1), timeout=60
     )
     assert answer.status_code == 400
     assert "prompt_logprobs" in answer.json()["error"]["message"]
 
 
-def test_a_prefill_and_a_decode_server_answer_as_a_pair(
-    servers: list[StockServer], tmp_path: Path
-) -> None:
+def test_prefill_and_decode_servers_pair_up(servers: list[StockServer], tmp_path: Path) -> None:
     prefill, decode = servers
     pair = Route(tmp_path, "--prefill", prefill.url, "--decode", decode.url)
     try:

@@ -103,7 +103,7 @@ def test_pages_of_one_engine_continue_in_the_other(
     assert [token, *more] == reference(arch, prompt, 8)
 
 
-def test_hooks_go_layer_by_layer_and_the_bytes_are_there(
+def test_hooks_go_by_layer_and_the_bytes_are_there(
     engine_of: EngineOf, make_pool: MakePool
 ) -> None:
     engine = engine_of("llama")
@@ -127,9 +127,7 @@ def test_hooks_go_layer_by_layer_and_the_bytes_are_there(
     assert b"".join(seen) == bytes(pool.page(pages[0]))
 
 
-def test_a_hook_that_fails_ends_the_pass_and_not_the_engine(
-    engine_of: EngineOf, make_pool: MakePool
-) -> None:
+def test_a_hook_that_fails_ends_the_pass_alone(engine_of: EngineOf, make_pool: MakePool) -> None:
     pool = make_pool(engine_of("llama"))
     expected = pool.generate(prompt_of(40), 4)
 
@@ -142,9 +140,7 @@ def test_a_hook_that_fails_ends_the_pass_and_not_the_engine(
     assert pool.generate(prompt_of(40), 4) == expected
 
 
-def test_what_a_former_owner_left_in_a_page_changes_nothing(
-    engine_of: EngineOf, make_pool: MakePool
-) -> None:
+def test_what_an_owner_left_in_a_page_is_nothing(engine_of: EngineOf, make_pool: MakePool) -> None:
     engine = engine_of("llama")
     pool = make_pool(engine)
     pages = pool.pages_for(40)
@@ -156,9 +152,7 @@ def test_what_a_former_owner_left_in_a_page_changes_nothing(
     assert pool.generate(prompt_of(40), 8, pages=[*pages, *pool.pages_for(1)]) == expected
 
 
-def test_seeds_scores_and_grammars_are_those_of_torch(
-    engine_of: EngineOf, make_pool: MakePool
-) -> None:
+def test_seeds_and_penalties_are_those_of_torch(engine_of: EngineOf, make_pool: MakePool) -> None:
     wanted = [
         Sampling(temperature=0.8, top_p=0.9, seed=11),
         Sampling(temperature=0.0, presence_penalty=1.5),

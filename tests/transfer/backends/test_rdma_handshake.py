@@ -100,9 +100,7 @@ def body(frame: bytes) -> bytes:
 
 
 @given(requests, replies)
-def test_messages_are_read_as_they_were_written_and_as_nothing_else(
-    request: Any, reply: Any
-) -> None:
+def test_messages_are_read_as_they_were_written_and_not_else(request: Any, reply: Any) -> None:
     asked, answered = body(rdma_handshake.encode(request)), body(rdma_handshake.encode(reply))
     assert rdma_handshake.decode_request(asked) == request
     assert rdma_handshake.decode_reply(answered) == reply
@@ -195,7 +193,7 @@ notes = st.builds(
 
 
 @given(notes, u63)
-def test_a_notice_is_read_as_it_was_written(notice: OutgoingNotification, generation: int) -> None:
+def test_a_notice_is_read_as_written(notice: OutgoingNotification, generation: int) -> None:
     assert rail_notifications.decode(rail_notifications.encode(generation, notice)) == (
         generation,
         notice,
@@ -203,9 +201,7 @@ def test_a_notice_is_read_as_it_was_written(notice: OutgoingNotification, genera
 
 
 @given(st.binary(max_size=200), st.integers(0, 60))
-def test_what_lies_in_a_slot_and_is_no_notice_is_an_error_and_nothing_else(
-    junk: bytes, kept: int
-) -> None:
+def test_what_lies_in_a_slot_and_is_no_notice_is_one_kind_of_error(junk: bytes, kept: int) -> None:
     whole = rail_notifications.encode(7, OutgoingNotification(bytes(16), "here", bytes(30)))
     for body in (b"\xc1" + junk, whole[: min(kept, len(whole) - 1)], whole + b"\xc1" + junk):
         with pytest.raises(HandshakeError):

@@ -127,9 +127,7 @@ def test_a_writer_stopped_in_its_copy_is_waited_for_and_writes_no_more_after_it(
         assert bytes(view) == b"3" * N_BYTES
 
 
-def test_a_writer_stopped_before_its_copy_is_not_waited_for_and_does_not_begin_it(
-    owner: TransferEngine,
-) -> None:
+def test_a_writer_stopped_before_its_copy_is_not_waited_for(owner: TransferEngine) -> None:
     region, view = memory_of(owner, "before a copy")
     with writer(owner, region, "before a copy") as process:
         eventually(lambda: is_stopped(process))

@@ -102,9 +102,7 @@ def test_whoever_dials_before_the_start_waits(stack: ExitStack) -> None:
     assert early.recv(100) == b"early"
 
 
-def test_a_connection_that_says_nothing_wakes_its_thread_after_the_patience(
-    stack: ExitStack,
-) -> None:
+def test_a_silent_connection_wakes_its_thread_after_the_patience(stack: ExitStack) -> None:
     echo = Echo(stack, stall_timeout_s=0.05)
     echo.listener.start()
     assert echo.dial().recv(100) == b""

@@ -13,23 +13,11 @@ from hypothesis import strategies as st
 
 from halfmoon_metadata.stores.memory_store import MemoryStore
 from halfmoon_testing.damaging_relay import damaging_relay
-from halfmoon_transfer import (
-    Lost,
-    Memory,
-    Piece,
-    TransferEngine,
-    TransferError,
-    TransferSettings,
-)
+from halfmoon_transfer import Lost, Memory, Piece, TransferEngine, TransferError, TransferSettings
 from halfmoon_transfer.backends import addresses
 from halfmoon_transfer.backends.socket_io import SocketClosed, receive
 from halfmoon_transfer.backends.tcp import tcp_frames
-from halfmoon_transfer.backends.tcp.tcp_frames import (
-    SliceReply,
-    SliceRequest,
-    TcpHello,
-    TcpRequest,
-)
+from halfmoon_transfer.backends.tcp.tcp_frames import SliceReply, SliceRequest, TcpHello, TcpRequest
 from halfmoon_transfer.metadata.descriptor import Endpoint
 from tests.transfer.conftest import PATIENCE_S, Ends, eventually, found_at, read_to_the_end
 
@@ -93,7 +81,7 @@ fuzzing = settings(max_examples=60, deadline=None)
 
 @fuzzing
 @given(data=st.binary(max_size=300), greet=st.booleans(), magic=st.booleans())
-def test_garbage_ends_the_connection_and_harms_nothing(
+def test_garbage_ends_one_connection_alone(
     owner: Owner, data: bytes, greet: bool, magic: bool
 ) -> None:
     with owner.dial(greet=greet) as sock:
@@ -112,9 +100,7 @@ def test_garbage_ends_the_connection_and_harms_nothing(
     length=st.integers(1, 3000),
     seed=st.integers(),
 )
-def test_no_request_writes_outside_the_region(
-    owner: Owner, offset: int, length: int, seed: int
-) -> None:
+def test_no_request_writes_elsewhere(owner: Owner, offset: int, length: int, seed: int) -> None:
     """The region lies between two others in one buffer; only bytes in bounds change."""
     whole = bytearray(30_000)
     region = owner.engine.register(memoryview(whole)[10_000:20_000])
@@ -133,9 +119,7 @@ def test_no_request_writes_outside_the_region(
 @fuzzing
 @example(cuts=list(range(200)), until=200)  # one byte at a time
 @given(cuts=st.lists(st.integers(0, 200), max_size=10), until=st.integers(0, 200))
-def test_a_request_may_come_in_any_cuts_and_stop_anywhere(
-    owner: Owner, cuts: list[int], until: int
-) -> None:
+def test_a_request_may_be_cut_and_stop_anywhere(owner: Owner, cuts: list[int], until: int) -> None:
     frame = owner.write_request(100, b"x" * 100)
     frame = frame[: len(frame) - 200 + until] if until < 200 else frame
     with owner.dial() as sock:
@@ -195,25 +179,21 @@ def test_taking_a_region_back_cuts_off_a_peer_that_stalls_in_it(owner: Owner) ->
 # Addresses.
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
+def test_addresses_are_read_as_people_write_them_and_others_are_none() -> None:
+    for text, expected in (
         ("10.0.0.5", ("10.0.0.5", 9)),
         ("node-3:7100", ("node-3", 7100)),
         ("::1", ("::1", 9)),
         ("[::1]", ("::1", 9)),
         ("[fd00::5]:7100", ("fd00::5", 7100)),
-    ],
-)
-def test_addresses_are_read_as_people_write_them(text: str, expected: tuple[str, int]) -> None:
-    assert addresses.split_address(text, 9) == expected
-    assert addresses.split_address(addresses.join_address(*expected), 1) == expected
+    ):
+        assert addresses.split_address(text, 9) == expected
+        assert addresses.split_address(addresses.join_address(*expected), 1) == expected
+    for text in ("", ":5", "[::1", "host:port", "host:0", "host:70000", "[::1]5"):
+        with pytest.raises(ValueError, match="is not an address"):
+            addresses.split_address(text, 9)
 
 
-@pytest.mark.parametrize("text", ["", ":5", "[::1", "host:port", "host:0", "host:70000", "[::1]5"])
-def test_what_is_no_address_is_said_to_be_none(text: str) -> None:
-    with pytest.raises(ValueError, match="is not an address"):
-        addresses.split_address(text, 9)
 
 
 def test_an_ipv6_address_serves_as_well(make_world: Any) -> None:
@@ -237,9 +217,7 @@ def test_a_wrong_advertised_address_is_named_with_its_origin(make_world: Any) ->
     assert f"set by advertise='{dead}', bound to 127.0.0.1" in str(lost.value)
 
 
-def test_an_address_that_swallows_everything_costs_no_more_than_the_deadline(
-    make_world: Any,
-) -> None:
+def test_an_address_that_swallows_all_costs_no_more_than_the_deadline(make_world: Any) -> None:
     """It accepts and says nothing, as a wrong port on a live host may."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         advertised = {"advertise": f"127.0.0.1:{silent.getsockname()[1]}"}

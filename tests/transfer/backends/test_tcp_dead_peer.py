@@ -272,7 +272,7 @@ def addressed(engine: TransferEngine, ports: list[int]) -> None:
     known.introduce(msgspec.structs.replace(found, endpoints=rails))
 
 
-def test_a_peer_of_several_dead_addresses_is_dialled_once_at_each(
+def test_a_dead_peer_is_dialled_once_at_each_address(
     store: MemoryStore, dials: list[tuple[str, int]]
 ) -> None:
     with (
@@ -290,7 +290,7 @@ def test_a_peer_of_several_dead_addresses_is_dialled_once_at_each(
         assert sorted(dials[: len(ports)]) == sorted(("127.0.0.1", port) for port in ports)
 
 
-def test_one_live_address_among_dead_ones_carries_everything(
+def test_one_live_address_among_dead_ones_carries_all(
     store: MemoryStore, dials: list[tuple[str, int]]
 ) -> None:
     with (

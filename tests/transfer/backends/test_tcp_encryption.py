@@ -225,9 +225,7 @@ def test_a_record_of_one_direction_does_not_open_in_the_other(pair: tuple[End, E
 
 
 @pytest.mark.parametrize("cut", [True, False])
-def test_a_connection_cut_in_a_record_is_not_one_that_ended(
-    pair: tuple[End, End], cut: bool
-) -> None:
+def test_a_connection_cut_in_a_record_has_not_ended(pair: tuple[End, End], cut: bool) -> None:
     here, there = pair
     here.send(b"whole")
     if not cut:
@@ -268,9 +266,7 @@ def test_bytes_that_no_peer_sealed_never_open(use_native: bool, data: bytes, n_p
                 assert error.errno in (errno.EBADMSG, None)
 
 
-def test_a_key_seals_no_record_past_its_limit(
-    use_native: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_key_seals_no_more_than_it_may(use_native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record_layer, "MAX_RECORDS", 1)
     monkeypatch.setattr(record_layer, "_LAST_RECORD", 2)
     with connected(use_native, use_native) as (here, there):
@@ -518,7 +514,7 @@ def test_a_share_that_gives_no_secret_gets_no_proof_and_cuts_no_connection() -> 
                 raise AssertionError("the earlier connection was cut")
 
 
-def test_a_connection_whose_keys_are_used_up_is_replaced(
+def test_used_up_keys_replace_their_connection(
     make_ends: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ends = make_ends(settled())
@@ -544,7 +540,7 @@ def test_without_libcrypto_python_encrypts(make_ends: Any, monkeypatch: pytest.M
     assert PATTERN not in ends.relay.recorded
 
 
-def test_garbage_after_the_proofs_is_counted_and_told(
+def test_garbage_after_proofs_is_counted_and_told(
     ends: Ends, caplog: pytest.LogCaptureFixture
 ) -> None:
     ends.move("write", 10)

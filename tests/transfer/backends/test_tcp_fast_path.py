@@ -126,9 +126,7 @@ class Still:
         self._stack.close()
 
 
-def test_a_peer_that_stands_still_costs_the_deadline_and_nothing_of_it_lands_late(
-    tcp: World,
-) -> None:
+def test_a_peer_that_stands_still_costs_the_deadline_and_nothing_lands_late(tcp: World) -> None:
     still = Still(tcp)
     first, last = b"1" * 4096, segment_pattern(4096)
     with still:

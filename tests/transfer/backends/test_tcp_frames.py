@@ -115,9 +115,7 @@ def oversized() -> Iterator[tuple[TcpRequest, str]]:
 
 
 @pytest.mark.parametrize(("request_", "message"), list(oversized()))
-def test_limits_are_checked_before_anything_is_allocated(
-    request_: TcpRequest, message: str
-) -> None:
+def test_limits_are_checked_before_any_allocation(request_: TcpRequest, message: str) -> None:
     with pytest.raises(TcpFrameError, match=message):
         read_request(tcp_frames.encode_request(request_))
 

@@ -13,15 +13,7 @@ import pytest
 
 from halfmoon_metadata.tcp_ports import free_port
 from halfmoon_testing.transfer_soak import TcpValve, TransferSoak
-from halfmoon_transfer import (
-    Cancelled,
-    Lost,
-    Op,
-    Piece,
-    Report,
-    TransferEngine,
-    TransferSettings,
-)
+from halfmoon_transfer import Cancelled, Lost, Op, Piece, Report, TransferEngine, TransferSettings
 from halfmoon_transfer.backends.addresses import split_address
 from halfmoon_transfer.backends.fault_injection import FaultInjection, FaultPlan
 from halfmoon_transfer.backends.socket_io import receive
@@ -285,9 +277,7 @@ def test_an_owner_answers_only_when_the_given_up_connection_has_ended(make_world
 # Nearness.
 
 
-def test_a_card_near_the_memory_is_preferred(
-    make_world: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_card_near_memory_is_preferred(make_world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     cards = {HOSTS[0]: "far_card", HOSTS[1]: "near_card"}
     monkeypatch.setattr(multi_rail, "nic_towards", cards.__getitem__)
     world = make_world("tcp")

@@ -261,11 +261,7 @@ def test_a_peer_that_stalls_in_the_middle_is_given_up_and_one_that_idles_is_not(
 
 def test_what_makes_no_sense_is_refused_in_words() -> None:
     table = extension.Table(1)
-    for call, *args in (
-        (table.add, bytearray(1)),
-        (table.remove, 0.0),
-        (table.cut,),
-    ):
+    for call, *args in ((table.add, bytearray(1)), (table.remove, 0.0), (table.cut,)):
         with pytest.raises(ValueError, match="a key of 5 bytes, keys have 16"):
             call(b"short", *args)
     with pytest.raises(ValueError, match="does not lie in its buffer"):

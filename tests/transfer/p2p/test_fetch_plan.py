@@ -126,10 +126,7 @@ def test_missing_shards_without_a_source_are_reported() -> None:
     assert plan.completed_shards == {0, 1, 4}
 
 
-@settings(
-    max_examples=by_day(25, at_night=600),
-    deadline=None,
-)
+@settings(max_examples=by_day(25, at_night=600), deadline=None)
 @given(data=st.data())
 def test_all_shards_come_as_long_as_somebody_good_has_them(data: st.DataObject) -> None:
     n_shards = data.draw(st.integers(0, 20))

@@ -52,7 +52,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     }
 
 
-def test_a_folder_arrives_as_it_is_and_is_served_on(
+def test_a_folder_arrives_and_is_served_on(
     stores: list[P2PStore], folder: Path, tmp_path: Path
 ) -> None:
     publisher, first, second = stores
@@ -70,7 +70,7 @@ def test_a_folder_arrives_as_it_is_and_is_served_on(
     assert names == ["a", "blob", "checkpoint", "second"]
 
 
-def test_a_folder_that_fails_to_arrive_leaves_nothing(
+def test_a_folder_that_fails_leaves_nothing(
     stores: list[P2PStore], folder: Path, tmp_path: Path
 ) -> None:
     publish_folder(stores[0], "model", folder)
@@ -87,9 +87,7 @@ def test_a_folder_that_fails_to_arrive_leaves_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
 
 
-def test_what_exists_is_not_overwritten(
-    stores: list[P2PStore], folder: Path, tmp_path: Path
-) -> None:
+def test_what_exists_is_left_alone(stores: list[P2PStore], folder: Path, tmp_path: Path) -> None:
     publish_folder(stores[0], "model", folder)
     with pytest.raises(WrongBuffers, match="exists"):
         get_folder(stores[1], "model", folder)
@@ -109,9 +107,7 @@ def test_what_is_no_folder_is_said(stores: list[P2PStore], tmp_path: Path) -> No
         publish_folder(publisher, "nothing", tmp_path / "empty")
 
 
-def test_names_that_lead_out_of_the_folder_are_refused(
-    stores: list[P2PStore], tmp_path: Path
-) -> None:
+def test_names_that_lead_out_of_it_are_refused(stores: list[P2PStore], tmp_path: Path) -> None:
     publisher, first, _ = stores
     record = publisher.publish("evil", [b"abc"], labels=["fine"])
     for label in (
