@@ -8,7 +8,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -340,15 +340,6 @@ def tested() -> set[str]:
     return {kind.partition("/")[0] for kind in kinds}
 
 
-@pytest.fixture(params=WORLDS)
-def world(request: pytest.FixtureRequest) -> Iterator[World]:
-    """Every backend, and every kind of memory."""
-    with ExitStack() as stack:
-        world = _world_of(request.param, stack)
-        yield world
-        world.check()
-
-
 def _world_of(param: str, stack: ExitStack) -> World:
     if param == "tcp, IPv6":
         try:
@@ -366,36 +357,30 @@ def _world_of(param: str, stack: ExitStack) -> World:
     return World(kind, stack, far, on_device=on_device)
 
 
-@pytest.fixture(
-    params=[
-        *_worlds(far=True),
-        *PURE_TCP,
-        "tcp, encrypted",
-        "shm,tcp",
-        "shm, not mapped",
-        "tcp/both",
-    ]
+def _opened(params: Iterable[Any], *, checked: bool = False) -> Any:
+    """A fixture of worlds, whose engines may be looked into at the end."""
+
+    @pytest.fixture(params=params)
+    def opened(request: pytest.FixtureRequest) -> Iterator[World]:
+        with ExitStack() as stack:
+            world = _world_of(request.param, stack)
+            yield world
+            if checked:
+                world.check()
+
+    return opened
+
+
+#: Every backend, and every kind of memory.
+world = _opened(WORLDS, checked=True)
+#: Every backend that leads into another process.
+far_world = _opened(
+    [*_worlds(far=True), *PURE_TCP, "tcp, encrypted", "shm,tcp", "shm, not mapped", "tcp/both"]
 )
-def far_world(request: pytest.FixtureRequest) -> Iterator[World]:
-    """Every backend that leads into another process."""
-    with ExitStack() as stack:
-        yield _world_of(request.param, stack)
-
-
-@pytest.fixture(params=_worlds(host_memory=True))
-def host_world(request: pytest.FixtureRequest) -> Iterator[World]:
-    """Every backend that reaches memory of the host."""
-    with ExitStack() as stack:
-        yield _world_of(request.param, stack)
-
-
-@pytest.fixture(params=["memory", "tcp", *PURE_TCP, "shm,tcp"])
-def checked_world(request: pytest.FixtureRequest) -> Iterator[World]:
-    """Backends whose owner checks each access, the last one beside one that maps memory."""
-    with ExitStack() as stack:
-        world = _world_of(request.param, stack)
-        yield world
-        world.check()
+#: Every backend that reaches memory of the host.
+host_world = _opened(_worlds(host_memory=True))
+#: Backends whose owner checks each access, the last one beside one that maps memory.
+checked_world = _opened(["memory", "tcp", *PURE_TCP, "shm,tcp"], checked=True)
 
 
 @pytest.fixture(params=BACKENDS)
