@@ -206,9 +206,9 @@ def test_a_server_that_comes_back_is_used_again(http_server: HttpServer) -> None
 @pytest.mark.parametrize("kind", ["redis", "etcd"])
 def test_a_server_that_goes_away_is_unreachable(kind: str) -> None:
     skip_without("redis-server" if kind == "redis" else "etcd")
-    server = RedisServer() if kind == "redis" else EtcdServer()
-    open_it = RedisStore if kind == "redis" else EtcdStore
-    store = open_it(server.url, timeout_s=1)
+    server: Any = RedisServer() if kind == "redis" else EtcdServer()
+    open_it: Any = RedisStore if kind == "redis" else EtcdStore
+    store: MetadataStore = open_it(server.url, timeout_s=1)
     store.put("k", b"1", ttl_s=60)
     server.stop()
     for call in CALLS.values():

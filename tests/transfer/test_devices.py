@@ -145,10 +145,6 @@ def test_copies_of_one_direction_are_made_in_order(rig: Rig) -> None:
     assert rig.get(address, 100_000) == written[-1]
 
 
-
-
-
-
 _CHILD = """
 import sys
 from halfmoon_transfer.devices import cuda_device, emulated_device
@@ -272,8 +268,6 @@ def test_torch_tensors_of_any_type_are_registered(make_world: Any) -> None:
         here.register(torch.zeros(4, 4).T)
     with pytest.raises(ValueError, match="tensor on meta"):
         here.register(torch.zeros(4, device="meta"))
-
-
 
 
 def test_arrays_of_any_type_are_bytes_as_long_as_these_are_looked_at() -> None:
@@ -568,8 +562,6 @@ def test_messages_about_handles_are_read_as_written(number: int, key: bytes, tok
             read(token)  # any other bytes
     with pytest.raises(CudaWireError, match="a key of 3 bytes"):
         cuda_wire.decode_request(cuda_wire.encode(CudaRegionRequest(1, b"abc")))
-
-
 
 
 def test_garbage_on_the_socket_of_handles_ends_that_connection_only(make_world: Any) -> None:

@@ -86,8 +86,6 @@ def test_24_bytes_are_a_request_or_a_typed_error(request: MooncakeRequest, heade
         assert (read.size, read.address) == struct.unpack("<QQ", header[:16])
 
 
-
-
 # Records.
 
 THEIRS = b"""{"name":"nodeA","protocol":"tcp","tcp_data_port":15876,"tcp_data_host":"127.0.0.1",
@@ -285,8 +283,6 @@ def test_a_write_that_is_cut_off_frees_the_connection(owner: Owner, n: int) -> N
     owner.require_alive()
 
 
-
-
 @pytest.mark.parametrize("write", [True, False])
 def test_what_lies_in_no_region_is_refused(owner: Owner, write: bool) -> None:
     for offset, size in (
@@ -363,10 +359,6 @@ def test_a_bound_connection_ends_once_any_region_was_taken_back(owner: Owner) ->
     with owner.dial() as late:
         late.sendall(greeting)
         assert mooncake_frames.decode_status(receive(late, 8)) == mooncake_frames.REFUSED
-
-
-
-
 
 
 def test_memory_that_is_registered_anew_is_not_reached_by_its_old_key(make_world: Any) -> None:
@@ -464,8 +456,6 @@ def test_a_refused_piece_does_not_stop_the_others(pair: tuple[Owner, Owner]) -> 
     assert bytes(there.memory.view[:10]) == b"y" * 10
 
 
-
-
 def test_a_version_1_write_that_is_swallowed_is_not_reported_done() -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as swallower,
@@ -535,8 +525,6 @@ def test_a_segment_that_can_not_be_opened_says_why(owner: Owner) -> None:
         pytest.raises(ValueError, match="no backend 'mooncake'; it has memory"),
     ):
         Mooncake(plain)
-
-
 
 
 # Messages and signs of life.

@@ -292,8 +292,6 @@ def test_the_wheel_is_refused_what_is_not_ours_or_no_more(side: Side, op: str) -
     assert wheel.ask(op, name, wheel.address, side.address, 10_000) == 0
 
 
-
-
 def test_the_wheel_finds_us_alive_and_notifies_us_after_its_data(side: Side) -> None:
     wheel = side.wheel
     assert wheel.ask("probe", side.mooncake.name) == 0
@@ -413,8 +411,6 @@ def test_records_are_where_the_other_looks_and_a_cluster_id_keeps_clusters_apart
         assert "mooncake/blue/ram/us-in-blue" in store.list("mooncake/blue/")
         del side.memory
     assert "mooncake/blue/ram/us-in-blue" not in store.list("mooncake/blue/")
-
-
 
 
 # The end of a peer.

@@ -194,8 +194,6 @@ def test_addresses_are_read_as_people_write_them_and_others_are_none() -> None:
             addresses.split_address(text, 9)
 
 
-
-
 def test_an_ipv6_address_serves_as_well(make_world: Any) -> None:
     try:
         ends = Ends(make_world("tcp"), 1000, there={"bind": "::1"})

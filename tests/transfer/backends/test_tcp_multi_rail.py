@@ -233,7 +233,10 @@ def test_a_write_that_was_cancelled_lands_no_more_once_its_peer_is_settled(pair:
 
 def test_an_owner_that_does_not_answer_leaves_a_peer_unsettled(pair: Pair) -> None:
     _, remote, piece = block(pair, 2 * MIB)
-    held_in_the_valve(pair, piece).cancel()
+    transfer = held_in_the_valve(pair, piece)
+    transfer.cancel()
+    with pytest.raises(Cancelled):
+        transfer.result(PATIENCE_S)
     pair.there.close()
     with pytest.raises(Lost):
         pair.here.settle(remote.region, 0.5)
