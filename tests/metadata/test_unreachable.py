@@ -4,6 +4,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 

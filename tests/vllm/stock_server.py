@@ -96,6 +96,12 @@ class StockServer:
         """Ask this server itself, greedily."""
         return complete(self.url, prompt, n_new, **fields)
 
+    def metric(self, name: str) -> float:
+        """The sum of a metric's samples."""
+        text = httpx.get(f"{self.url}/metrics", timeout=60).text
+        lines = [line for line in text.splitlines() if line.startswith(name + "{")]
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+
     def kill(self) -> None:
         """End all of its processes at once."""
         with suppress(ProcessLookupError):

@@ -16,11 +16,9 @@ from halfmoon_metadata.tcp_ports import free_port
 from halfmoon_runtime.observability.operator_tokens import operator_token
 from halfmoon_sandbox.bound_process import start_bound
 from tests.vllm.stock_server import (
-    NIXL_FLAGS,
     StockServer,
     body,
     complete,
-    nixl_variables,
     streamed,
     tokens_of,
 )
@@ -86,13 +84,9 @@ class Route:
 def servers(
     model_of: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[list[StockServer]]:
-    """Two that can also be the halves of a pair."""
     folder = tmp_path_factory.mktemp("stock")
-    running: list[StockServer] = []
+    running = [StockServer(model_of("llama"), folder) for _ in range(2)]
     try:
-        for _ in range(2):
-            server = StockServer(model_of("llama"), folder, *NIXL_FLAGS, variables=nixl_variables())
-            running.append(server)
         for server in running:
             server.wait_until_ready()
         yield running
@@ -110,13 +104,6 @@ def route(servers: list[StockServer], tmp_path_factory: pytest.TempPathFactory) 
         yield running
     finally:
         running.stop()
-
-
-def metric(server: StockServer, name: str) -> float:
-    """The sum of a server's samples of a metric."""
-    text = httpx.get(f"{server.url}/metrics", timeout=60).text
-    lines = [line for line in text.splitlines() if line.startswith(name + "{")]
-    return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
 
 def a_prompt(n: int, first: int) -> list[int]:
@@ -175,24 +162,6 @@ def test_sampling_fields_reach_the_server(route: Route, servers: list[StockServe
     )
     assert answer.status_code == 400
     assert "prompt_logprobs" in answer.json()["error"]["message"]
-
-
-def test_prefill_and_decode_servers_pair_up(servers: list[StockServer], tmp_path: Path) -> None:
-    prefill, decode = servers
-    pair = Route(tmp_path, "--prefill", prefill.url, "--decode", decode.url)
-    try:
-        pair.until(lambda: len(pair.live()) == 3)
-        for n in (40, 200):
-            prompt = a_prompt(n, 8)
-            assert tokens_of(complete(pair.url, prompt, 24)) == tokens_of(
-                prefill.complete(prompt, 24)
-            )
-        assert metric(decode, "vllm:nixl_xfer_time_seconds_count") >= 2, "it fetched the KV"
-        # One token needs no decode server, and the prefill server's blocks are released.
-        assert len(tokens_of(complete(pair.url, a_prompt(100, 9), 1))) == 1
-        pair.until(lambda: metric(prefill, "vllm:kv_cache_usage_perc") == 0)
-    finally:
-        pair.stop()
 
 
 def test_a_killed_server_costs_no_token_and_without_servers_there_is_503(
