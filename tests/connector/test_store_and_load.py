@@ -8,13 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from halfmoon_metadata import open_store
 from halfmoon_protocol.blocks import block_hashes
 from halfmoon_protocol.ids import BlockHash
 from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_protocol.messages import KvstoreAddress
-from halfmoon_runtime.channels.zmq_network import ZmqNetwork
-from halfmoon_testing.block_client import BlockClient
 from halfmoon_vllm.block_loader import BlockLoader
 from halfmoon_vllm.block_storer import BlockStorer
 from halfmoon_vllm.connector_counts import ConnectorCounts
@@ -111,19 +108,6 @@ def address(nodes: Nodes, name: str) -> KvstoreAddress:
     return KvstoreAddress(info.worker_id, info.generation, info.commands)
 
 
-@asynccontextmanager
-async def client(nodes: Nodes, name: str) -> AsyncIterator[BlockClient]:
-    """A client of a kvstore that knows blocks of our layout."""
-    store, network = open_store(nodes.metadata_url), ZmqNetwork()
-    try:
-        info = nodes.info(name)
-        async with await BlockClient.dial(network, store, info, "a-client", LAYOUT) as it:
-            yield it
-    finally:
-        await network.close()
-        store.close()
-
-
 async def held(nodes: Nodes, name: str) -> set[BlockHash]:
     async with nodes.client(name) as it:
         return await it.stored()
@@ -154,7 +138,7 @@ async def test_a_damaged_block_leaves_and_ends_the_prefix_unless_the_next_has_it
     async with server(nodes) as it:
         await it.store(range(10), a)
         await it.store(range(10), b)
-        async with client(nodes, "a") as damaging:
+        async with nodes.client("a") as damaging:
             await damaging.damage(HASHES[6:7])
         assert await it.load(a) == 6
         assert it.counts.take()["blocks_corrupt"] == 1
@@ -170,7 +154,7 @@ async def test_a_killed_kvstore_costs_its_blocks_unless_another_one_has_them(nod
     async with server(nodes) as it:
         await it.store(range(10), a)
         await it.store(range(4), b)
-        async with client(nodes, "a") as damaging:
+        async with nodes.client("a") as damaging:
             await damaging.damage(HASHES[2:3])
         assert await it.load(a, b) == 4, "one is damaged, and b has it"
         nodes.kill("a")

@@ -67,7 +67,7 @@ def halfmoon_beside(fleet: Fleet, folder: Path) -> Iterator[LiveCluster]:
         http_port=free_port(),
         n_kvstore=0,
         threads={"prefill": 1, "decode": 1},
-        metadata=fleet.pool.metadata,
+        metadata=fleet.pool.metadata_url,
         extra={"prefill": (*flags, *VLLM), "decode": (*flags, *TORCH)},
     )
     with EmbeddedCluster(plan, folder) as cluster:

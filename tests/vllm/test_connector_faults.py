@@ -1,5 +1,6 @@
 """Faults around servers that share the pool: right tokens, nothing held, used again after that."""
 
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
@@ -49,11 +50,11 @@ def test_a_kvstore_that_hangs_or_is_killed_costs_no_request_and_is_used_again(fl
     first, second = fleet.servers[:2]
     hung, killed = prompt_of(300, seed=13), prompt_of(300, seed=14)
     expected = [fleet.stored(first, prompt) for prompt in (hung, killed)]
-    fleet.pool.freeze_kvstore("kvstore-0")
+    fleet.pool.processes["kvstore-0"].signal(signal.SIGSTOP)
     assert second.tokens(hung, 8) == expected[0]
     with ThreadPoolExecutor(1) as thread:
         answer = thread.submit(second.tokens, killed, 8)
-        fleet.pool.kill_kvstore("kvstore-0")
+        fleet.pool.kill("kvstore-0")
         assert answer.result() == expected[1]
     fleet.pool.start_kvstore("kvstore-0")
     again = prompt_of(300, seed=15)
