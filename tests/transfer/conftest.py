@@ -198,22 +198,39 @@ class World:
             engine.check()
 
 
-class Ends:
+class _NearEnd:
+    """An engine "here", its memory, and a piece that goes on all of it."""
+
+    here: TransferEngine
+    local: Memory
+    piece: Piece
+
+    def move(self, op: Op = "write", *pieces: Piece, **more: Any) -> Report:
+        """Move these pieces, or all of the memory, by a plan."""
+        return self.here.submit(op, pieces or [self.piece], **more).result(PATIENCE_S)
+
+
+class Ends(_NearEnd):
     """Engines "here" and "there" of a world, and memory of equal size at each."""
 
     def __init__(
         self, world: Any, n_bytes: int, *, here: Any = None, there: Any = None, **both: Any
     ) -> None:
         """Open both with the overrides of both, and with their own."""
-        self.here: TransferEngine = world.open("here", **both, **(here or {}))
+        self.here = world.open("here", **both, **(here or {}))
         self.there: TransferEngine = world.open("there", **both, **(there or {}))
         self.local, self.remote = self.here.allocate(n_bytes), self.there.allocate(n_bytes)
-        #: All of it.
         self.piece = Piece(self.local.region, 0, self.remote.region, 0, n_bytes)
 
-    def move(self, op: Op = "write", *pieces: Piece, **more: Any) -> Report:
-        """Move these pieces, or all of the memory, by a plan."""
-        return self.here.submit(op, pieces or [self.piece], **more).result(PATIENCE_S)
+
+class FarEnds(_NearEnd):
+    """An engine "here", and a segment "there" in another process."""
+
+    def __init__(self, world: Any, n_bytes: int, **here: Any) -> None:
+        self.here = world.open("here", **here)
+        self.there: SegmentProcess = world.start("there", 1, n_bytes)
+        self.local = self.here.allocate(n_bytes)
+        self.piece = Piece(self.local.region, 0, self.there.region, 0, n_bytes)
 
 
 def found_at(world: Any, engine: TransferEngine, endpoint: Endpoint) -> None:

@@ -1,6 +1,7 @@
 """What every backend must do, inside one process and between processes."""
 
 import asyncio
+import contextlib
 import os
 import random
 import threading
@@ -26,7 +27,7 @@ from halfmoon_transfer import (
 from halfmoon_transfer.backends.fault_injection import FaultInjection, FaultPlan
 from halfmoon_transfer.regions.byte_ops import checksum
 from tests.nightly import by_day
-from tests.transfer.conftest import PATIENCE_S, Ends, standing_still
+from tests.transfer.conftest import PATIENCE_S, Ends, FarEnds, standing_still
 
 World = Any
 MIB = 1024 * 1024
@@ -433,87 +434,67 @@ def test_a_view_of_our_own_memory_needs_nobody(world: World) -> None:
 
 
 def test_bytes_cross_process_borders_both_ways(far_world: World) -> None:
-    here = far_world.open("here")
     size = 3 * MIB + 17
-    there = far_world.start("there", 1, size)
-    local = here.allocate(size)
-    report = move(here, "read", Piece(local.region, 0, there.region, 0, size))
-    assert bytes(local.view) == segment_pattern(size)
+    ends = FarEnds(far_world, size)
+    report = ends.move("read")
+    assert bytes(ends.local.view) == segment_pattern(size)
     assert report.path == (far_world.kind.split(",")[0],)
-    fill(local, 13)
-    move(here, "write", Piece(local.region, 0, there.region, 0, size))
-    assert there.ask("digest") == str(checksum(local.view))
+    fill(ends.local, 13)
+    ends.move("write")
+    assert ends.there.ask("digest") == str(checksum(ends.local.view))
 
 
 def test_another_process_refuses_what_it_has_taken_back(far_world: World) -> None:
-    here = far_world.open("here")
-    there = far_world.start("there", 1, 1000)
-    local = here.allocate(1000)
-    fill(local, 14)
-    piece = Piece(local.region, 0, there.region, 0, 1000)
-    move(here, "write", piece)
-    before = there.ask("digest")
-    there.ask("unregister")
-    fill(local, 15)
+    ends = FarEnds(far_world, 1000)
+    fill(ends.local, 14)
+    ends.move("write")
+    before = ends.there.ask("digest")
+    ends.there.ask("unregister")
+    fill(ends.local, 15)
     with pytest.raises(Rejected, match="no region of this key"):
-        move(here, "write", piece)
-    assert there.ask("digest") == before
-    assert (here.view(local.region, 0, 10) is None) == bool(far_world.on_device)
+        ends.move("write")
+    assert ends.there.ask("digest") == before
+    assert (ends.here.view(ends.local.region, 0, 10) is None) == bool(far_world.on_device)
 
 
 def test_a_peer_that_is_killed_in_the_middle_is_lost_and_nothing_hangs(far_world: World) -> None:
-    here = far_world.open("here")
-    size = 4 * MIB
-    there = far_world.start("there", 1, size)
-    local = here.allocate(size)
-    piece = Piece(local.region, 0, there.region, 0, size)
-    move(here, "write", piece)
-    transfers = [here.submit("write", [piece], PATIENCE_S) for _ in range(200)]
+    ends = FarEnds(far_world, 4 * MIB)
+    ends.move("write")
+    transfers = [ends.here.submit("write", [ends.piece], PATIENCE_S) for _ in range(200)]
     transfers[3].result(PATIENCE_S)
-    there.kill()
-    ends = []
-    for transfer in transfers:
-        try:
+    ends.there.kill()
+    for i, transfer in enumerate(transfers):
+        with contextlib.suppress(*([Lost] if i != 3 else [])):
             transfer.result(PATIENCE_S)
-            ends.append("done")
-        except Lost:
-            ends.append("lost")
-    assert ends[3] == "done"
     with pytest.raises(Lost, match="there"):
-        move(here, "read", piece)
-    here.check()
+        ends.move("read")
+    ends.here.check()
 
 
 def test_a_restarted_peer_is_another_one(far_world: World) -> None:
-    here = far_world.open("here")
-    first = far_world.start("there", 1, 1000)
-    local = here.allocate(1000)
-    move(here, "read", Piece(local.region, 0, first.region, 0, 1000))
-    first.kill()
+    ends = FarEnds(far_world, 1000)
+    ends.move("read")
+    ends.there.kill()
     second = far_world.start("there", 2, 1000)
-    fill(local, 16)
+    fill(ends.local, 16)
     with pytest.raises(Rejected, match=r"generation 2 now.*generation 1"):
-        move(here, "write", Piece(local.region, 0, first.region, 0, 1000))
+        ends.move("write")
     assert second.ask("digest") == str(checksum(memoryview(segment_pattern(1000))))
-    move(here, "write", Piece(local.region, 0, second.region, 0, 1000))
-    assert second.ask("digest") == str(checksum(local.view))
+    ends.move("write", Piece(ends.local.region, 0, second.region, 0, 1000))
+    assert second.ask("digest") == str(checksum(ends.local.view))
 
 
 def test_a_peer_that_stands_still_costs_no_more_than_the_deadline(make_world: Any) -> None:
-    world = make_world("tcp")
-    here = world.open("here")
-    there = world.start("there", 1, 32 * MIB)
-    local = here.allocate(32 * MIB)
-    piece = Piece(local.region, 0, there.region, 0, 32 * MIB)
-    move(here, "write", Piece(local.region, 0, there.region, 0, 1000))
-    with standing_still(there.pid):
+    ends = FarEnds(make_world("tcp"), 32 * MIB)
+    ends.move("write", Piece(ends.local.region, 0, ends.there.region, 0, 1000))
+    with standing_still(ends.there.pid):
         with pytest.raises(TimedOut, match="segment there at 127"):
-            move(here, "write", piece, deadline_s=0.3)
-        transfer = here.submit("read", [piece], PATIENCE_S)
+            ends.move("write", deadline_s=0.3)
+        transfer = ends.here.submit("read", [ends.piece], PATIENCE_S)
         transfer.cancel()
         with pytest.raises(Cancelled):
             transfer.result(PATIENCE_S)
-    move(here, "write", piece)
+    ends.move("write")
 
 
 def test_a_peer_that_stands_still_delays_no_other_peer(make_world: Any) -> None:

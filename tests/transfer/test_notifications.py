@@ -20,7 +20,7 @@ from halfmoon_transfer.interface import MAX_NOTIFICATION_BYTES
 from halfmoon_transfer.notification_queue import NotificationQueue
 from halfmoon_transfer.planning.transfer_plan import OutgoingNotification
 from halfmoon_transfer.regions.access import AccessRefused, AccessStatus
-from tests.transfer.conftest import PATIENCE_S, Ends
+from tests.transfer.conftest import PATIENCE_S, Ends, FarEnds
 
 World = Any
 
@@ -186,15 +186,12 @@ async def test_closing_the_engine_wakes_who_waits_for_notifications(world: World
 
 
 def test_a_notification_crosses_process_borders(far_world: World) -> None:
-    here = far_world.open("here")
-    there = far_world.start("there", 1, 1000)
-    local = here.allocate(1000)
-    piece = Piece(local.region, 0, there.region, 0, 1000)
-    here.submit("write", [piece], PATIENCE_S, notify=b"over there").result(PATIENCE_S)
-    assert there.ask("notification") == "here: over there"
-    there.kill()
+    ends = FarEnds(far_world, 1000)
+    ends.move(notify=b"over there")
+    assert ends.there.ask("notification") == "here: over there"
+    ends.there.kill()
     with pytest.raises(Lost):
-        here.submit("write", [piece], PATIENCE_S, notify=b"anybody?").result(PATIENCE_S)
+        ends.move(notify=b"anybody?")
 
 
 # Bad luck.

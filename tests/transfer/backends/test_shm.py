@@ -41,7 +41,7 @@ from halfmoon_transfer.planning.transfer_plan import SliceOutcome
 from halfmoon_transfer.regions.access import AccessStatus
 from halfmoon_transfer.regions.byte_ops import checksum, copy_bytes
 from tests.installed_programs import needs_programs
-from tests.transfer.conftest import PATIENCE_S, Ends, dialled, eventually
+from tests.transfer.conftest import PATIENCE_S, Ends, FarEnds, dialled, eventually
 
 KEYS = st.binary(min_size=16, max_size=16)
 KEY = b"k" * 16
@@ -304,22 +304,20 @@ def test_a_view_outlives_its_mapping_and_its_owner(make_world: Any) -> None:
 
 @pytest.mark.parametrize("waits", [True, False])
 def test_memory_of_a_dead_owner_is_lost_not_written(make_world: Any, waits: bool) -> None:
-    world = make_world("shm")
-    here, there = world.open("here"), world.start("there", 1, 5000)
-    local = here.allocate(5000)
-    sent = local.view[:] = random.Random(2).randbytes(5000)
-    pieces = [Piece(local.region, 0, there.region, 0, 5000)]
-    here.transfer("write", pieces)
+    ends = FarEnds(make_world("shm"), 5000)
+    here, there = ends.here, ends.there
+    sent = ends.local.view[:] = random.Random(2).randbytes(5000)
+    here.transfer("write", [ends.piece])
     view = here.view(there.region, 0, 5000)
     assert view == sent, "both processes see one memory"
     assert there.ask("digest") == str(checksum(memoryview(sent)))
     there.kill()
-    local.view[:] = b"!" * 5000
+    ends.local.view[:] = b"!" * 5000
     with pytest.raises(Lost):
         if waits:
-            here.transfer("write", pieces)
+            here.transfer("write", [ends.piece])
         else:
-            here.submit("write", pieces).result(PATIENCE_S)
+            ends.move()
     assert view == sent
     assert here.stats().n_mappings == 0
     assert here.view(there.region, 0, 10) is None
@@ -331,15 +329,12 @@ def test_an_owner_that_dies_during_the_copy_has_not_got_it(
 ) -> None:
     if native and native_copy.find_copy() is None:
         pytest.skip("the extension is not built: make native")
-    world = make_world("shm")
-    here = world.open("here", settings=TransferSettings(native=native))
-    there = world.start("there", 1, 5000)
-    local = here.allocate(5000)
+    ends = FarEnds(make_world("shm"), 5000, settings=TransferSettings(native=native))
 
     def copy_and_kill(errand: CarryRequest, index: int, remote: memoryview) -> SliceOutcome:
         assert not native
         outcome = copy_slice(errand, index, remote)
-        there.kill()
+        ends.there.kill()
         return outcome
 
     copy_batch = NativeCopy.copy_batch
@@ -347,13 +342,13 @@ def test_an_owner_that_dies_during_the_copy_has_not_got_it(
     def copy_all_and_kill(*args: Any) -> Any:
         assert native
         copied = copy_batch(*args)
-        there.kill()
+        ends.there.kill()
         return copied
 
     monkeypatch.setattr(shm_backend, "copy_slice", copy_and_kill)
     monkeypatch.setattr(NativeCopy, "copy_batch", copy_all_and_kill)
     with pytest.raises(Lost):
-        here.submit("write", [Piece(local.region, 0, there.region, 0, 5000)]).result(PATIENCE_S)
+        ends.move()
 
 
 def test_a_region_gone_in_the_copy_has_not_got_it(

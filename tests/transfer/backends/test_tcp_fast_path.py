@@ -15,14 +15,13 @@ from halfmoon_transfer import (
     Piece,
     Rejected,
     TimedOut,
-    TransferEngine,
     TransferError,
     TransferSettings,
 )
 from halfmoon_transfer.backends.fault_injection import FaultInjection, FaultPlan
 from halfmoon_transfer.backends.tcp import native
 from halfmoon_transfer.transfers.transfer_manager import TransferManager
-from tests.transfer.conftest import PATIENCE_S, Ends, eventually, standing_still
+from tests.transfer.conftest import PATIENCE_S, Ends, FarEnds, eventually, standing_still
 
 World = Any
 KIB = 1024
@@ -105,14 +104,11 @@ def test_what_is_wrong_is_said_as_on_the_long_way_and_costs_no_connection(tcp: W
     assert here.stats().n_connections == 1
 
 
-class Still:
+class Still(FarEnds):
     """A peer that stands still, with an idle connection to it; goes on when it is left."""
 
     def __init__(self, world: World) -> None:
-        self.here: TransferEngine = world.open("here")
-        self.there = world.start("there", 1, 4096)
-        self.local = self.here.allocate(4096)
-        self.piece = Piece(self.local.region, 0, self.there.region, 0, 4096)
+        super().__init__(world, 4096)
         self.here.transfer("read", [self.piece], PATIENCE_S)
         #: What is under way on the short way.
         self.fast_lanes = self.here.backend("tcp")._inner._fast_lanes  # type: ignore[attr-defined]
