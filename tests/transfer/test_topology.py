@@ -156,20 +156,15 @@ def test_this_machine_can_be_read() -> None:
     assert set(topology_of(machine).matrix) >= {"*"}
 
 
-@pytest.mark.parametrize(
-    ("one", "other", "hops"),
-    [
+def test_pci_distance_is_over_the_tree() -> None:
+    for one, other, hops in (
         (("pci0000:00", "a", "b"), ("pci0000:00", "a", "c"), 2),
         (("pci0000:00", "a", "b"), ("pci0000:00", "a", "b"), 0),
         (("pci0000:00", "a", "b"), ("pci0000:00", "d"), 3),
         (("pci0000:00", "a"), ("pci0000:80", "a"), 99),
         ((), ("pci0000:80", "a"), 99),
-    ],
-)
-def test_pci_distance_is_over_the_tree(
-    one: tuple[str, ...], other: tuple[str, ...], hops: int
-) -> None:
-    assert pci_hops(one, other) == pci_hops(other, one) == hops
+    ):
+        assert pci_hops(one, other) == pci_hops(other, one) == hops
 
 
 NAMES = st.lists(st.text(min_size=1, max_size=8), max_size=4).map(tuple)
@@ -192,19 +187,16 @@ def test_the_reference_s_format_is_read_and_written() -> None:
     assert topology.tier("cpu:9", "mlx5_0") == 0, "of an unknown place nothing is far"
 
 
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
+def test_what_is_no_matrix_is_refused_and_says_where() -> None:
+    for text, why in (
         (b"[]", "not a NIC priority matrix"),
         (b'{"cpu:0": ["mlx5_0"]}', "not a NIC priority matrix"),
         (b'{"cpu:0": [[], [], []]}', "'cpu:0' has 3 lists"),
         (b'{"cpu:0": []}', "'cpu:0' has 0 lists"),
         (b"\xff", "not a NIC priority matrix"),
-    ],
-)
-def test_what_is_no_matrix_is_refused_and_says_where(text: bytes, why: str) -> None:
-    with pytest.raises(ValueError, match=why):
-        decode_matrix(text)
+    ):
+        with pytest.raises(ValueError, match=why):
+            decode_matrix(text)
 
 
 def test_cards_that_are_not_there_are_named() -> None:
