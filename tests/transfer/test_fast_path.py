@@ -1,17 +1,13 @@
 """The short way: copies and batches that the thread that asks carries itself."""
 
 import random
-import socket
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from halfmoon_transfer import Piece, Rejected, TimedOut, Transfer, TransferSettings
-from halfmoon_transfer.backends.socket_io import ReadAhead, SocketClosed, tune_socket
 from halfmoon_transfer.regions.file_region import FileRegion
 from halfmoon_transfer.threads.fair_thread_pool import FairThreadPool
 from tests.transfer.conftest import PATIENCE_S, Ends, standing_still
@@ -166,23 +162,6 @@ def test_a_peer_that_stands_still_keeps_no_other_of_a_transfer_waiting(make_worl
         assert remote.view == local.view
 
 
-def test_a_connection_that_has_hung_up_already_can_be_tuned() -> None:
-    """An exception there would end the thread that accepts connections."""
-    with socket.socket() as unconnected:
-        tune_socket(unconnected)
-
-
-def test_towards_this_host_less_is_buffered_for_sending_than_for_receiving() -> None:
-    """So that a sender goes on while its peer still copies; larger ones cost single blocks."""
-    with (
-        socket.create_server(("127.0.0.1", 0)) as server,
-        socket.create_connection(server.getsockname()) as ours,
-    ):
-        tune_socket(ours)
-        send_bytes = ours.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
-        assert send_bytes < ours.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
-
-
 def test_nothing_is_copied_by_a_closed_engine(make_world: Any) -> None:
     engine = make_world("shm").open("here", settings=TransferSettings())
     source, target = engine.allocate(10), engine.allocate(10)
@@ -227,45 +206,3 @@ def test_who_carries_himself_does_not_overtake_and_frees_the_lane_for_those_in_l
         assert posted.wait(PATIENCE_S)
     finally:
         couriers.close()
-
-
-# Reading ahead.
-
-
-@settings(deadline=None, max_examples=60)
-@given(
-    sizes=st.lists(st.tuples(st.booleans(), st.integers(0, 20_000)), min_size=1, max_size=12),
-    seed=st.integers(0, 2**32),
-)
-def test_what_is_read_ahead_is_not_lost_nor_mixed(sizes: list[tuple[bool, int]], seed: int) -> None:
-    """Takes and fills in any order see the stream's bytes in order."""
-    dice = random.Random(seed)
-    total = sum(size for _, size in sizes)
-    stream = dice.randbytes(total)
-    left, right = socket.socketpair()
-    with left, right:
-        right.settimeout(PATIENCE_S)
-        sender = threading.Thread(target=_send_in_cuts, args=(left, stream, dice))
-        sender.start()
-        inbox, got = ReadAhead(right), b""
-        for take, size in sizes:
-            if take:
-                got += bytes(inbox.take(size))
-            else:
-                parts = [memoryview(bytearray(n)) for n in (size // 3, size - size // 3) if n]
-                inbox.fill(parts)
-                got += b"".join(parts)
-        sender.join()
-        assert got == stream
-        assert not inbox.wait()
-        with pytest.raises(SocketClosed):
-            inbox.take(1)
-
-
-def _send_in_cuts(sock: socket.socket, stream: bytes, dice: random.Random) -> None:
-    at = 0
-    while at < len(stream):
-        n_bytes = dice.choice([1, 7, 100, 5_000, 9_000])
-        sock.sendall(stream[at : at + n_bytes])
-        at += n_bytes
-    sock.shutdown(socket.SHUT_WR)
