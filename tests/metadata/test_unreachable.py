@@ -129,7 +129,9 @@ def test_nonsense_for_an_answer_is_an_error_of_ours(
 
 
 def page(status: bytes, text: bytes) -> bytes:
-    return b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (status, len(text), text)
+    """An answer after which the connection is used no more."""
+    head = b"HTTP/1.1 %s\r\nConnection: close\r\nContent-Length: %d" % (status, len(text))
+    return head + b"\r\n\r\n" + text
 
 
 @pytest.mark.parametrize(
