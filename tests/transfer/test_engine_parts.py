@@ -339,11 +339,13 @@ def test_a_fault_of_a_backend_ends_in_lost(
     def explode(*_: object) -> None:
         raise ZeroDivisionError("a mistake of ours")
 
-    ends = Ends(make_world("memory"), 10)
-    pieces = [ends.here.register(bytearray(10)), ends.there.register(bytearray(10))]
+    world = make_world("memory")
+    here, there = world.open("here"), world.open("there")
+    # What is logged holds the memory: it is not of the kind that must be gone after a test.
+    piece = Piece(here.register(bytearray(10)), 0, there.register(bytearray(10)), 0, 10)
     monkeypatch.setattr(MemoryBackend, "carry", explode)
     with pytest.raises(Lost, match="a mistake of ours"):
-        ends.move("read", Piece(pieces[0], 0, pieces[1], 0, 10))
+        here.submit("read", [piece]).result(PATIENCE_S)
 
 
 def test_a_region_that_can_not_be_one_is_refused(make_world: Any) -> None:
