@@ -18,32 +18,21 @@ LONG = {"rope_type": "longrope", "short_factor": [1.0]}
 COHERE2 = Namespace(model_type="cohere2", sliding_window=512)
 
 
-class FullAttentionSpec(Namespace):
-    """As vLLM's class of this name."""
-
-
-class MLAAttentionSpec(Namespace):
-    """As vLLM's class of this name."""
-
-
-class MambaSpec(Namespace):
-    """As vLLM's class of this name: tuples, and no heads."""
-
-
-class SlidingWindowSpec(Namespace):
-    """As vLLM's class of this name."""
-
-
-class ChunkedLocalAttentionSpec(Namespace):
-    """As vLLM's class of this name."""
-
-
-class UniformTypeKVCacheSpecs(Namespace):
-    """As vLLM's class of this name: a spec for each layer, and no heads of its own."""
-
-
-class NewSpec(Namespace):
-    """A class that vLLM may add."""
+#: Stand-ins for vLLM's classes, which are told by their names; the last one it may add.
+KINDS: dict[str, Any] = {
+    name: type(name, (Namespace,), {})
+    for name in (
+        "FullAttentionSpec",
+        "MLAAttentionSpec",
+        "MambaSpec",  # has tuples, and no heads
+        "SlidingWindowSpec",
+        "ChunkedLocalAttentionSpec",
+        "UniformTypeKVCacheSpecs",  # has a spec for each layer, and no heads of its own
+        "NewSpec",
+    )
+}
+STATE = KINDS["MambaSpec"](block_size=64, shapes=((3, 160),), dtypes=(torch.float32,))
+Change = Callable[[Any, Any], object]
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +49,7 @@ def server(model: Path) -> tuple[Any, Any]:
         ),
         speculative_config=None,
     )
-    spec = FullAttentionSpec(
+    spec = KINDS["FullAttentionSpec"](
         block_size=64, num_kv_heads=2, head_size=16, head_size_v=16, dtype=torch.bfloat16
     )
     group = Namespace(layer_names=["layers.0", "layers.1"], kv_cache_spec=spec)
@@ -81,101 +70,75 @@ def test_the_layout_is_that_of_halfmoons_workers(model: Path) -> None:
     assert find_cache_layout(*server(model), 0).layout.block_size == 64
 
 
-def _set(config: str, name: str, value: object) -> Callable[[Any, Any], None]:
+def _set(config: str, name: str, value: object) -> Change:
     return lambda server, _: setattr(getattr(server, config), name, value)
 
 
-def _speculates(server: Any, _: Any) -> None:
-    server.speculative_config = Namespace()
+def _groups(change: Callable[[list[Any]], list[Any]]) -> Change:
+    return lambda _, cache: setattr(cache, "kv_cache_groups", change(cache.kv_cache_groups))
 
 
-def _has_two_groups(_: Any, cache: Any) -> None:
-    cache.kv_cache_groups *= 2
-
-
-def _spec(name: str, value: object) -> Callable[[Any, Any], None]:
-    return lambda _, cache: setattr(cache.kv_cache_groups[0].kv_cache_spec, name, value)
-
-
-def _is_latent(_: Any, cache: Any) -> None:
-    spec = cache.kv_cache_groups[0].kv_cache_spec
-    cache.kv_cache_groups[0].kv_cache_spec = MLAAttentionSpec(**vars(spec))
-
-
-def _has_a_state(_: Any, cache: Any) -> None:
-    cache.kv_cache_groups[0].kv_cache_spec = MambaSpec(
-        block_size=64, shapes=((3, 160), (8, 16, 16)), dtypes=(torch.float32, torch.float32)
-    )
-
-
-def _has_no_groups(_: Any, cache: Any) -> None:
-    cache.kv_cache_groups = []
-
-
-def _is(kind: type[Namespace]) -> Callable[[Any, Any], None]:
+def _is(kind: str) -> Change:
     def change(_: Any, cache: Any) -> None:
-        spec = cache.kv_cache_groups[0].kv_cache_spec
-        cache.kv_cache_groups[0].kv_cache_spec = kind(**vars(spec))
+        group = cache.kv_cache_groups[0]
+        group.kv_cache_spec = KINDS[kind](**vars(group.kv_cache_spec))
 
     return change
 
 
-def _has_layers_of(*changes: dict[str, Any], kind: type[Namespace] = FullAttentionSpec) -> Any:
+def _spec(name: str, value: object) -> Change:
+    return lambda _, cache: setattr(cache.kv_cache_groups[0].kv_cache_spec, name, value)
+
+
+def _has_layers_of(*changes: dict[str, Any], kind: str = "FullAttentionSpec") -> Change:
     """A group with a spec for each layer: the plain one, and others of `kind`."""
 
     def change(_: Any, cache: Any) -> None:
         plain = cache.kv_cache_groups[0].kv_cache_spec
-        others = [kind(**{**vars(plain), **fields}) for fields in changes]
+        others = [KINDS[kind](**{**vars(plain), **fields}) for fields in changes]
         layers = {f"layers.{i}": spec for i, spec in enumerate([plain, *others])}
-        cache.kv_cache_groups[0].kv_cache_spec = UniformTypeKVCacheSpecs(
+        cache.kv_cache_groups[0].kv_cache_spec = KINDS["UniformTypeKVCacheSpecs"](
             block_size=64, kv_cache_specs=layers
         )
 
     return change
 
 
-def _has_a_state_beside(_: Any, cache: Any) -> None:
-    state = MambaSpec(block_size=64, shapes=((3, 160),), dtypes=(torch.float32,))
-    group = Namespace(layer_names=["layers.2"], kv_cache_spec=state)
-    cache.kv_cache_groups = [*cache.kv_cache_groups, group]
+STATEFUL = Namespace(layer_names=["layers.2"], kv_cache_spec=STATE)
+RECURRENT = r"a recurrent state .*\(MambaSpec\).*without the connector"
+REFUSED: list[tuple[Change, str]] = [
+    (_groups(lambda _: [STATEFUL]), RECURRENT),
+    (_groups(lambda groups: [*groups, STATEFUL]), RECURRENT),
+    (_groups(lambda _: []), "keep no keys and values"),
+    (_groups(lambda groups: groups * 2), "2 groups of differing layers"),
+    (_is("SlidingWindowSpec"), r"sliding window \(SlidingWindowSpec\).*--disable-hybrid"),
+    (_is("ChunkedLocalAttentionSpec"), r"in chunks \(ChunkedLocal.*--disable-hybrid"),
+    (_is("NewSpec"), r"another kind \(NewSpec\)"),
+    (_is("MLAAttentionSpec"), "MLAAttentionSpec"),
+    (
+        _has_layers_of({"head_size": 512, "head_size_v": 512}),
+        "2 shapes of KV .2 heads of 16, blocks of 64; 2 heads of 512, blocks of 64",
+    ),
+    (_has_layers_of({}, kind="MLAAttentionSpec"), r"latent attention \(MLAAttentionSpec\)"),
+    (
+        _set("model_config", "hf_text_config", Namespace(num_kv_shared_layers=20)),
+        "another layer's keys and values .num_kv_shared_layers 20",
+    ),
+    (_spec("num_kv_heads", (2, 4)), r"num_kv_heads is \(2, 4\)"),
+    (_spec("dtype", [torch.float32]), "KV cache of .*float32.*--kv-cache-dtype"),
+    (_set("parallel_config", "tensor_parallel_size", 2), "tensor_parallel_size 2"),
+    (_set("parallel_config", "pipeline_parallel_size", 4), "pipeline_parallel_size 4"),
+    (_set("model_config", "hf_overrides", {"rope_theta": 1}), "hf_overrides"),
+    (_set("model_config", "use_mla", True), "latent attention"),
+    (lambda server, _: setattr(server, "speculative_config", Namespace()), "speculative decoding"),
+    (_spec("dtype", torch.uint8), "uint8.*--kv-cache-dtype"),
+    (_spec("head_size_v", 8), "heads of 16 and values with heads of 8"),
+    (_spec("block_size", 48), "48 tokens, the pool's 32.*multiple"),
+]
 
 
-def _shares_layers(server: Any, _: Any) -> None:
-    server.model_config.hf_text_config = Namespace(num_kv_shared_layers=20)
-
-
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        (_has_a_state, r"a recurrent state .*\(MambaSpec\).*without the connector"),
-        (_has_a_state_beside, r"a recurrent state .*\(MambaSpec\).*without the connector"),
-        (_has_no_groups, "keep no keys and values"),
-        (_is(SlidingWindowSpec), r"sliding window \(SlidingWindowSpec\).*--disable-hybrid"),
-        (_is(ChunkedLocalAttentionSpec), r"in chunks \(ChunkedLocal.*--disable-hybrid"),
-        (_is(NewSpec), r"another kind \(NewSpec\)"),
-        (
-            _has_layers_of({"head_size": 512, "head_size_v": 512}),
-            "2 shapes of KV .2 heads of 16, blocks of 64; 2 heads of 512, blocks of 64",
-        ),
-        (_has_layers_of({}, kind=MLAAttentionSpec), r"latent attention \(MLAAttentionSpec\)"),
-        (_shares_layers, "another layer's keys and values .num_kv_shared_layers 20"),
-        (_spec("num_kv_heads", (2, 4)), r"num_kv_heads is \(2, 4\)"),
-        (_spec("dtype", [torch.float32]), "KV cache of .*float32.*--kv-cache-dtype"),
-        (_set("parallel_config", "tensor_parallel_size", 2), "tensor_parallel_size 2"),
-        (_set("parallel_config", "pipeline_parallel_size", 4), "pipeline_parallel_size 4"),
-        (_set("model_config", "hf_overrides", {"rope_theta": 1}), "hf_overrides"),
-        (_set("model_config", "use_mla", True), "latent attention"),
-        (_speculates, "speculative decoding"),
-        (_has_two_groups, "2 groups of differing layers"),
-        (_is_latent, "MLAAttentionSpec"),
-        (_spec("dtype", torch.uint8), "uint8.*--kv-cache-dtype"),
-        (_spec("head_size_v", 8), "heads of 16 and values with heads of 8"),
-        (_spec("block_size", 48), "48 tokens, the pool's 32.*multiple"),
-    ],
-)
-def test_what_cannot_be_shared_is_refused_by_name(
-    change: Callable[[Any, Any], None], named: str, model: Path
-) -> None:
+@pytest.mark.parametrize(("change", "named"), REFUSED)
+def test_what_cannot_be_shared_is_refused_by_name(change: Change, named: str, model: Path) -> None:
     config, cache = server(model)
     change(config, cache)
     with pytest.raises(ConnectorRefused, match=named):
@@ -196,9 +159,7 @@ def test_a_block_size_that_no_pool_has_is_refused(model: Path) -> None:
         _set("model_config", "hf_text_config", Namespace(rope_parameters={"full": LONG})),
     ],
 )
-def test_kv_that_is_vllms_own_is_kept_apart(
-    change: Callable[[Any, Any], None], model: Path
-) -> None:
+def test_kv_that_is_vllms_own_is_kept_apart(change: Change, model: Path) -> None:
     config, cache = server(model)
     change(config, cache)
     own = find_cache_layout(config, cache, 32).layout
@@ -208,15 +169,12 @@ def test_kv_that_is_vllms_own_is_kept_apart(
     assert find_cache_layout(again, cache, 32).layout == own
 
 
-def test_kv_of_a_longrope_depends_on_the_servers_context(model: Path) -> None:
+def test_kv_of_a_longrope_depends_on_the_servers_context_beyond_its_first(model: Path) -> None:
     config, cache = server(model)
     config.model_config.hf_text_config = Namespace(rope_parameters=LONG)
     short = find_cache_layout(config, cache, 32).layout
     config.model_config.max_model_len = 8192
     assert find_cache_layout(config, cache, 32).layout != short
-
-
-def test_a_longrope_within_its_first_context_is_every_engines(model: Path) -> None:
     config, cache = server(model)
     rope = {**LONG, "original_max_position_embeddings": 4096}
     config.model_config.hf_text_config = Namespace(rope_parameters=rope)

@@ -57,7 +57,7 @@ def part(start: int, stop: int, blocks: Sequence[int] = (7, 3, 9, 4)) -> Request
     return RequestPart("r", blocks, start == 0, start, stop)
 
 
-def test_a_hit_is_whole_blocks_of_vllm_and_leaves_the_last_token(
+def test_a_hit_is_whole_blocks_and_not_the_last_token(
     side: SchedulerSide, directory: Directory
 ) -> None:
     directory.held[A] = set(hashes_of(PROMPT)[:5])  # 80 tokens: two and a half of its blocks
@@ -98,7 +98,7 @@ def test_blocks_are_stored_once_in_the_step_in_which_they_begin(side: SchedulerS
     assert side.build_orders([part(100, 101, ())], []).stores == (), "new tokens are not stored"
 
 
-def test_what_a_kvstore_has_is_not_stored_again_and_the_rest_goes_there(
+def test_what_a_kvstore_has_is_left_out_and_the_rest_goes_there(
     side: SchedulerSide, directory: Directory
 ) -> None:
     hashes = hashes_of(PROMPT)
@@ -109,15 +109,7 @@ def test_what_a_kvstore_has_is_not_stored_again_and_the_rest_goes_there(
     assert (order.hashes, order.parent) == (tuple(hashes[4:6]), hashes[3])
 
 
-def test_a_preempted_request_starts_anew(side: SchedulerSide) -> None:
-    side.on_request("r", PROMPT, None)
-    side.build_orders([part(0, 40)], [])
-    orders = side.build_orders([part(0, 40, (1, 2, 5, 6))], ["r"])
-    assert orders.dropped == ("r",)
-    assert orders.stores[0].places == (2, 3, 4)
-
-
-def test_blocks_that_did_not_come_are_not_looked_up_again(
+def test_blocks_that_failed_are_not_looked_up_again(
     side: SchedulerSide, directory: Directory
 ) -> None:
     directory.held[A] = set(hashes_of(PROMPT))
@@ -131,17 +123,15 @@ def test_blocks_that_did_not_come_are_not_looked_up_again(
     assert side.lookup("fine", 0) == 96
 
 
-@pytest.mark.parametrize(("tenant", "salt"), [("", "s"), ("lab", ""), ("lab", "s")])
-def test_salts_and_tenants_have_blocks_of_their_own(
-    directory: Directory, tenant: str, salt: str
-) -> None:
+def test_salts_and_tenants_have_own_blocks(directory: Directory) -> None:
     directory.held[A] = set(hashes_of(PROMPT))
-    side = SchedulerSide(CACHE, directory, tenant=tenant)
-    side.on_request("r", PROMPT, salt)
-    assert side.lookup("r", 0) == 0
+    for tenant, salt in (("", "s"), ("lab", ""), ("lab", "s")):
+        side = SchedulerSide(CACHE, directory, tenant=tenant)
+        side.on_request("r", PROMPT, salt)
+        assert side.lookup("r", 0) == 0
 
 
-def test_without_a_kvstore_nothing_is_stored_and_it_is_counted(
+def test_without_a_kvstore_all_is_counted_as_not_stored(
     side: SchedulerSide, directory: Directory
 ) -> None:
     directory.held.clear()
@@ -161,7 +151,12 @@ def test_a_server_may_only_load_or_only_store(directory: Directory) -> None:
     assert len(storing.build_orders([part(0, 100)], []).stores) == 1
 
 
-def test_requests_that_were_never_told_of_are_left_alone(side: SchedulerSide) -> None:
+def test_who_was_never_told_of_or_is_preempted_starts_anew(side: SchedulerSide) -> None:
     assert side.lookup("lora", 0) == 0
     assert side.build_orders([part(0, 100)], ["lora"]).stores == ()
     side.on_finished("lora")
+    side.on_request("r", PROMPT, None)
+    side.build_orders([part(0, 40)], [])
+    orders = side.build_orders([part(0, 40, (1, 2, 5, 6))], ["r"])
+    assert orders.dropped == ("r",)
+    assert orders.stores[0].places == (2, 3, 4)

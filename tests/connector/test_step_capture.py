@@ -1,6 +1,8 @@
 """Blocks are captured whole, or not at all."""
 
+from collections.abc import Iterable
 from itertools import pairwise
+from typing import Any
 
 import hypothesis
 import hypothesis.strategies as st
@@ -34,8 +36,13 @@ class Captured:
         self.counts = ConnectorCounts()
         self.capture = StepCapture(self.staging, N_LAYERS, self.counts)
 
-    def step(self, slots: list[int], *, layers: int = N_LAYERS) -> None:
+    def step(self, slots: Iterable[int], *orders: StoreOrder, layers: int = N_LAYERS) -> list[Any]:
         """Pass a row for each slot through the layers; its value tells slot and layer."""
+        self.capture.begin_step(orders, ())
+        self.pass_rows(list(slots), layers)
+        return self.capture.end_step()
+
+    def pass_rows(self, slots: list[int], layers: int = N_LAYERS) -> None:
         for layer in range(layers):
             rows = torch.tensor(slots, dtype=torch.float32)[:, None, None].expand(-1, 2, 4)
             self.capture.on_layer(layer, rows + 1000 * layer, -rows, torch.tensor(slots))
@@ -57,9 +64,7 @@ def order(*places: int, request: str = "r") -> StoreOrder:
 
 def test_a_block_of_one_step_has_its_rows_in_the_canonical_order() -> None:
     it = Captured()
-    it.capture.begin_step((order(5),), ())
-    it.step([3, *range(80, 96), -1])
-    (blocks,) = it.capture.end_step()
+    (blocks,) = it.step([3, *range(80, 96), -1], order(5))
     assert blocks.hashes == order(5).hashes
     (page,) = blocks.pages
     for layer in range(N_LAYERS):
@@ -74,13 +79,11 @@ def test_blocks_computed_in_any_chunks_come_out_once_each(cuts: list[int], seed:
     places = (2, 6, 4)
     slots = [place * 16 + i for place in places for i in range(16)]
     edges = sorted({0, *cuts, 48})
-    it.capture.begin_step((order(*places),), ())
+    orders = [order(*places)]
     out = []
     for start, stop in pairwise(edges):
-        if start:
-            it.capture.begin_step((), ())
-        it.step(slots[start:stop])
-        out += it.capture.end_step()
+        out += it.step(slots[start:stop], *orders)
+        orders.clear()
     assert [h for blocks in out for h in blocks.hashes] == list(order(*places).hashes)
     parents = [blocks.parent for blocks in out]
     assert parents[0] is None and None not in parents[1:]
@@ -89,11 +92,9 @@ def test_blocks_computed_in_any_chunks_come_out_once_each(cuts: list[int], seed:
 
 def test_a_block_of_a_request_that_ended_is_dropped_before_its_place_is_used_again() -> None:
     it = Captured()
-    it.capture.begin_step((order(1),), ())
-    it.step(list(range(16, 24)))
-    assert it.capture.end_step() == []
+    assert it.step(range(16, 24), order(1)) == []
     it.capture.begin_step((), ("r",))
-    it.step(list(range(24, 32)))
+    it.pass_rows(list(range(24, 32)))
     assert it.capture.end_step() == []
     assert it.staging.n_free == 8
     assert it.counts.take() == {"blocks_not_stored.request_ended": 1}
@@ -101,23 +102,17 @@ def test_a_block_of_a_request_that_ended_is_dropped_before_its_place_is_used_aga
 
 def test_a_step_in_which_a_layer_did_not_pass_stores_nothing() -> None:
     it = Captured()
-    it.capture.begin_step((order(1),), ())
-    it.step(list(range(16, 32)), layers=1)
-    assert it.capture.end_step() == []
+    assert it.step(range(16, 32), order(1), layers=1) == []
     assert it.staging.n_free == 8
     assert it.counts.take() == {"blocks_not_stored.layers_differ": 1}
 
 
 def test_full_staging_memory_leaves_blocks_and_what_follows_them_out() -> None:
     it = Captured(n_pages=4)  # of which stores take three
-    it.capture.begin_step((order(1, 2, 3, 4), order(5, request="other")), ())
-    it.step(list(range(16, 96)))
-    (blocks,) = it.capture.end_step()
+    (blocks,) = it.step(range(16, 96), order(1, 2, 3, 4), order(5, request="other"))
     assert blocks.hashes == order(1, 2, 3).hashes
     it.staging.give_back(list(blocks.pages))
-    it.capture.begin_step((order(6),), ())
-    it.step(list(range(96, 112)))
-    assert it.capture.end_step() == [], "its prefix is not stored"
+    assert it.step(range(96, 112), order(6)) == [], "its prefix is not stored"
     assert it.counts.take() == {"blocks_not_stored.staging_full": 3}
 
 

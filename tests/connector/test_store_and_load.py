@@ -8,13 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from halfmoon_metadata import open_store
 from halfmoon_protocol.blocks import block_hashes
 from halfmoon_protocol.ids import BlockHash
 from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_protocol.messages import KvstoreAddress
-from halfmoon_runtime.channels.zmq_network import ZmqNetwork
-from halfmoon_testing.block_client import BlockClient
 from halfmoon_vllm.block_loader import BlockLoader
 from halfmoon_vllm.block_storer import BlockStorer
 from halfmoon_vllm.connector_counts import ConnectorCounts
@@ -111,27 +108,12 @@ def address(nodes: Nodes, name: str) -> KvstoreAddress:
     return KvstoreAddress(info.worker_id, info.generation, info.commands)
 
 
-@asynccontextmanager
-async def client(nodes: Nodes, name: str) -> AsyncIterator[BlockClient]:
-    """A client of a kvstore that knows blocks of our layout."""
-    store, network = open_store(nodes.metadata_url), ZmqNetwork()
-    try:
-        info = nodes.info(name)
-        async with await BlockClient.dial(network, store, info, "a-client", LAYOUT) as it:
-            yield it
-    finally:
-        await network.close()
-        store.close()
-
-
 async def held(nodes: Nodes, name: str) -> set[BlockHash]:
     async with nodes.client(name) as it:
         return await it.stored()
 
 
-async def test_what_one_server_stored_another_loads_in_parts_of_its_staging_memory(
-    nodes: Nodes,
-) -> None:
+async def test_what_one_server_stored_another_loads_in_parts_of_its_memory(nodes: Nodes) -> None:
     nodes.start("a", capacity_mib=32)
     a = address(nodes, "a")
     async with server(nodes) as one, server(nodes) as other:
@@ -147,20 +129,7 @@ async def test_what_one_server_stored_another_loads_in_parts_of_its_staging_memo
         assert "blocks_stored" not in other.counts.take()
 
 
-async def test_a_damaged_block_ends_the_prefix_and_leaves_its_kvstore(nodes: Nodes) -> None:
-    nodes.start("a", capacity_mib=32)
-    a = address(nodes, "a")
-    async with server(nodes) as it:
-        await it.store(range(10), a)
-        async with client(nodes, "a") as damaging:
-            await damaging.damage(HASHES[6:7])
-        assert await it.load(a) == 6
-        assert it.counts.take()["blocks_corrupt"] == 1
-        while HASHES[6] in await held(nodes, "a"):
-            pass  # it looks at the block again, and evicts it
-
-
-async def test_blocks_that_one_kvstore_lacks_or_has_damaged_come_from_the_next(
+async def test_a_damaged_block_leaves_and_ends_the_prefix_unless_the_next_has_it(
     nodes: Nodes,
 ) -> None:
     nodes.start("a", capacity_mib=32)
@@ -169,20 +138,25 @@ async def test_blocks_that_one_kvstore_lacks_or_has_damaged_come_from_the_next(
     async with server(nodes) as it:
         await it.store(range(10), a)
         await it.store(range(10), b)
-        async with client(nodes, "a") as damaging:
-            await damaging.damage(HASHES[5:6])
+        async with nodes.client("a") as damaging:
+            await damaging.damage(HASHES[6:7])
+        assert await it.load(a) == 6
+        assert it.counts.take()["blocks_corrupt"] == 1
+        while HASHES[6] in await held(nodes, "a"):
+            pass  # it looks at the block again, and evicts it
         assert await it.load(a, b) == 10
 
 
-async def test_a_killed_kvstore_costs_its_blocks_unless_another_one_has_them(
-    nodes: Nodes,
-) -> None:
+async def test_a_killed_kvstore_costs_its_blocks_unless_another_one_has_them(nodes: Nodes) -> None:
     nodes.start("a", capacity_mib=32)
     nodes.start("b", capacity_mib=32)
     a, b = address(nodes, "a"), address(nodes, "b")
     async with server(nodes) as it:
         await it.store(range(10), a)
         await it.store(range(4), b)
+        async with nodes.client("a") as damaging:
+            await damaging.damage(HASHES[2:3])
+        assert await it.load(a, b) == 4, "one is damaged, and b has it"
         nodes.kill("a")
         assert await it.load(a) == 0
         assert await it.load(a, b) == 4
@@ -204,7 +178,7 @@ async def test_blocks_that_do_not_come_in_time_are_given_up(nodes: Nodes) -> Non
         assert it.counts.take()["blocks_not_loaded"] == 4
 
 
-async def test_a_kvstore_of_another_layout_refuses_and_is_named(
+async def test_a_kvstore_of_another_layout_refuses(
     nodes: Nodes, caplog: pytest.LogCaptureFixture
 ) -> None:
     nodes.start("a", capacity_mib=32)

@@ -1,24 +1,56 @@
-"""Kvstore nodes as real processes: started, killed, started again."""
+"""Kvstore nodes: as real processes, started and killed, or one in this process."""
 
+import asyncio
 import signal
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
 import msgspec
 import pytest
+import xxhash
 
 from halfmoon_cli.up.embedded_cluster import ProcessSpec, ServiceProcess
-from halfmoon_metadata import open_store
+from halfmoon_kvstore.disk_tier.segment_folder import SegmentFolder
+from halfmoon_kvstore.lent_keys import Holder
+from halfmoon_kvstore.replication.replica_reader import ReplicaReader
+from halfmoon_kvstore.settings import KvstoreSettings
+from halfmoon_kvstore.worker import KvstoreWorker
+from halfmoon_metadata import MemoryStore, open_store
+from halfmoon_protocol.ids import BlockHash, WorkerId
 from halfmoon_protocol.messages import WorkerInfo
+from halfmoon_runtime.channels.memory_network import MemoryNetwork, MemoryPort
 from halfmoon_runtime.channels.zmq_network import ZmqNetwork
+from halfmoon_runtime.clock import Clock
+from halfmoon_runtime.kvstore_clients import KvstoreClients
 from halfmoon_runtime.membership import MEMBERS
-from halfmoon_testing.block_client import BlockClient
+from halfmoon_runtime.observability.tracing import Tracer
+from halfmoon_scheduling.tiers.disk_map import BlockRecord
+from halfmoon_testing.block_client import SMALL_LAYOUT, BlockClient, block_content
+from halfmoon_transfer.engine import TransferEngine
+from halfmoon_transfer.grant_lender import GrantLender
 
-READY_WITHIN_S = 60.0
+#: On a machine that is busy with vLLM, too.
+READY_WITHIN_S = 120.0
+
+
+def block(i: int) -> BlockHash:
+    return BlockHash(i.to_bytes(16, "big"))
+
+
+def content(i: int, n_bytes: int = SMALL_LAYOUT.block_bytes) -> memoryview:
+    """The bytes of block i."""
+    return memoryview(bytearray(block_content(block(i), n_bytes)))
+
+
+def record(i: int, n_bytes: int = SMALL_LAYOUT.block_bytes) -> BlockRecord:
+    """Of block i, which follows block i - 1."""
+    checksum = xxhash.xxh3_64_intdigest(content(i, n_bytes))
+    return BlockRecord(block(i), block(i - 1) if i else None, i, checksum)
 
 
 @dataclass
@@ -69,14 +101,14 @@ class Nodes:
 
     @asynccontextmanager
     async def client(self, name: str) -> AsyncIterator[BlockClient]:
+        """A client that knows blocks of the node's layout, or small ones."""
         self.n_clients += 1
         info = self.info(name)
         store = open_store(self.metadata_url)
         network = ZmqNetwork()
         try:
-            async with await BlockClient.dial(
-                network, store, info, f"client-{self.n_clients}"
-            ) as client:
+            own, layout = f"client-{self.n_clients}", info.layout or SMALL_LAYOUT
+            async with await BlockClient.dial(network, store, info, own, layout) as client:
                 yield client
         finally:
             await network.close()
@@ -86,6 +118,71 @@ class Nodes:
         for process in self.processes.values():
             process.signal(signal.SIGKILL)
             process.wait(10)
+
+
+@dataclass
+class Node:
+    """A kvstore of 1 MiB in this process, over the memory network."""
+
+    worker: KvstoreWorker
+    task: "asyncio.Task[None]"
+    port: MemoryPort
+    clock: Any
+    network: MemoryNetwork
+    store: MemoryStore
+    #: What it wrote to the metadata server.
+    records: list[WorkerInfo]
+    #: Closed with it.
+    engines: list[TransferEngine]
+
+
+@asynccontextmanager
+async def open_node(
+    clock: Clock,
+    disk: SegmentFolder | None = None,
+    tracer: Tracer | None = None,
+    model: WorkerInfo | None = None,
+    **settings: Any,
+) -> AsyncIterator[Node]:
+    """Start one; `model` is the worker whose KV it stores."""
+    network, store, records = MemoryNetwork(), MemoryStore(), list[WorkerInfo]()
+    config = KvstoreSettings(worker_id="kvstore-0", capacity_mib=1, **settings)
+    transfer = TransferEngine.open("kvstore-0", metadata=store, backends=("memory",))
+    memory = transfer.allocate(config.capacity_bytes)
+    port = await network.bind("kvstore-0")
+    info = WorkerInfo(
+        worker_id=WorkerId("kvstore-0"),
+        role="kvstore",
+        generation=1,
+        host="here",
+        commands=port.commands,
+        events=port.events,
+        replicates=True,
+    )
+
+    async def record(info: WorkerInfo) -> None:
+        records.append(info)
+
+    async def looked_up() -> WorkerInfo | None:
+        return model
+
+    kvstores = KvstoreClients(network, 1.0)
+    copier = ReplicaReader(kvstores, transfer, memory)
+    lender = GrantLender[Holder](transfer, memory.region, config.transfer_grants)
+    worker = KvstoreWorker(
+        port, memory, info, config, clock, record, disk, copier, tracer, looked_up, lender
+    )
+    task = asyncio.create_task(worker.serve())
+    node = Node(worker, task, port, clock, network, store, records, [transfer])
+    try:
+        yield node
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+        await kvstores.close()
+        await network.close()
+        for engine in node.engines:
+            engine.close()
 
 
 @pytest.fixture

@@ -20,25 +20,7 @@ async def pin(web: httpx.AsyncClient, block: BlockHash, kind: str, **more: Any) 
     return await web.post("/pin", json={"hash": block.hex(), "kind": kind, **more})
 
 
-async def test_before_the_first_put_a_node_is_well_and_says_that_it_holds_nothing(
-    nodes: Any,
-) -> None:
-    nodes.start("a", capacity_mib=1, metrics_port=0)
-    async with nodes.http("a") as web:
-        assert (await web.get("/health")).status_code == 200
-        assert (await web.get("/ready")).status_code == 200
-        assert "halfmoon_dropped_messages_total" in (await web.get("/metrics")).text
-        assert (await web.get("/blocks")).json() == {"n_blocks": 0, "hashes": []}
-        assert (await web.get("/segments")).json()["memory"]["bytes"] == MIB
-        missing = await web.get("/blocks/ab")
-        assert missing.status_code == 404
-        assert missing.json()["error"]["code"] == "block_not_found"
-        assert "ab is not at a" in missing.json()["error"]["message"]
-
-
-async def test_a_block_tells_its_tier_its_age_its_readers_and_its_pin(
-    nodes: Any, tmp_path: Path
-) -> None:
+async def test_a_block_tells_its_tier_age_readers_and_pin(nodes: Any, tmp_path: Path) -> None:
     nodes.start(
         "a", capacity_mib=1, metrics_port=0, disk_path=tmp_path / "a", disk_mib=8,
         promotion_wait_s=60,
@@ -102,10 +84,19 @@ async def test_pinned_blocks_stay_until_their_time_and_hard_pins_are_limited(nod
         assert await client.get(kept) == []
 
 
-async def test_what_is_asked_wrongly_is_refused_and_named(nodes: Any) -> None:
+async def test_a_node_is_well_before_its_first_put_and_names_wrong_questions(nodes: Any) -> None:
     nodes.start("a", capacity_mib=1, metrics_port=0)
     [block] = prompt_blocks(1, 1)
     async with nodes.client("a") as client, nodes.http("a") as web:
+        assert (await web.get("/health")).status_code == 200
+        assert (await web.get("/ready")).status_code == 200
+        assert "halfmoon_dropped_messages_total" in (await web.get("/metrics")).text
+        assert (await web.get("/blocks")).json() == {"n_blocks": 0, "hashes": []}
+        assert (await web.get("/segments")).json()["memory"]["bytes"] == MIB
+        missing = await web.get("/blocks/ab")
+        assert missing.status_code == 404
+        assert missing.json()["error"]["code"] == "block_not_found"
+        assert "ab is not at a" in missing.json()["error"]["message"]
         await client.put([block])
         for answer, status, word in (
             (await web.get("/blocks/xyz"), 400, "hexadecimal"),
@@ -124,14 +115,6 @@ async def test_what_is_asked_wrongly_is_refused_and_named(nodes: Any) -> None:
             assert word in answer.json()["error"]["message"]
 
 
-async def test_with_a_cluster_key_operators_show_its_token(nodes: Any, monkeypatch: Any) -> None:
-    monkeypatch.setenv("HALFMOON_CLUSTER_KEY", "sixteen characters, or more")
-    nodes.start("a", capacity_mib=1, metrics_port=0)
-    async with nodes.http("a") as web:
-        assert (await web.get("/metrics")).status_code == 200
-        assert (await web.get("/segments")).status_code == 401
-
-
 KEY = "sixteen characters, or more"
 
 
@@ -144,28 +127,28 @@ def routes() -> list[tuple[str, str]]:
     return [(route.method, route.path) for route in http.routes]
 
 
-async def test_every_route_of_a_node_needs_the_token_of_its_cluster(
-    nodes: Any, monkeypatch: Any
-) -> None:
+async def test_every_route_of_a_node_needs_its_clusters_token(nodes: Any, monkeypatch: Any) -> None:
     monkeypatch.setenv("HALFMOON_CLUSTER_KEY", KEY)
     nodes.start("a", capacity_mib=1, metrics_port=0)
-    token = operator_token(KEY)
-    assert {("POST", "/pin"), ("POST", "/drain"), ("GET", "/segments")} <= set(routes())
+    asked = {
+        (method, path.replace("{hash}", "ab")): (
+            {"json": {"hash": "ab", "kind": "hard"}} if method == "POST" else {}
+        )
+        for method, path in routes()
+    }
+    assert {("POST", "/pin"), ("POST", "/drain"), ("GET", "/segments")} <= asked.keys()
     async with nodes.http("a") as web:
-        for method, path in routes():
-            url = path.replace("{hash}", "ab")
+        for (method, path), body in asked.items():
             for shown in (None, "Bearer " + "0" * 64, f"Bearer {operator_token(KEY + '!')}"):
                 headers = {} if shown is None else {"authorization": shown}
-                body = {"json": {"hash": "ab", "kind": "hard"}} if method == "POST" else {}
-                answer = await web.request(method, url, headers=headers, **body)
+                answer = await web.request(method, path, headers=headers, **body)
                 assert answer.status_code == 401, f"{method} {path} with {shown}"
                 assert answer.json()["error"]["code"] == "invalid_api_key"
-        web.headers["authorization"] = f"Bearer {token}"
+        for path in ("/metrics", "/health"):
+            assert (await web.get(path)).status_code == 200
+        web.headers["authorization"] = f"Bearer {operator_token(KEY)}"
         assert (await web.get("/drain")).json()["state"] == "idle"
-        for method, path in routes():
-            if path == "/drain":
-                continue
-            body = {"json": {"hash": "ab", "kind": "hard"}} if method == "POST" else {}
-            answer = await web.request(method, path.replace("{hash}", "ab"), **body)
-            assert answer.status_code in (200, 404), f"{method} {path}"
-        assert (await web.get("/health")).status_code == 200
+        for (method, path), body in asked.items():
+            if path != "/drain":
+                answer = await web.request(method, path, **body)
+                assert answer.status_code in (200, 404), f"{method} {path}"

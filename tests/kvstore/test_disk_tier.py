@@ -35,7 +35,18 @@ def on_disk(path: Path) -> dict[BlockHash, int]:
     return {found.record.hash: found.slot for found in scan_blocks(path)}
 
 
-async def test_several_times_what_memory_holds_is_kept_and_survives_kill_9(
+async def filled(nodes: Any, flags: dict[str, Any]) -> list[list[BlockHash]]:
+    """Start a node and put four times what memory holds; kill it. Returns the prompts."""
+    nodes.start("a", **flags)
+    prompts = [prompt_blocks(i, 16) for i in range(4 * N_SLOTS // 16)]
+    async with nodes.client("a") as client:
+        for each in prompts:
+            await client.put(each)
+    nodes.kill("a")
+    return prompts
+
+
+async def test_several_times_the_memory_is_kept_and_survives_kill_9(
     nodes: Any, tmp_path: Path
 ) -> None:
     disk = tmp_path / "disk"
@@ -61,35 +72,6 @@ async def test_several_times_what_memory_holds_is_kept_and_survives_kill_9(
             assert found == each[: kept.index(False) if False in kept else len(each)]
 
 
-async def test_damaged_bytes_on_the_disk_are_never_served(nodes: Any, tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
-    flags = {**PATIENT, "disk_path": disk, "disk_mib": 8}
-    nodes.start("a", **flags)
-    prompts = [prompt_blocks(i, 16) for i in range(4 * N_SLOTS // 16)]
-    async with nodes.client("a") as client:
-        for each in prompts:
-            await client.put(each)
-    nodes.kill("a")
-    path = segment(disk)
-    written = on_disk(path)
-    shape = read_shape(path)
-    assert shape is not None
-    damaged = {each[9] for each in prompts if set(each) <= written.keys()}
-    assert len(damaged) > 10
-    with path.open("r+b") as file:
-        for block in damaged:
-            file.seek(shape.offset(written[block]) + 1000)
-            file.write(b"damage")
-    nodes.start("a", **flags)
-    async with nodes.client("a") as client:
-        for each in prompts:
-            found = await client.get(each)
-            assert not damaged & set(found)
-            if set(each) <= written.keys():
-                assert found == each[:9]
-        assert not damaged & await client.stored()
-
-
 @pytest.mark.random_seeds(1)
 async def test_a_node_started_on_a_damaged_file_serves_what_is_whole_and_says_what_it_mended(
     nodes: Any, tmp_path: Path, seed: int
@@ -98,15 +80,9 @@ async def test_a_node_started_on_a_damaged_file_serves_what_is_whole_and_says_wh
     dice = random.Random(seed)
     disk = tmp_path / "disk"
     flags = {**PATIENT, "disk_path": disk, "disk_mib": 8}
-    nodes.start("a", **flags)
-    prompts = [prompt_blocks(i, 16) for i in range(4 * N_SLOTS // 16)]
-    async with nodes.client("a") as client:
-        for each in prompts:
-            await client.put(each)
-    nodes.kill("a")
+    prompts = await filled(nodes, flags)
     path = segment(disk)
-    written = on_disk(path)
-    shape = read_shape(path)
+    written, shape = on_disk(path), read_shape(path)
     assert shape is not None
     damages = {
         "a bit of page 0": (dice.randrange(200), 1),
@@ -127,6 +103,21 @@ async def test_a_node_started_on_a_damaged_file_serves_what_is_whole_and_says_wh
             assert await client.get(each) == each, what
         assert "disk_segment_mended" in nodes.log("a") and path.name in nodes.log("a"), what
         nodes.kill("a")
+    # Of blocks whose bytes are damaged none is served, nor what follows it.
+    damaged = {each[9] for each in prompts if set(each) <= written.keys()}
+    assert len(damaged) > 10
+    with path.open("r+b") as file:
+        for block in damaged:
+            file.seek(shape.offset(written[block]) + 1000)
+            file.write(b"damage")
+    nodes.start("a", **flags)
+    async with nodes.client("a") as client:
+        for each in prompts:
+            found = await client.get(each)
+            assert not damaged & set(found)
+            if set(each) <= written.keys():
+                assert found == each[:9]
+        assert not damaged & await client.stored()
 
 
 @pytest.mark.random_seeds(1)
@@ -176,13 +167,17 @@ async def test_killed_in_the_middle_of_writes_a_node_loses_nothing_that_was_writ
         assert each.record.checksum == there, "a header without its bytes"
 
 
-async def test_told_to_stop_a_node_saves_what_only_memory_has(nodes: Any, tmp_path: Path) -> None:
+async def test_two_processes_share_no_folder_and_one_that_is_told_to_stop_saves_its_memory(
+    nodes: Any, tmp_path: Path
+) -> None:
     flags = {**PATIENT, "disk_path": tmp_path / "disk", "disk_mib": 8}
     nodes.start("a", **flags)
     blocks = prompt_blocks(1, 200)
     async with nodes.client("a") as client:
         await client.put(blocks)
     assert on_disk(segment(tmp_path / "disk")) == {}
+    with pytest.raises(AssertionError, match="give each kvstore its own"):
+        nodes.start("b", **flags)
     process = nodes.processes["a"]
     process.signal(signal.SIGTERM)
     assert process.wait(60) and process.exit_code == 0, nodes.log("a")
@@ -191,9 +186,7 @@ async def test_told_to_stop_a_node_saves_what_only_memory_has(nodes: Any, tmp_pa
         assert await client.get(blocks) == blocks
 
 
-async def test_a_full_disk_is_said_and_blocks_are_served_from_memory(
-    nodes: Any, tmp_path: Path
-) -> None:
+async def test_a_full_disk_is_said_and_memory_serves_blocks(nodes: Any, tmp_path: Path) -> None:
     with no_files_above(2 << 20):
         nodes.start("a", capacity_mib=1, disk_path=tmp_path / "disk", disk_mib=8)
     prompts = [prompt_blocks(i, 32) for i in range(20)]
@@ -203,12 +196,6 @@ async def test_a_full_disk_is_said_and_blocks_are_served_from_memory(
         assert await client.get(prompts[-1]) == prompts[-1]
         assert 0 < len(await client.stored()) <= N_SLOTS
     assert "disk_smaller_than_wanted" in nodes.log("a")
-
-
-async def test_two_processes_do_not_share_a_folder(nodes: Any, tmp_path: Path) -> None:
-    nodes.start("a", capacity_mib=1, disk_path=tmp_path / "disk", disk_mib=8)
-    with pytest.raises(AssertionError, match="give each kvstore its own"):
-        nodes.start("b", capacity_mib=1, disk_path=tmp_path / "disk", disk_mib=8)
 
 
 def conversations(seed: int, n_requests: int) -> list[list[BlockHash]]:
@@ -228,7 +215,7 @@ def conversations(seed: int, n_requests: int) -> list[list[BlockHash]]:
     return requests
 
 
-async def test_two_nodes_hit_as_often_as_their_policy_does_alone_and_lose_nothing(
+async def test_two_nodes_hit_as_often_as_their_policy_does_alone(
     nodes: Any, tmp_path: Path
 ) -> None:
     requests = conversations(seed=7, n_requests=260)
@@ -263,10 +250,8 @@ async def test_two_nodes_hit_as_often_as_their_policy_does_alone_and_lose_nothin
 
 def lookups(nodes: Any, name: str) -> dict[str, float]:
     """Blocks asked for, by the tier that had them, as the node's metrics say."""
-    [line] = [line for line in nodes.log(name).splitlines() if "/metrics" in line]
-    url = next(word for word in line.replace("url=", " ").split() if word.startswith("http"))
     found = {}
-    for row in httpx.get(url, timeout=10).text.splitlines():
+    for row in httpx.get(f"{nodes.info(name).http}/metrics", timeout=10).text.splitlines():
         if row.startswith(start := 'halfmoon_kvstore_lookup_blocks_total{tier="'):
             kind, value = row.removeprefix(start).split('"} ')
             found[kind] = float(value)

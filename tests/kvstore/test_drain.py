@@ -2,7 +2,8 @@
 
 import asyncio
 import signal
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -52,24 +53,30 @@ async def readable(clients: Sequence[BlockClient], prompts: Sequence[list[BlockH
         assert found == set(each)
 
 
+@asynccontextmanager
+async def leaving(nodes: Any, **flags: Any) -> AsyncIterator[tuple[BlockClient, httpx.AsyncClient]]:
+    """Node a, which is going to leave, and how to speak with it."""
+    nodes.start("a", capacity_mib=1, metrics_port=0, **flags)
+    async with nodes.client("a") as a, nodes.http("a") as web:
+        yield a, web
+
+
 async def test_after_a_drain_every_block_of_both_tiers_is_readable_from_the_rest(
     nodes: Any, tmp_path: Path
 ) -> None:
-    patient = {"capacity_mib": 1, "promotion_wait_s": 60}
-    nodes.start("a", metrics_port=0, disk_path=tmp_path / "a", disk_mib=8, **patient)
+    disk = {"disk_path": tmp_path / "a", "disk_mib": 8, "promotion_wait_s": 60}
     nodes.start("b", capacity_mib=2)
-    nodes.start("c", disk_path=tmp_path / "c", disk_mib=4, **patient)
+    nodes.start("c", capacity_mib=1, **{**disk, "disk_path": tmp_path / "c", "disk_mib": 4})
     prompts = [prompt_blocks(i, 32) for i in range(3 * N_BLOCKS_MIB // 32)]
-    async with nodes.client("a") as a, nodes.client("b") as b, nodes.client("c") as c:
+    async with leaving(nodes, **disk) as (a, web), nodes.client("b") as b, nodes.client("c") as c:
         for each in prompts:
             await a.put(each)
         await b.put(prompts[0])  # has a copy already
-        async with nodes.http("a") as web:
-            assert (await web.get("/drain")).json()["state"] == "idle"
-            began = (await web.post("/drain", json={"deadline_s": 600})).json()
-            assert began["state"] == "moving"
-            assert (await web.post("/drain", json={})).status_code == 200  # changes nothing
-            await told(web)
+        assert (await web.get("/drain")).json()["state"] == "idle"
+        began = (await web.post("/drain", json={"deadline_s": 600})).json()
+        assert began["state"] == "moving"
+        assert (await web.post("/drain", json={})).status_code == 200  # changes nothing
+        await told(web)
         log = await ended(nodes, "a")
         assert f"n_moved={(len(prompts) - 1) * 32}" in log and "n_left=0" in log
         await readable([b, c], prompts)
@@ -78,9 +85,7 @@ async def test_after_a_drain_every_block_of_both_tiers_is_readable_from_the_rest
         assert len(torn) <= 2
 
 
-async def test_a_node_without_a_disk_that_is_told_to_stop_moves_what_only_it_has(
-    nodes: Any,
-) -> None:
+async def test_a_node_without_a_disk_that_is_to_stop_moves_what_only_it_has(nodes: Any) -> None:
     nodes.start("a", capacity_mib=1)
     nodes.start("b", capacity_mib=1)
     prompts = [prompt_blocks(i, 20) for i in range(5)]
@@ -93,13 +98,10 @@ async def test_a_node_without_a_disk_that_is_told_to_stop_moves_what_only_it_has
             assert await b.get(each) == each
 
 
-async def test_a_node_that_leaves_serves_reads_refuses_puts_and_moves_no_faster_than_it_may(
-    nodes: Any,
-) -> None:
-    nodes.start("a", capacity_mib=1, metrics_port=0, drain_mib_per_s=0.1)
+async def test_a_node_that_leaves_serves_reads_refuses_puts_and_keeps_its_pace(nodes: Any) -> None:
     nodes.start("b", capacity_mib=1)
     blocks = prompt_blocks(1, 200)  # eight seconds of that bandwidth
-    async with nodes.client("a") as a, nodes.client("b") as b, nodes.http("a") as web:
+    async with leaving(nodes, drain_mib_per_s=0.1) as (a, web), nodes.client("b") as b:
         await a.put(blocks)
         await web.post("/drain", json={"deadline_s": 1.5})
         while not (progress := (await web.get("/drain")).json())["n_moved"]:
@@ -123,19 +125,17 @@ async def test_a_node_that_leaves_serves_reads_refuses_puts_and_moves_no_faster_
 async def test_what_finds_no_room_elsewhere_stays_on_the_disk_and_the_reason_is_told(
     nodes: Any, tmp_path: Path
 ) -> None:
-    flags = {"capacity_mib": 1, "disk_path": tmp_path / "a", "disk_mib": 4, "metrics_port": 0}
-    nodes.start("a", **flags)
+    flags = {"disk_path": tmp_path / "a", "disk_mib": 4}
     blocks, theirs = prompt_blocks(1, 100), prompt_blocks(2, 200)
-    async with nodes.client("a") as a, nodes.http("a") as web:
+    async with leaving(nodes, **flags) as (a, web):
         await a.put(blocks)
         wrong = await web.post("/drain", json={"deadline_s": -1})
         assert wrong.status_code == 400 and "deadline_s" in wrong.json()["error"]["message"]
         await web.post("/drain", json={})
         await told(web)
         assert "there is no other kvstore" in await ended(nodes, "a")
-    nodes.start("a", promotion_wait_s=60, **flags)
     nodes.start("b", capacity_mib=1)
-    async with nodes.client("a") as a, nodes.client("b") as b, nodes.http("a") as web:
+    async with leaving(nodes, promotion_wait_s=60, **flags) as (a, web), nodes.client("b") as b:
         assert await a.get(blocks) == blocks
         await b.put(theirs)
         await web.post("/drain", json={})
@@ -146,10 +146,9 @@ async def test_what_finds_no_room_elsewhere_stays_on_the_disk_and_the_reason_is_
 
 
 async def test_a_node_that_leaves_waits_for_those_who_read_here(nodes: Any) -> None:
-    nodes.start("a", capacity_mib=1, metrics_port=0, lease_ttl_s=60)
     nodes.start("b", capacity_mib=1)
     blocks = prompt_blocks(1, 20)
-    async with nodes.client("a") as a, nodes.http("a") as web:
+    async with leaving(nodes, lease_ttl_s=60) as (a, web):
         await a.put(blocks)
         ticket = Ticket("a long read")
         leased = await a.request(LeaseBlocks(ticket, a.layout, tuple(blocks)))
@@ -202,9 +201,7 @@ class Moved:
 
 @pytest.mark.parametrize("has_disk", [True, False], ids=["with a disk", "memory alone"])
 @pytest.mark.parametrize("how", ["ordered", "told to stop"])
-async def test_the_end_comes_only_after_the_last_reader_however_it_is_begun(
-    how: str, has_disk: bool
-) -> None:
+async def test_the_end_comes_after_the_last_reader_however_begun(how: str, has_disk: bool) -> None:
     node: Any = Looked(has_disk=has_disk)
     stopping = asyncio.Event()
     spawned: list[asyncio.Task[None]] = []

@@ -1,6 +1,5 @@
 """What a kvstore makes of messages that nobody should send."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -8,9 +7,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from halfmoon_kvstore.settings import KvstoreSettings
-from halfmoon_kvstore.worker import KvstoreWorker
-from halfmoon_metadata import MemoryStore
 from halfmoon_protocol.ids import BlockHash, ConductorId, Ticket, WorkerId
 from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_protocol.messages import (
@@ -29,14 +25,13 @@ from halfmoon_protocol.messages import (
     Welcome,
     WorkerInfo,
 )
-from halfmoon_runtime.channels.memory_network import MemoryNetwork
 from halfmoon_runtime.clock import SystemClock
-from halfmoon_runtime.kvstore_clients import KvstoreClients
 from halfmoon_runtime.worker.message_loop import FAILED_MESSAGES
 from halfmoon_testing.block_client import SMALL_LAYOUT, BlockClient, prompt_blocks
 from halfmoon_testing.scheduling_inputs import a_worker
 from halfmoon_testing.worker_caller import WorkerCaller
-from halfmoon_transfer.engine import TransferEngine
+from tests.kvstore import conftest as kvstore_nodes
+from tests.kvstore.conftest import Node
 
 BYTES = msgspec.structs.replace(SMALL_LAYOUT, model="halfmoon.bytes", head_dim=64)
 
@@ -48,69 +43,26 @@ def n_failed() -> float:
     )
 
 
-class Node:
-    """A kvstore over the memory network, with a client that it serves well throughout."""
-
-    def __init__(self, worker: KvstoreWorker, network: MemoryNetwork, store: MemoryStore) -> None:
-        self.worker, self.network, self.store = worker, network, store
-
-    async def caller(self) -> WorkerCaller:
-        info = self.worker.info
-        return await WorkerCaller.dial(self.network, info.commands, info.events)
-
-    async def client(self, name: str) -> BlockClient:
-        return await BlockClient.dial(
-            self.network, self.store, self.worker.info, name, backends=("memory",)
-        )
+async def dial(node: Node) -> WorkerCaller:
+    info = node.worker.info
+    return await WorkerCaller.dial(node.network, info.commands, info.events)
 
 
 @asynccontextmanager
 async def open_node(model: WorkerInfo | None = None) -> AsyncIterator[Node]:
-    from halfmoon_kvstore.replication.replica_reader import ReplicaReader
-
+    """A node that serves a client well throughout."""
     before = n_failed()
-    network, store = MemoryNetwork(), MemoryStore()
-    config = KvstoreSettings(worker_id="kvstore-0", capacity_mib=1)
-    transfer = TransferEngine.open("kvstore-0", metadata=store, backends=("memory",))
-    memory = transfer.allocate(config.capacity_bytes)
-    port = await network.bind("kvstore-0")
-    info = WorkerInfo(
-        worker_id=WorkerId("kvstore-0"),
-        role="kvstore",
-        generation=1,
-        host="here",
-        commands=port.commands,
-        events=port.events,
-        replicates=True,
-    )
-
-    async def record(info: WorkerInfo) -> None: ...
-
-    async def looked_up() -> WorkerInfo | None:
-        return model
-
-    kvstores = KvstoreClients(network, 1.0)
-    copier = ReplicaReader(kvstores, transfer, memory)
-    worker = KvstoreWorker(
-        port, memory, info, config, SystemClock(), record, None, copier, None, looked_up
-    )
-    task = asyncio.create_task(worker.serve())
-    node = Node(worker, network, store)
-    try:
+    async with kvstore_nodes.open_node(SystemClock(), model=model) as node:
         yield node
-        assert not task.done()
-        async with await node.client("victim") as client:
+        assert not node.task.done()
+        async with await BlockClient.dial(
+            node.network, node.store, node.worker.info, "victim", backends=("memory",)
+        ) as client:
             await client.put(prompt_blocks(99, 5))
             assert len(await client.get(prompt_blocks(99, 5))) == 5
-        if worker.tiers is not None:
-            worker.tiers.memory.check()
+        if node.worker.tiers is not None:
+            node.worker.tiers.memory.check()
         assert n_failed() == before
-    finally:
-        task.cancel()
-        await asyncio.wait([task])
-        await kvstores.close()
-        await network.close()
-        transfer.close()
 
 
 def reserve(
@@ -121,23 +73,26 @@ def reserve(
     return ReserveBlocks(hashes=tuple(hashes), layout=layout, token_ids=(0,) * n_tokens, **fields)
 
 
+def copy_order(source: str, commands: str, layout: KvLayout, *hashes: BlockHash) -> ReplicateBlocks:
+    return ReplicateBlocks(
+        ticket=Ticket("c"),
+        source=KvstoreAddress(WorkerId(source), 1, commands),
+        layout=layout,
+        hashes=hashes,
+        parent=None,
+        token_ids=(),
+    )
+
+
 async def test_the_first_put_is_of_the_model_that_the_cluster_serves() -> None:
     model = msgspec.structs.replace(a_worker("prefill-3"), layout=SMALL_LAYOUT)
     async with open_node(model) as node:
-        stranger = await node.caller()
+        stranger = await dial(node)
         await stranger.send(reserve(prompt_blocks(1, 2), BYTES))
         (refused,) = await stranger.wait_for(KvstoreRefused)
         assert "halfmoon.bytes" in refused.reason and "prefill-3" in refused.reason
         assert node.worker.info.layout is None
-        order = ReplicateBlocks(
-            ticket=Ticket("c"),
-            source=KvstoreAddress(WorkerId("none"), 1, "mem://none"),
-            layout=BYTES,
-            hashes=tuple(prompt_blocks(1, 1)),
-            parent=None,
-            token_ids=(),
-        )
-        await stranger.send(order)
+        await stranger.send(copy_order("none", "mem://none", BYTES, *prompt_blocks(1, 1)))
         await stranger.wait_for(KvstoreRefused, 2)
 
 
@@ -152,7 +107,7 @@ async def test_the_first_put_is_of_the_model_that_the_cluster_serves() -> None:
 )  # fmt: skip
 async def test_no_layout_takes_the_memory_of_the_process(layout: KvLayout) -> None:
     async with open_node() as node:
-        stranger = await node.caller()
+        stranger = await dial(node)
         await stranger.send(reserve((BlockHash(b"a" * 16),), layout))
         (refused,) = await stranger.wait_for(KvstoreRefused)
         assert "bytes" in refused.reason
@@ -160,28 +115,16 @@ async def test_no_layout_takes_the_memory_of_the_process(layout: KvLayout) -> No
 
 async def test_a_conductor_that_does_not_want_it_costs_a_log_line() -> None:
     async with open_node() as node:
-        stranger = await node.caller()
+        stranger = await dial(node)
         await stranger.send(Hello(conductor_id=ConductorId("c"), session=1))
         await stranger.send(Unwelcome(reason="another layout"))
         await stranger.send(Hello(conductor_id=ConductorId("c"), session=1))
         await stranger.wait_for(Welcome, 2)
 
 
-async def test_all_conductors_of_one_name_hear_what_the_node_becomes() -> None:
-    async with open_node() as node:
-        callers = [await node.caller(), await node.caller()]
-        for caller in callers:
-            await caller.send(Hello(conductor_id=ConductorId("c"), session=1))
-            await caller.wait_for(Welcome)
-        await callers[0].send(reserve(prompt_blocks(1, 1)))
-        for caller in callers:
-            _, changed = await caller.wait_for(Welcome, 2)
-            assert changed.worker.layout == SMALL_LAYOUT
-
-
 async def test_a_commit_with_wrong_sums_can_be_said_again_rightly() -> None:
     async with open_node() as node:
-        stranger = await node.caller()
+        stranger = await dial(node)
         await stranger.send(reserve(prompt_blocks(1, 2)))
         await stranger.wait_for(BlocksReserved)
         await stranger.send(CommitBlocks(ticket=Ticket("t"), checksums=(1,)))
@@ -195,7 +138,7 @@ async def test_a_commit_with_wrong_sums_can_be_said_again_rightly() -> None:
 async def test_a_block_that_would_come_before_itself_is_refused() -> None:
     a, b, c = prompt_blocks(1, 3)
     async with open_node() as node:
-        stranger = await node.caller()
+        stranger = await dial(node)
         await stranger.send(reserve((a, b, a)), reserve((a,), parent=a))
         for refused in await stranger.wait_for(KvstoreRefused, 2):
             assert "named twice" in refused.reason
@@ -208,16 +151,9 @@ async def test_a_block_that_would_come_before_itself_is_refused() -> None:
 async def test_a_source_that_leases_nonsense_costs_its_order() -> None:
     async with open_node() as node:
         liar = await node.network.bind("liar")
-        stranger = await node.caller()
-        order = ReplicateBlocks(
-            ticket=Ticket("c"),
-            source=KvstoreAddress(WorkerId("liar"), 1, liar.commands),
-            layout=SMALL_LAYOUT,
-            hashes=tuple(prompt_blocks(1, 2)),
-            parent=None,
-            token_ids=(),
-        )
-        await stranger.send(order)
+        stranger = await dial(node)
+        asked_for = prompt_blocks(1, 2)
+        await stranger.send(copy_order("liar", liar.commands, SMALL_LAYOUT, *asked_for))
         peer, asked = await liar.receive()
         assert isinstance(asked, LeaseBlocks)
         places = (Place(prompt_blocks(2, 1)[0], 0, 1),)

@@ -24,6 +24,16 @@ def kv(nodes: Any, *words: object, **more: Any) -> Result:
     return RUNNER.invoke(app, line, **more)
 
 
+def put(nodes: Any, key: str, content: bytes, *words: object) -> Result:
+    done = kv(nodes, "put", key, "-", "--block-size-kib", 4, *words, input=content)
+    assert done.exit_code == 0, done.stderr
+    return done
+
+
+def got(nodes: Any, key: str) -> bytes:
+    return kv(nodes, "get", key, "-").stdout_bytes
+
+
 def told(result: Result) -> Any:
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
@@ -39,17 +49,17 @@ def test_bytes_of_any_length_come_back_as_they_were_put(nodes: Any, tmp_path: Pa
     sizes = [0, 1, 4096 - 32, 4096 - 31, 3_000_000]
     for n in sizes:
         source.write_bytes(some_bytes(n, n))
-        put = kv(nodes, "put", f"object/{n}", source, "--block-size-kib", 4)
-        assert put.exit_code == 0 and "4.1 kB" in put.stderr
+        done = kv(nodes, "put", f"object/{n}", source, "--block-size-kib", 4)
+        assert done.exit_code == 0 and "4.1 kB" in done.stderr
     for n in sizes:
-        got = kv(nodes, "get", f"object/{n}", back)
-        assert got.exit_code == 0 and "checksums right" in got.stderr
+        done = kv(nodes, "get", f"object/{n}", back)
+        assert done.exit_code == 0 and "checksums right" in done.stderr
         assert back.read_bytes() == some_bytes(n, n)
     found = told(kv(nodes, "stat", "object/3000000", "--json"))
     assert found == {"node": "a", "n_bytes": 3_000_000, "n_blocks": 733, "block_bytes": 4096}
 
     assert kv(nodes, "put", "pipe", "-", input=b"from a pipe").exit_code == 0
-    assert kv(nodes, "get", "pipe", "-").stdout_bytes == b"from a pipe"
+    assert got(nodes, "pipe") == b"from a pipe"
     assert kv(nodes, "put", "pipe", "-", input=b"from a pipe").exit_code == 0  # again is fine
     other = kv(nodes, "put", "pipe", "-", input=b"something else")
     assert other.exit_code == 2 and "other bytes (11 of them) are at a" in other.stderr
@@ -65,9 +75,7 @@ def test_bytes_of_any_length_come_back_as_they_were_put(nodes: Any, tmp_path: Pa
     assert "a: memory, 4.1 kB, depth 0" in kv(nodes, "stat", "--block", head).stdout
 
 
-def test_what_is_wrong_is_said_in_one_line_and_no_half_file_is_left(
-    nodes: Any, tmp_path: Path
-) -> None:
+def test_what_is_wrong_is_one_line_and_no_half_file_is_left(nodes: Any, tmp_path: Path) -> None:
     nodes.start("a", capacity_mib=1, metrics_port=0)
     target = tmp_path / "target"
     for words, told in (
@@ -89,8 +97,8 @@ def test_what_is_wrong_is_said_in_one_line_and_no_half_file_is_left(
     full = kv(nodes, "put", "big", big, "--block-size-kib", 64)
     # Its own beginning is evicted by nothing: what does not fit is refused.
     assert full.exit_code == 2 and "no room" in " ".join(full.stderr.split())
-    got = kv(nodes, "get", "big", target)
-    assert got.exit_code == 2 and "blocks are left" in " ".join(got.stderr.split())
+    lost = kv(nodes, "get", "big", target)
+    assert lost.exit_code == 2 and "blocks are left" in " ".join(lost.stderr.split())
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == [
         "a.log", "a.status.json", "big"
     ]  # fmt: skip
@@ -101,8 +109,7 @@ def test_a_drained_nodes_objects_are_found_at_the_others(nodes: Any, tmp_path: P
         nodes.start(name, capacity_mib=4, metrics_port=0)
     contents = {f"object/{i}": some_bytes(50_000, i) for i in range(4)}
     for key, content in contents.items():
-        put = kv(nodes, "put", key, "-", "--block-size-kib", 4, "--json", input=content)
-        assert told(put)["n_bytes"] == 50_000
+        assert told(put(nodes, key, content, "--json"))["n_bytes"] == 50_000
     homes = {key: told(kv(nodes, "stat", key, "--json"))["node"] for key in contents}
     left = sorted(set(homes.values()))[0]
     assert len(set(homes.values())) > 1, "keys lead to several nodes"
@@ -110,7 +117,7 @@ def test_a_drained_nodes_objects_are_found_at_the_others(nodes: Any, tmp_path: P
     assert done.exit_code == 0 and "all it had is elsewhere" in done.stderr, done.stderr
     assert nodes.processes[left].wait(60)
     for key, content in contents.items():
-        assert kv(nodes, "get", key, "-").stdout_bytes == content
+        assert got(nodes, key) == content
     rest = sorted({*"abc"} - {left})
     assert [row["worker_id"] for row in told(kv(nodes, "ls", "--json"))] == rest
     # The last one has nobody to give it to.
@@ -121,12 +128,10 @@ def test_a_drained_nodes_objects_are_found_at_the_others(nodes: Any, tmp_path: P
     assert "no other kvstore" in json.loads(alone.stdout)["reason"]
 
 
-def test_an_object_that_lost_its_end_says_so_and_is_made_whole_by_putting_it_again(
-    nodes: Any,
-) -> None:
+def test_an_object_that_lost_its_end_says_so_and_is_whole_once_put_again(nodes: Any) -> None:
     nodes.start("a", capacity_mib=1, metrics_port=0)
     content = some_bytes(5 * 4096, 1)
-    assert kv(nodes, "put", "k", "-", "--block-size-kib", 4, input=content).exit_code == 0
+    put(nodes, "k", content)
     hashes = object_hashes("k", 6, 4096)
 
     async def drop() -> None:
@@ -139,27 +144,23 @@ def test_an_object_that_lost_its_end_says_so_and_is_made_whole_by_putting_it_aga
     lost = kv(nodes, "get", "k", "-")
     assert lost.exit_code == 2 and "k: 4 of its 6 blocks are left" in lost.stderr
     assert kv(nodes, "put", "k", "-", input=content).exit_code == 0
-    assert kv(nodes, "get", "k", "-").stdout_bytes == content
+    assert got(nodes, "k") == content
 
 
 def test_an_object_whose_blocks_lie_at_two_nodes_is_read_from_both(nodes: Any) -> None:
     nodes.start("a", capacity_mib=1, metrics_port=0)
     content = some_bytes(300 * 2048, 1)  # 151 blocks
-    put = kv(nodes, "put", "k", "-", "--block-size-kib", 4, input=content)
-    assert put.exit_code == 0
+    put(nodes, "k", content)
     nodes.start("b", capacity_mib=1, metrics_port=0)
-    other = kv(nodes, "put", "other", "-", "--node", "b", "--block-size-kib", 4, input=content)
-    assert other.exit_code == 0
+    put(nodes, "other", content, "--node", "b")
     nodes.start("c", capacity_mib=1)
     drained = told(kv(nodes, "drain", "a", "--json"))
     assert drained["state"] == "done" and drained["n_moved"] == 151
     assert nodes.processes["a"].wait(60)
-    assert kv(nodes, "get", "k", "-").stdout_bytes == content
+    assert got(nodes, "k") == content
 
 
-def test_a_put_into_an_empty_node_of_a_cluster_that_serves_a_model_keeps_it_for_the_model(
-    nodes: Any,
-) -> None:
+def test_a_put_into_an_empty_node_keeps_it_for_the_model_that_is_served(nodes: Any) -> None:
     nodes.start("a", capacity_mib=8, metrics_port=0)
     served = msgspec.structs.replace(
         a_worker("prefill-0"), layout=msgspec.structs.replace(LAYOUT, head_dim=64)
@@ -175,7 +176,6 @@ def test_a_put_into_an_empty_node_of_a_cluster_that_serves_a_model_keeps_it_for_
     assert "blocks of 16 KiB (model tiny)" in said and "prefill-0" in said
     assert "leave --block-size-kib out" in said
     assert nodes.info("a").layout is None and nodes.processes["a"].exit_code is None
-    put = kv(nodes, "put", "k", "-", input=b"some bytes")
-    assert put.exit_code == 0, put.stderr
+    assert kv(nodes, "put", "k", "-", input=b"some bytes").exit_code == 0
     assert nodes.info("a").layout == served.layout
-    assert kv(nodes, "get", "k", "-").stdout_bytes == b"some bytes"
+    assert got(nodes, "k") == b"some bytes"

@@ -17,14 +17,11 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from halfmoon_kvstore.disk_tier.segment_folder import SegmentFolder
-from halfmoon_kvstore.lent_keys import Holder
 from halfmoon_kvstore.replication.replica_reader import ReplicaReader
 from halfmoon_kvstore.settings import KvstoreSettings
-from halfmoon_kvstore.worker import KvstoreWorker
-from halfmoon_metadata import MemoryStore
 from halfmoon_protocol import error_codes
 from halfmoon_protocol.blocks import block_hashes
-from halfmoon_protocol.ids import BlockHash, ConductorId, Ticket, WorkerId
+from halfmoon_protocol.ids import BlockHash, ConductorId, Ticket
 from halfmoon_protocol.kv_events import (
     BlockRemoved,
     BlockStored,
@@ -55,25 +52,30 @@ from halfmoon_protocol.messages import (
     RevokeBlocks,
     SnapshotBlocks,
     Welcome,
-    WorkerInfo,
 )
 from halfmoon_protocol.trace_context import TraceContext
-from halfmoon_runtime.channels.memory_network import MemoryNetwork, MemoryPort
 from halfmoon_runtime.channels.network import WorkerLink
 from halfmoon_runtime.clock import FakeClock
 from halfmoon_runtime.kvstore_clients import KvstoreClients
 from halfmoon_runtime.observability.otel import OtelTracer
-from halfmoon_runtime.observability.tracing import Tracer
 from halfmoon_scheduling.cache.eviction_policies import EVICTION_POLICIES
 from halfmoon_scheduling.tiers.tier_commands import Erase, Promote, TierOutcome, WriteBack
 from halfmoon_testing.full_disk import no_files_above
 from halfmoon_transfer.engine import TransferEngine
-from halfmoon_transfer.grant_lender import GrantLender
 from halfmoon_transfer.interface import Piece
+from tests.kvstore import conftest as kvstore_nodes
+from tests.kvstore.conftest import Node
 
 #: Blocks of 64 KiB, so that a store of 1 MiB has 16 slots.
 LAYOUT = KvLayout(model="m", n_layers=4, n_kv_heads=4, head_dim=32, dtype="float32", block_size=16)
 N_SLOTS = 16
+
+
+#: Where puts fill the memory, so that half of the blocks leave it.
+HALF = {"high_watermark": 0.75, "low_watermark": 0.5}
+#: A reader may have to wait for the disk, and is to get everything nevertheless.
+PATIENT = {**HALF, "promotion_wait_s": 60}
+TRACE = TraceContext("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
 
 
 def chain(n_blocks: int, salt: str = "") -> tuple[tuple[BlockHash, ...], tuple[int, ...]]:
@@ -145,66 +147,27 @@ class Client:
         return found
 
 
-@dataclass
-class Node:
-    worker: KvstoreWorker
-    port: MemoryPort
-    clock: FakeClock
-    network: MemoryNetwork
-    store: MemoryStore
-    records: list[WorkerInfo]
-    opened: list[TransferEngine]
-
-    async def client(self, name: str = "reader") -> Client:
-        transfer = TransferEngine.open(name, metadata=self.store, backends=("memory",))
-        self.opened.append(transfer)
-        info = self.worker.info
-        return Client(await self.network.dial(info.commands, info.events), transfer)
-
-
 @asynccontextmanager
-async def open_node(
-    disk: SegmentFolder | None = None, tracer: Tracer | None = None, **settings: Any
-) -> AsyncIterator[Node]:
-    network, store, clock = MemoryNetwork(), MemoryStore(), FakeClock()
-    config = KvstoreSettings(worker_id="kvstore-0", capacity_mib=1, **settings)
-    transfer = TransferEngine.open("kvstore-0", metadata=store, backends=("memory",))
-    memory = transfer.allocate(config.capacity_bytes)
-    port = await network.bind("kvstore-0")
-    info = WorkerInfo(
-        worker_id=WorkerId("kvstore-0"),
-        role="kvstore",
-        generation=1,
-        host="here",
-        commands=port.commands,
-        events=port.events,
-    )
-    records: list[WorkerInfo] = []
-
-    async def record(info: WorkerInfo) -> None:
-        records.append(info)
-
-    lender = GrantLender[Holder](transfer, memory.region, config.transfer_grants)
-    worker = KvstoreWorker(
-        port, memory, info, config, clock, record, disk, tracer=tracer, lender=lender
-    )
-    task = asyncio.create_task(worker.serve())
-    node = Node(worker, port, clock, network, store, records, [transfer])
-    try:
+async def open_node(*disk_and_tracer: Any, **settings: Any) -> AsyncIterator[Node]:
+    async with kvstore_nodes.open_node(FakeClock(), *disk_and_tracer, **settings) as node:
         yield node
-    finally:
-        task.cancel()
-        await asyncio.wait([task])
-        await network.close()
-        for engine in node.opened:
-            engine.close()
 
 
-async def test_what_is_put_is_found_by_another_client_byte_for_byte() -> None:
+async def dial(node: Node, name: str = "reader") -> Client:
+    transfer = TransferEngine.open(name, metadata=node.store, backends=("memory",))
+    node.engines.append(transfer)
+    info = node.worker.info
+    return Client(await node.network.dial(info.commands, info.events), transfer)
+
+
+async def test_what_is_put_is_found_by_another_client_byte_for_byte_once_it_is_committed() -> None:
     hashes, tokens = chain(3)
     async with open_node() as node:
-        await (await node.client("writer")).put(hashes, tokens)
-        reader = await node.client()
+        writer, reader = await dial(node, "writer"), await dial(node)
+        reserved = await writer.reserve(hashes, tokens)
+        checksums = await writer.write(reserved)
+        assert (await reader.lease(hashes)).places == ()
+        await writer.ask(CommitBlocks(ticket=reserved.ticket, checksums=checksums))
         leased = await reader.lease(hashes)
         assert isinstance(leased, BlocksLeased)
         assert tuple(place.hash for place in leased.places) == hashes
@@ -216,18 +179,10 @@ async def test_what_is_put_is_found_by_another_client_byte_for_byte() -> None:
             assert xxhash.xxh3_64_intdigest(memory.view) == place.checksum
 
 
-async def test_a_reservation_is_not_served_before_its_commit() -> None:
-    hashes, tokens = chain(2)
-    async with open_node() as node:
-        client = await node.client()
-        await client.reserve(hashes, tokens)
-        assert (await client.lease(hashes)).places == ()
-
-
 async def test_blocks_that_are_stored_or_being_written_are_not_reserved_again() -> None:
     hashes, tokens = chain(4)
     async with open_node() as node:
-        first, second = await node.client("a"), await node.client("b")
+        first, second = await dial(node, "a"), await dial(node, "b")
         await first.put(hashes[:2], tokens[:32])
         assert [p.hash for p in (await first.reserve(hashes[:3], tokens[:48])).places] == [
             hashes[2]
@@ -235,59 +190,42 @@ async def test_blocks_that_are_stored_or_being_written_are_not_reserved_again() 
         assert [p.hash for p in (await second.reserve(hashes, tokens)).places] == [hashes[3]]
 
 
-async def test_a_put_that_is_never_committed_is_discarded_and_its_commit_refused() -> None:
-    hashes, tokens = chain(1)
+async def test_a_put_that_is_revoked_or_never_committed_gives_its_slots_back() -> None:
     async with open_node(reservation_ttl_s=5) as node:
-        client = await node.client()
-        reserved = await client.reserve(hashes, tokens)
+        client = await dial(node)
+        reserved = await client.reserve(*chain(N_SLOTS))
+        assert len(reserved.places) == N_SLOTS
+        full = await client.reserve(*chain(N_SLOTS, salt="x"))
+        assert isinstance(full, KvstoreRefused) and full.retry_after_s > 0
+        await client.link.send(RevokeBlocks(ticket=reserved.ticket))
+        late = await client.reserve(*chain(N_SLOTS, salt="x"))
+        assert len(late.places) == N_SLOTS
         node.clock.advance(6)
-        answer = await client.ask(CommitBlocks(ticket=reserved.ticket, checksums=(1,)))
+        answer = await client.ask(CommitBlocks(ticket=late.ticket, checksums=(1,) * N_SLOTS))
         assert isinstance(answer, KvstoreRefused)
-        assert isinstance(await client.reserve(hashes, tokens), BlocksReserved)
+        assert isinstance(await client.reserve(*chain(N_SLOTS)), BlocksReserved)
         assert node.worker.tiers is not None
         node.worker.tiers.check()
 
 
-async def test_a_revoked_reservation_gives_its_slots_back() -> None:
-    hashes, tokens = chain(N_SLOTS)
-    other, other_tokens = chain(N_SLOTS, salt="x")
-    async with open_node() as node:
-        client = await node.client()
-        reserved = await client.reserve(hashes, tokens)
-        assert len(reserved.places) == N_SLOTS
-        full = await client.reserve(other, other_tokens)
-        assert isinstance(full, KvstoreRefused) and full.retry_after_s > 0
-        await client.link.send(RevokeBlocks(ticket=reserved.ticket))
-        assert len((await client.reserve(other, other_tokens)).places) == N_SLOTS
-
-
-async def test_a_leased_block_is_not_evicted_until_it_is_released() -> None:
-    hashes, tokens = chain(N_SLOTS)
-    other, other_tokens = chain(N_SLOTS, salt="x")
-    async with open_node(high_watermark=1.0) as node:
-        client = await node.client()
-        await client.put(hashes, tokens)
-        lease = await client.lease(hashes)
-        assert isinstance(await client.reserve(other, other_tokens), KvstoreRefused)
-        await client.link.send(ReleaseLease(ticket=lease.ticket))
-        assert len((await client.reserve(other, other_tokens)).places) == N_SLOTS
-
-
-async def test_a_lease_that_is_not_renewed_ends() -> None:
-    hashes, tokens = chain(N_SLOTS)
-    other, other_tokens = chain(N_SLOTS, salt="x")
+async def test_a_leased_block_is_not_evicted_until_it_is_released_or_not_renewed() -> None:
     async with open_node(lease_ttl_s=3, high_watermark=1.0) as node:
-        client = await node.client()
-        await client.put(hashes, tokens)
-        await client.lease(hashes)
+        client = await dial(node)
+        await client.put(*chain(N_SLOTS))
+        lease = await client.lease(chain(N_SLOTS)[0])
+        assert isinstance(await client.reserve(*chain(N_SLOTS, salt="x")), KvstoreRefused)
+        await client.link.send(ReleaseLease(ticket=lease.ticket))
+        await client.put(*chain(N_SLOTS, salt="x"))
+        await client.lease(chain(N_SLOTS, salt="x")[0])
+        assert isinstance(await client.reserve(*chain(N_SLOTS, salt="y")), KvstoreRefused)
         node.clock.advance(4)
-        assert len((await client.reserve(other, other_tokens)).places) == N_SLOTS
+        assert len((await client.reserve(*chain(N_SLOTS, salt="y"))).places) == N_SLOTS
 
 
 async def test_while_a_long_read_runs_its_lease_is_renewed_and_then_ended() -> None:
     hashes, tokens = chain(3)
     async with open_node(lease_ttl_s=0.6) as node:
-        client = await node.client()
+        client = await dial(node)
         await client.put(hashes, tokens)
         tiers = node.worker.tiers
         assert tiers is not None
@@ -320,7 +258,7 @@ async def test_stored_and_removed_blocks_are_announced_with_their_parents() -> N
     hashes, tokens = chain(N_SLOTS)
     other, other_tokens = chain(1, salt="x")
     async with open_node(high_watermark=1.0) as node:
-        listener, client = await node.client("listener"), await node.client()
+        listener, client = await dial(node, "listener"), await dial(node)
         await client.put(hashes[:2], tokens[:32])
         await client.put(hashes, tokens)
         await client.put(other, other_tokens)
@@ -340,7 +278,7 @@ async def test_stored_and_removed_blocks_are_announced_with_their_parents() -> N
 
 
 @pytest.mark.parametrize("wanted", [False, True])
-async def test_tokens_are_announced_with_each_block_that_is_stored_if_a_setting_says_so(
+async def test_tokens_are_announced_with_each_stored_block_if_a_setting_says_so(
     wanted: bool,
 ) -> None:
     hashes, tokens = chain(4)
@@ -353,7 +291,7 @@ async def test_tokens_are_announced_with_each_block_that_is_stored_if_a_setting_
             return await publish_kv(events)
 
         node.port.publish_kv = recorded  # type: ignore[method-assign]
-        client = await node.client()
+        client = await dial(node)
         await client.put(hashes[:2], tokens[:32])
         await client.put(hashes, tokens)
         rows = [row for payload in payloads for row in msgspec.msgpack.decode(payload)[1]]
@@ -366,36 +304,37 @@ async def test_tokens_are_announced_with_each_block_that_is_stored_if_a_setting_
 
 async def test_above_the_watermark_room_is_made_ahead_of_demand() -> None:
     hashes, tokens = chain(N_SLOTS)
-    async with open_node(high_watermark=0.75, low_watermark=0.5) as node:
-        listener, client = await node.client("listener"), await node.client()
+    async with open_node(**HALF) as node:
+        listener, client = await dial(node, "listener"), await dial(node)
         await client.put(hashes, tokens)
         stored, removed = await listener.events(2)
         assert stored.block_hashes == hashes
         assert set(removed.block_hashes) == set(hashes[8:])
 
 
-async def test_a_lease_says_to_its_reader_and_in_its_span_what_came_from_the_disk(
+async def test_a_lease_says_to_its_reader_and_its_span_what_is_from_the_disk(
     tmp_path: Path,
 ) -> None:
     hashes, tokens = chain(N_SLOTS)
-    exporter = InMemorySpanExporter()
-    tracer = OtelTracer("halfmoon-kvstore", "kvstore-0", SimpleSpanProcessor(exporter))
+    exporter, tracer = traced()
     disk = SegmentFolder(tmp_path, 4 << 20, generation=1)
-    async with open_node(
-        disk, tracer, high_watermark=0.75, low_watermark=0.5, read_ahead=0, promotion_wait_s=60
-    ) as node:
-        listener, client = await node.client("listener"), await node.client()
+    async with open_node(disk, tracer, read_ahead=0, **PATIENT) as node:
+        listener, client = await dial(node, "listener"), await dial(node)
         await client.put(hashes, tokens)
         await listener.events(1 + N_SLOTS)  # until half of them are on the disk alone
-        trace = TraceContext("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
-        leased = await client.lease(hashes[:10], trace=trace)
+        leased = await client.lease(hashes[:10], trace=TRACE)
         assert (len(leased.places), leased.n_from_disk) == (10, 2)
         strange = msgspec.structs.replace(LAYOUT, block_size=32)
-        assert isinstance(await client.lease(hashes, strange, trace), KvstoreRefused)
+        assert isinstance(await client.lease(hashes, strange, TRACE), KvstoreRefused)
         assert (await client.lease(hashes[:1])).n_from_disk == 0  # and no span
     held, refused = exporter.get_finished_spans()
     assert (held.attributes or {})["halfmoon.blocks_from_disk"] == 2
     assert "block_size" in (refused.status.description or "")
+
+
+def traced() -> tuple[InMemorySpanExporter, OtelTracer]:
+    exporter = InMemorySpanExporter()
+    return exporter, OtelTracer("halfmoon-kvstore", "kvstore-0", SimpleSpanProcessor(exporter))
 
 
 class StuckDisk(SegmentFolder):
@@ -412,22 +351,18 @@ class StuckDisk(SegmentFolder):
 
 
 @pytest.mark.parametrize("how", ["released", "gone"])
-async def test_a_lease_that_waits_for_the_disk_may_be_given_up_and_its_span_ends(
+async def test_a_lease_that_waits_may_be_given_up_and_its_span_ends(
     tmp_path: Path, how: str
 ) -> None:
     hashes, tokens = chain(N_SLOTS)
-    exporter = InMemorySpanExporter()
-    tracer = OtelTracer("halfmoon-kvstore", "kvstore-0", SimpleSpanProcessor(exporter))
+    exporter, tracer = traced()
     disk = StuckDisk(tmp_path)
-    async with open_node(
-        disk, tracer, high_watermark=0.75, low_watermark=0.5, promotion_wait_s=60
-    ) as node:
-        listener, client = await node.client("listener"), await node.client()
+    async with open_node(disk, tracer, **PATIENT) as node:
+        listener, client = await dial(node, "listener"), await dial(node)
         await client.put(hashes, tokens)
         await listener.events(1 + N_SLOTS)  # until half of them are on the disk alone
-        trace = TraceContext("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
         ticket = client.ticket()
-        wanted = LeaseBlocks(ticket=ticket, layout=LAYOUT, hashes=hashes, trace=trace)
+        wanted = LeaseBlocks(ticket=ticket, layout=LAYOUT, hashes=hashes, trace=TRACE)
         await client.link.send(wanted)
         if how == "released":
             await client.link.send(ReleaseLease(ticket=ticket))
@@ -443,15 +378,11 @@ async def test_a_lease_that_waits_for_the_disk_may_be_given_up_and_its_span_ends
     assert span.status.is_ok == (how == "released")
 
 
-async def test_on_its_way_between_tiers_a_block_is_removed_from_one_and_stored_in_the_other(
-    tmp_path: Path,
-) -> None:
+async def test_on_its_way_between_tiers_a_block_is_removed_and_stored(tmp_path: Path) -> None:
     hashes, tokens = chain(N_SLOTS)
     disk = SegmentFolder(tmp_path, 4 << 20, generation=1)
-    async with open_node(
-        disk, high_watermark=0.75, low_watermark=0.5, read_ahead=0, promotion_wait_s=60
-    ) as node:
-        listener, client = await node.client("listener"), await node.client()
+    async with open_node(disk, read_ahead=0, **PATIENT) as node:
+        listener, client = await dial(node, "listener"), await dial(node)
         await client.put(hashes, tokens)
         [stored, *moves] = await listener.events(1 + 2 * N_SLOTS // 2)
         assert stored.block_hashes == hashes
@@ -482,7 +413,7 @@ async def test_on_its_way_between_tiers_a_block_is_removed_from_one_and_stored_i
 async def test_a_snapshot_tells_all_that_is_stored_and_the_sequence_it_is_after() -> None:
     hashes, tokens = chain(3)
     async with open_node() as node:
-        client = await node.client()
+        client = await dial(node)
         assert await client.ask(SnapshotBlocks()) == BlocksSnapshot(
             sequence=-1, hashes=(), room_bytes=1 << 20
         )
@@ -499,7 +430,7 @@ async def test_a_snapshot_tells_all_that_is_stored_and_the_sequence_it_is_after(
 async def test_a_renewal_is_answered_and_one_of_nothing_is_refused() -> None:
     hashes, tokens = chain(1)
     async with open_node() as node:
-        client = await node.client()
+        client = await dial(node)
         await client.put(hashes, tokens)
         lease = LeaseBlocks(ticket=Ticket("r"), layout=LAYOUT, hashes=hashes)
         leased = await client.ask(lease)
@@ -511,27 +442,35 @@ async def test_a_renewal_is_answered_and_one_of_nothing_is_refused() -> None:
         assert refused.code == error_codes.NOT_HELD
 
 
-async def test_the_first_put_fixes_the_layout_and_the_conductor_hears_of_it() -> None:
-    hashes, tokens = chain(1)
+async def test_the_first_put_fixes_the_layout_and_all_conductors_of_a_name_hear_of_it() -> None:
     async with open_node() as node:
-        conductor, client = await node.client("conductor"), await node.client()
+        conductors, client = [await dial(node) for _ in range(2)], await dial(node)
         hello = Hello(conductor_id=ConductorId("c"), session=1)
-        assert (await conductor.ask(hello)).worker.layout is None
-        await client.put(hashes, tokens)
-        while not isinstance(welcome := await conductor.link.receive(), Welcome):
-            pass
-        assert welcome.worker.layout == LAYOUT
-        assert welcome.worker.n_blocks == N_SLOTS
+        for conductor in conductors:
+            assert (await conductor.ask(hello)).worker.layout is None
+        await client.put(*chain(1))
+        for conductor in conductors:
+            while not isinstance(welcome := await conductor.link.receive(), Welcome):
+                pass
+            assert welcome.worker.layout == LAYOUT
+            assert welcome.worker.n_blocks == N_SLOTS
         assert [info.layout for info in node.records] == [LAYOUT]
 
 
-async def test_another_layout_is_refused_with_both_values_named() -> None:
+async def test_what_can_not_be_put_or_read_is_refused_by_name() -> None:
     hashes, tokens = chain(1)
-    other = KvLayout(
-        model="m", n_layers=4, n_kv_heads=4, head_dim=32, dtype="bfloat16", block_size=16
-    )
+    other = msgspec.structs.replace(LAYOUT, dtype="bfloat16")
+    huge = msgspec.structs.replace(LAYOUT, n_layers=80, n_kv_heads=8, head_dim=128)
     async with open_node() as node:
-        client = await node.client()
+        client = await dial(node)
+        answer = await client.reserve(hashes, tokens, layout=huge)
+        assert isinstance(answer, KvstoreRefused)
+        assert str(huge.block_bytes) in answer.reason and str(1 << 20) in answer.reason
+        for n_tokens in (0, 15, 17):
+            answer = await client.reserve(hashes, tuple(range(n_tokens)))
+            assert isinstance(answer, KvstoreRefused), n_tokens
+        # What is for others is dropped.
+        await client.link.send(PrefillLoad(n_queued=1, queued_tokens=1, free_pages=1, n_pages=1))
         await client.put(hashes, tokens)
         for answer in (
             await client.reserve(hashes, tokens, layout=other),
@@ -541,46 +480,20 @@ async def test_another_layout_is_refused_with_both_values_named() -> None:
             assert "float32" in answer.reason and "bfloat16" in answer.reason
 
 
-async def test_a_block_larger_than_the_store_is_refused_naming_both_sizes() -> None:
-    huge = KvLayout(
-        model="m", n_layers=80, n_kv_heads=8, head_dim=128, dtype="float32", block_size=16
-    )
-    hashes, tokens = chain(1)
-    async with open_node() as node:
-        answer = await (await node.client()).reserve(hashes, tokens, layout=huge)
-        assert isinstance(answer, KvstoreRefused)
-        assert str(huge.block_bytes) in answer.reason and str(1 << 20) in answer.reason
-
-
-@pytest.mark.parametrize("tokens", [(), tuple(range(15)), tuple(range(17))])
-async def test_a_put_whose_tokens_do_not_fit_its_blocks_is_refused(
-    tokens: tuple[int, ...],
-) -> None:
-    hashes, _ = chain(1)
-    async with open_node() as node:
-        answer = await (await node.client()).reserve(hashes, tokens)
-        assert isinstance(answer, KvstoreRefused)
-
-
-def test_every_eviction_policy_there_is_can_be_chosen_and_no_other() -> None:
+def test_every_eviction_policy_there_is_can_be_chosen_and_what_is_no_setting_is_refused() -> None:
     for name in EVICTION_POLICIES:
         assert KvstoreSettings(eviction=name).eviction == name
     with pytest.raises(ValueError, match="eviction"):
         KvstoreSettings(eviction="lur")
-
-
-async def test_messages_that_are_not_for_a_kvstore_are_dropped() -> None:
-    hashes, tokens = chain(1)
-    async with open_node() as node:
-        client = await node.client()
-        await client.link.send(PrefillLoad(n_queued=1, queued_tokens=1, free_pages=1, n_pages=1))
-        await client.put(hashes, tokens)
+    for text in ("lab", "lab=x", "=4", "lab=1,lab=2", "lab=-1", "lab=nan"):
+        with pytest.raises(ValueError, match="tenant_quotas_mib"):
+            KvstoreSettings(tenant_quotas_mib=text)
 
 
 async def test_a_tenant_over_its_quota_pays_with_its_own_blocks() -> None:
     theirs, their_tokens = chain(4, salt="shop")
     async with open_node(tenant_quotas_mib="lab=0.25,*=0.5") as node:  # 4 blocks, and 8
-        client = await node.client()
+        client = await dial(node)
         for name in ("one", "two", "three"):
             hashes, tokens = chain(3, salt=name)
             reserved = await client.reserve(hashes, tokens, tenant="lab")
@@ -594,12 +507,6 @@ async def test_a_tenant_over_its_quota_pays_with_its_own_blocks() -> None:
         assert "tenant lab has 4 of the 4 blocks" in refused.reason
         assert node.worker.tiers is not None
         node.worker.tiers.check()
-
-
-@pytest.mark.parametrize("text", ["lab", "lab=x", "=4", "lab=1,lab=2", "lab=-1", "lab=nan"])
-def test_quotas_that_can_not_be_read_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="tenant_quotas_mib"):
-        KvstoreSettings(tenant_quotas_mib=text)
 
 
 # -- what a listener believes ------------------------------------------------------------------
@@ -659,9 +566,9 @@ async def test_what_the_events_say_is_what_the_store_holds_whatever_is_done_to_i
     async with open_node(
         disk, high_watermark=high, low_watermark=low, promotion_wait_s=60, hard_pin_share=0.2
     ) as node:
-        believer = Believer(await node.client("listener"))
+        believer = Believer(await dial(node, "listener"))
         listening = asyncio.create_task(believer.listen())
-        client = await node.client()
+        client = await dial(node)
         known = [chain(dice.randrange(2, 10), salt=str(i)) for i in range(12)]
         held: list[Ticket] = []
         for n_done in range(1500):
@@ -711,15 +618,13 @@ async def test_what_the_events_say_is_what_the_store_holds_whatever_is_done_to_i
     disk.close()
 
 
-async def test_a_node_whose_disk_had_no_room_at_the_start_uses_it_once_there_is_some(
-    tmp_path: Path,
-) -> None:
+async def test_a_node_whose_disk_had_no_room_uses_it_once_there_is_some(tmp_path: Path) -> None:
     def missing(node: Node) -> Any:
         return node.worker.metrics()["halfmoon_kvstore_disk_missing_bytes"][1]
 
     disk = SegmentFolder(tmp_path, 8 << 20, generation=1)
     async with open_node(disk) as node:
-        client = await node.client()
+        client = await dial(node)
         with no_files_above(1 << 20):
             await client.put(*chain(1))
         tiers = node.worker.tiers

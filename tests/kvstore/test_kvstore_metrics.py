@@ -41,12 +41,7 @@ def test_blocks_that_went_to_the_disk_and_back_are_told() -> None:
     n_on_disk = by_label(node, "blocks")["disk stored"]
     moved = by_label(node, "moved_blocks_total")
     assert n_on_disk >= 4 * 6 - 8
-    assert moved == {
-        "evicted": moved["evicted"],
-        "written": n_on_disk,
-        "promoted": 4,
-        "dropped": 0,
-    }
+    assert moved == {"evicted": moved["evicted"], "written": n_on_disk, "promoted": 4, "dropped": 0}
     assert 4 * 6 + 4 - moved["evicted"] == by_label(node, "blocks")["memory stored"]
     assert by_label(node, "lookup_blocks_total")["disk"] == 4
     assert by_label(node, "used_bytes")["disk"] == 10 * n_on_disk

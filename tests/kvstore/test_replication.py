@@ -17,12 +17,7 @@ from halfmoon_protocol.messages import (
     Message,
     ReplicateBlocks,
 )
-from halfmoon_testing.block_client import (
-    SMALL_LAYOUT,
-    BlockClient,
-    block_content,
-    prompt_blocks,
-)
+from halfmoon_testing.block_client import SMALL_LAYOUT, BlockClient, block_content, prompt_blocks
 from halfmoon_testing.damaging_relay import damaging_relay
 from halfmoon_transfer.backends import addresses
 from halfmoon_transfer.metadata import descriptor as records
@@ -33,50 +28,64 @@ def n_files(pid: int) -> int:
     return len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
 
+def address(nodes: Any, name: str) -> KvstoreAddress:
+    info = nodes.info(name)
+    return KvstoreAddress(info.worker_id, info.generation, info.commands)
+
+
 async def order(
-    nodes: Any,
     target: BlockClient,
-    source: str,
+    source: KvstoreAddress,
     hashes: list[BlockHash],
     *,
     parent: BlockHash | None = None,
     layout: KvLayout = SMALL_LAYOUT,
 ) -> Message:
-    info = nodes.info(source)
-    address = KvstoreAddress(info.worker_id, info.generation, info.commands)
     tokens = (0,) * len(hashes) * layout.block_size
     ticket = Ticket(f"copy-{hashes[0].hex()}")
     return await target.request(
-        ReplicateBlocks(ticket, address, layout, tuple(hashes), parent, tokens)
+        ReplicateBlocks(ticket, source, layout, tuple(hashes), parent, tokens)
     )
+
+
+async def copied(target: BlockClient, source: KvstoreAddress, *args: Any, **more: Any) -> int:
+    """How many blocks are there after an order, which must not be refused."""
+    answer = await order(target, source, *args, **more)
+    assert isinstance(answer, BlocksReplicated)
+    return answer.n_blocks
 
 
 async def test_blocks_are_copied_and_serve_when_their_source_is_killed(nodes: Any) -> None:
     nodes.start("a", capacity_mib=1)
     nodes.start("b", capacity_mib=1)
     assert nodes.info("b").replicates
-    blocks = prompt_blocks(1, 20)
+    blocks, partly = prompt_blocks(1, 20), prompt_blocks(2, 8)
+    other = msgspec.structs.replace(SMALL_LAYOUT, dtype="bfloat16")
+    source = address(nodes, "a")
     async with nodes.client("a") as a, nodes.client("b") as b:
         await a.put(blocks)
-        assert await order(nodes, b, "a", blocks[:12]) == BlocksReplicated(
+        refused = await order(b, source, blocks, layout=other)
+        assert isinstance(refused, KvstoreRefused) and "bfloat16" in refused.reason
+        assert await b.stored() == set()
+        assert await order(b, source, blocks[:12]) == BlocksReplicated(
             Ticket(f"copy-{blocks[0].hex()}"), 12
         )
         # The rest of it, and again what is there.
-        rest = await order(nodes, b, "a", blocks[10:], parent=blocks[9])
-        assert isinstance(rest, BlocksReplicated) and rest.n_blocks == 10
+        assert await copied(b, source, blocks[10:], parent=blocks[9]) == 10
+        # Of what the source lacks, the prefix that it has.
+        await a.put(partly[:5])
+        assert await copied(b, source, partly) == 5
         nodes.kill("a")
         assert await b.get(blocks) == blocks
-
-
-async def test_of_what_the_source_lacks_only_the_prefix_that_it_has_is_copied(nodes: Any) -> None:
-    nodes.start("a", capacity_mib=1)
-    nodes.start("b", capacity_mib=1)
-    blocks = prompt_blocks(1, 8)
-    async with nodes.client("a") as a, nodes.client("b") as b:
-        await a.put(blocks[:5])
-        answer = await order(nodes, b, "a", blocks)
-        assert isinstance(answer, BlocksReplicated) and answer.n_blocks == 5
-        assert await b.get(blocks) == blocks[:5]
+        assert await b.get(partly) == partly[:5]
+        gone = await order(b, source, prompt_blocks(3, 4))
+        assert isinstance(gone, KvstoreRefused) and "a" in gone.reason
+        await b.put(prompt_blocks(3, 4))  # nothing is held
+        # Copies are dropped on order.
+        await b.send(DropBlocks(hashes=tuple(blocks[:2:-1])))
+        while set(blocks[3:]) & await b.stored():
+            await asyncio.sleep(0.01)
+        assert await b.get(blocks) == blocks[:3]
 
 
 async def test_blocks_on_the_disk_of_the_source_are_copied_too(nodes: Any, tmp_path: Path) -> None:
@@ -86,41 +95,8 @@ async def test_blocks_on_the_disk_of_the_source_are_copied_too(nodes: Any, tmp_p
     async with nodes.client("a") as a, nodes.client("b") as b:
         for each in prompts:
             await a.put(each)
-        answer = await order(nodes, b, "a", prompts[0])
-        assert isinstance(answer, BlocksReplicated) and answer.n_blocks == 32
+        assert await copied(b, address(nodes, "a"), prompts[0]) == 32
         assert await b.get(prompts[0]) == prompts[0]
-
-
-async def test_a_source_that_is_gone_or_of_another_layout_is_a_refusal(nodes: Any) -> None:
-    nodes.start("a", capacity_mib=1)
-    nodes.start("b", capacity_mib=1)
-    blocks = prompt_blocks(1, 4)
-    other = msgspec.structs.replace(SMALL_LAYOUT, dtype="bfloat16")
-    async with nodes.client("a") as a, nodes.client("b") as b:
-        await a.put(blocks)
-        refused = await order(nodes, b, "a", blocks, layout=other)
-        assert isinstance(refused, KvstoreRefused) and "bfloat16" in refused.reason
-        info = nodes.info("a")
-        nodes.kill("a")
-        address = KvstoreAddress(info.worker_id, info.generation, info.commands)
-        tokens = (0,) * 64
-        answer = await b.request(
-            ReplicateBlocks(Ticket("late"), address, SMALL_LAYOUT, tuple(blocks), None, tokens)
-        )
-        assert isinstance(answer, KvstoreRefused) and "a" in answer.reason
-        assert await b.stored() == set()
-        await b.put(blocks)  # nothing is held
-
-
-async def test_copies_are_dropped_on_order_and_those_in_use_stay(nodes: Any) -> None:
-    nodes.start("a", capacity_mib=1)
-    blocks = prompt_blocks(1, 6)
-    async with nodes.client("a") as a:
-        await a.put(blocks)
-        await a.send(DropBlocks(hashes=tuple(blocks[:2:-1])))
-        while await a.stored() != set(blocks[:3]):
-            await asyncio.sleep(0.01)
-        assert await a.get(blocks) == blocks[:3]
 
 
 async def test_what_three_nodes_hold_survives_that_two_of_them_are_killed(nodes: Any) -> None:
@@ -133,8 +109,7 @@ async def test_what_three_nodes_hold_survives_that_two_of_them_are_killed(nodes:
             await a.put(each)
         for target in (b, c):
             for each in prompts:
-                answer = await order(nodes, target, "a", each)
-                assert isinstance(answer, BlocksReplicated) and answer.n_blocks == len(each)
+                assert await copied(target, address(nodes, "a"), each) == len(each)
         nodes.kill("a")
         for each in prompts:
             assert await b.get(each) == each
@@ -146,13 +121,11 @@ async def test_what_three_nodes_hold_survives_that_two_of_them_are_killed(nodes:
         async with nodes.client("a") as anew:
             assert await anew.stored() == set()
             for each in prompts:
-                assert isinstance(await order(nodes, anew, "c", each), BlocksReplicated)
+                await copied(anew, address(nodes, "c"), each)
                 assert await anew.get(each) == each
 
 
-async def test_a_node_that_copies_from_one_that_is_restarted_keeps_nothing_of_its_earlier_starts(
-    nodes: Any,
-) -> None:
+async def test_a_node_that_copies_keeps_nothing_of_its_sources_earlier_starts(nodes: Any) -> None:
     nodes.start("a", capacity_mib=1)
     n_open: list[int] = []
     async with nodes.client("a") as a:
@@ -161,7 +134,7 @@ async def test_a_node_that_copies_from_one_that_is_restarted_keeps_nothing_of_it
             blocks = prompt_blocks(i, 10)
             async with nodes.client("b") as b:
                 await b.put(blocks)
-                assert isinstance(await order(nodes, a, "b", blocks), BlocksReplicated)
+                await copied(a, address(nodes, "b"), blocks)
             nodes.kill("b")
             n_open.append(n_files(nodes.processes["a"].pid))
     assert max(n_open) <= n_open[0] + 3, n_open
@@ -183,12 +156,11 @@ async def test_a_block_that_is_damaged_on_the_wire_is_found_and_not_stored(nodes
             moved = msgspec.structs.replace(direct, endpoints=through)
             store.put(records.PREFIX + "a", records.encode(moved))
             relay.damage_next(block_content(blocks[5], 16))
-            refused = await order(nodes, b, "a", blocks)
+            refused = await order(b, address(nodes, "a"), blocks)
             assert isinstance(refused, KvstoreRefused)
             assert f"block {blocks[5].hex()} is not what was put" in refused.reason
             assert await b.stored() == set()
-            again = await order(nodes, b, "a", blocks)
-            assert isinstance(again, BlocksReplicated) and again.n_blocks == 20
+            assert await copied(b, address(nodes, "a"), blocks) == 20
             assert relay.n_damaged == 1
             assert await b.get(blocks) == blocks
     store.close()

@@ -17,11 +17,11 @@ from structlog.testing import capture_logs
 
 from halfmoon_kvstore.disk_tier.segment_folder import SegmentFolder
 from halfmoon_kvstore.disk_tier.superblock import SegmentShape, read_superblock
-from halfmoon_protocol.ids import BlockHash
 from halfmoon_protocol.kv_layout import KvLayout
-from halfmoon_scheduling.tiers.disk_map import BlockRecord, DiskBlock
+from halfmoon_scheduling.tiers.disk_map import DiskBlock
 from halfmoon_scheduling.tiers.tier_commands import Erase, Promote, WriteBack
-from halfmoon_testing.block_client import SMALL_LAYOUT, block_content
+from halfmoon_testing.block_client import SMALL_LAYOUT
+from tests.kvstore.conftest import content, record
 from tests.nightly import by_day
 
 N_BYTES = 200_000
@@ -34,15 +34,6 @@ OTHER = msgspec.structs.replace(SMALL_LAYOUT, model="other")
 OLD_HEADER = struct.Struct("<4sIQQQQBB6x32s32s8xQ")
 
 
-def block(i: int) -> BlockHash:
-    return BlockHash(i.to_bytes(16, "big"))
-
-
-def record(i: int, n_bytes: int = SMALL_LAYOUT.block_bytes) -> BlockRecord:
-    checksum = xxhash.xxh3_64_intdigest(block_content(block(i), n_bytes))
-    return BlockRecord(block(i), block(i - 1) if i else None, i, checksum)
-
-
 def file_in(folder: Path, index: int = 0) -> Path:
     return folder / f"segment-{index:05}.kv"
 
@@ -53,13 +44,19 @@ def make(folder: Path, layout: KvLayout = SMALL_LAYOUT, n_bytes: int = N_BYTES) 
     disk.open(layout)
     assert list(disk.blocks()) == []
     for slot in SLOTS:
-        view = memoryview(bytearray(block_content(block(slot), SMALL_LAYOUT.block_bytes)))
+        view = content(slot)
         assert disk.perform(WriteBack(record(slot), 0, slot), view) == "ok"
     disk.close()
     return file_in(folder).read_bytes()
 
 
-def old_segment(shape: SegmentShape, layout: KvLayout = SMALL_LAYOUT) -> bytearray:
+@pytest.fixture
+def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder has several files, as large as the ones here."""
+    monkeypatch.setattr("halfmoon_kvstore.disk_tier.segment_folder._SEGMENT_BYTES", N_BYTES)
+
+
+def old_segment(shape: SegmentShape, layout: KvLayout = SMALL_LAYOUT) -> bytes:
     """The file that version 1 of the format had of the same blocks."""
     text = msgspec.json.encode(SegmentShape(layout, shape.n_slots))
     page = (struct.pack("<8sI", b"HMKVSEG1", len(text)) + text).ljust(PAGE - 8, b"\0")
@@ -72,10 +69,8 @@ def old_segment(shape: SegmentShape, layout: KvLayout = SMALL_LAYOUT) -> bytearr
         )[:-8]  # fmt: skip
         file[PAGE + slot * 128 : PAGE + (slot + 1) * 128] = header + summed(header)
         start = shape.offset(slot)
-        file[start : start + SMALL_LAYOUT.block_bytes] = block_content(
-            block(slot), SMALL_LAYOUT.block_bytes
-        )
-    return file
+        file[start : start + SMALL_LAYOUT.block_bytes] = content(slot)
+    return bytes(file)
 
 
 def summed(data: bytes) -> bytes:
@@ -117,12 +112,22 @@ def restart(folder: Path, n_bytes: int = N_BYTES) -> Restarted:
     return found
 
 
+def restart_on(folder: Path, file: bytes) -> Restarted:
+    """Start on a folder with this file."""
+    file_in(folder).write_bytes(file)
+    return restart(folder)
+
+
+def replaced(file: bytes, at: int, new: bytes) -> bytes:
+    return file[:at] + new + file[at + len(new) :]
+
+
 def read(disk: SegmentFolder, each: DiskBlock, found: Restarted) -> None:
     i = int.from_bytes(each.record.hash, "big")
     assert each.record == record(i), "a record that was never written"
     view = memoryview(bytearray(SMALL_LAYOUT.block_bytes))
     if disk.perform(Promote(each.record, each.slot, 0), view) == "ok":
-        assert view == block_content(block(i), SMALL_LAYOUT.block_bytes), "wrong bytes were served"
+        assert view == content(i), "wrong bytes were served"
         found.whole.add(i)
     else:
         found.damaged.add(i)
@@ -156,10 +161,8 @@ def test_one_flipped_bit_anywhere_costs_at_most_the_block_that_has_it(
     dice = random.Random(seed)
     file = make(tmp_path)
     for at in places(dice):
-        flipped = bytearray(file)
-        flipped[at] ^= 1 << dice.randrange(8)
-        file_in(tmp_path).write_bytes(flipped)
-        found, hit = restart(tmp_path), payload_of(at)
+        flipped = replaced(file, at, bytes([file[at] ^ 1 << dice.randrange(8)]))
+        found, hit = restart_on(tmp_path, flipped), payload_of(at)
         expected = {hit} - {None}
         assert found.damaged == expected, f"byte {at}: {found}"
         assert found.whole == set(SLOTS) - expected, f"byte {at}: {found}"
@@ -189,26 +192,21 @@ def test_a_page_of_zeros_noise_or_another_pages_bytes_costs_at_most_the_block_th
     ]
     for page in range(SHAPE.n_bytes // PAGE):
         for filling in dice.sample(fillings, by_day(2, at_night=len(fillings))):
-            damaged = bytearray(file)
-            damaged[page * PAGE : (page + 1) * PAGE] = filling(page)
-            file_in(tmp_path).write_bytes(damaged)
+            damaged = replaced(file, page * PAGE, filling(page))
             hit = payload_of(page * PAGE) if damaged != file else None
-            found = restart(tmp_path)
+            found = restart_on(tmp_path, damaged)
             expected = {hit} - {None}
             assert found.damaged == expected, f"page {page}: {found}"
             assert found.whole == set(SLOTS) - expected, f"page {page}: {found}"
             assert found.lost() == len(expected)
 
 
-def test_a_file_that_was_cut_off_keeps_the_blocks_before_the_cut_and_counts_the_others(
-    tmp_path: Path,
-) -> None:
+def test_a_file_that_was_cut_off_keeps_what_is_before_and_counts_the_rest(tmp_path: Path) -> None:
     file = make(tmp_path)
     # With its first page a file is known; each block is there if its bytes are.
     for size in [*range(SHAPE.offset(0), SHAPE.n_bytes, PAGE), SHAPE.n_bytes - 1]:
         for n_bytes in (size, size + 100):
-            file_in(tmp_path).write_bytes(file[:n_bytes])
-            found = restart(tmp_path)
+            found = restart_on(tmp_path, file[:n_bytes])
             kept = {
                 slot for slot in SLOTS if SHAPE.offset(slot) + SMALL_LAYOUT.block_bytes <= n_bytes
             }
@@ -226,29 +224,20 @@ def test_a_file_that_was_cut_off_keeps_the_blocks_before_the_cut_and_counts_the_
 def test_a_file_cut_off_in_its_headers_or_emptied_is_used_again(tmp_path: Path) -> None:
     file = make(tmp_path)
     for n_bytes in (0, 1, 100, PAGE - 1, PAGE, PAGE + 64, 2 * PAGE, SHAPE.offset(0) - 1):
-        file_in(tmp_path).write_bytes(file[:n_bytes])
-        found = restart(tmp_path)
+        found = restart_on(tmp_path, file[:n_bytes])
         assert not found.whole and not found.damaged
         [said] = found.said
         assert said["event"] == ("disk_segment_lost" if n_bytes < PAGE else "disk_segment_mended")
         make(tmp_path)
         assert restart(tmp_path).whole == set(SLOTS)
-
-
-def test_bytes_after_the_end_of_a_file_change_nothing(tmp_path: Path) -> None:
-    file = make(tmp_path)
-    file_in(tmp_path).write_bytes(file + b"something else")
-    assert restart(tmp_path).whole == set(SLOTS)
+    assert restart_on(tmp_path, file + b"something else").whole == set(SLOTS)
 
 
 def test_a_process_that_ended_between_a_header_and_its_copy_loses_nothing(tmp_path: Path) -> None:
     file = make(tmp_path)
     for slot in SLOTS:
         for header in SHAPE.header_offsets(slot):
-            unfinished = bytearray(file)
-            unfinished[header : header + 128] = bytes(128)
-            file_in(tmp_path).write_bytes(unfinished)
-            found = restart(tmp_path)
+            found = restart_on(tmp_path, replaced(file, header, bytes(128)))
             assert found.whole == set(SLOTS)
             assert found.lost() == 0
             assert file_in(tmp_path).read_bytes() == file
@@ -263,11 +252,8 @@ def test_an_erased_block_does_not_come_back(tmp_path: Path) -> None:
     disk.close()
     file = file_in(tmp_path).read_bytes()
     for page in (*range(1, 1 + SHAPE.headers_bytes // PAGE), -2):
-        damaged = bytearray(file)
-        start = page % (SHAPE.n_bytes // PAGE) * PAGE
-        damaged[start : start + PAGE] = bytes(PAGE)
-        file_in(tmp_path).write_bytes(damaged)
-        assert restart(tmp_path).whole == set(SLOTS[1::2])
+        damaged = replaced(file, page % (SHAPE.n_bytes // PAGE) * PAGE, bytes(PAGE))
+        assert restart_on(tmp_path, damaged).whole == set(SLOTS[1::2])
 
 
 def test_pages_of_headers_that_the_disk_refuses_to_read_are_taken_from_their_copy(
@@ -299,8 +285,7 @@ OLD_SHAPE = SegmentShape.fitting(SMALL_LAYOUT, N_BYTES, n_copies=1)
 def test_a_file_of_version_1_is_read_and_gets_its_copies(tmp_path: Path) -> None:
     file = old_segment(OLD_SHAPE)
     assert len(file) <= N_BYTES
-    file_in(tmp_path).write_bytes(file)
-    found = restart(tmp_path)
+    found = restart_on(tmp_path, file)
     assert found.whole == set(SLOTS)
     assert found.said == []
     front = read_superblock(file_in(tmp_path))
@@ -308,26 +293,20 @@ def test_a_file_of_version_1_is_read_and_gets_its_copies(tmp_path: Path) -> None
     # From now on it stands what any other file does.
     new = file_in(tmp_path).read_bytes()
     for page in range(OLD_SHAPE.offset(0) // PAGE):
-        damaged = bytearray(new)
-        damaged[page * PAGE : (page + 1) * PAGE] = bytes(PAGE)
-        file_in(tmp_path).write_bytes(damaged)
-        assert restart(tmp_path).whole == set(SLOTS)
+        damaged = replaced(new, page * PAGE, bytes(PAGE))
+        assert restart_on(tmp_path, damaged).whole == set(SLOTS)
 
 
 @pytest.mark.random_seeds(1)
-def test_one_damaged_byte_of_a_file_of_version_1_costs_at_most_its_block(
-    tmp_path: Path, seed: int
-) -> None:
+def test_a_damaged_byte_of_version_1_costs_at_most_its_block(tmp_path: Path, seed: int) -> None:
     print(f"seed {seed}")
     dice = random.Random(seed)
     file = old_segment(OLD_SHAPE)
     fronts = [*range(0, 260, by_day(28, at_night=7)), 1000, PAGE - 9, *range(PAGE - 8, PAGE)]
     headers = [dice.randrange(PAGE, OLD_SHAPE.offset(0)) for _ in range(by_day(50, at_night=200))]
     for at in [*fronts, *headers]:
-        damaged = bytearray(file)
-        damaged[at] ^= dice.randrange(1, 256)
-        file_in(tmp_path).write_bytes(damaged)
-        found = restart(tmp_path)
+        damaged = replaced(file, at, bytes([file[at] ^ dice.randrange(1, 256)]))
+        found = restart_on(tmp_path, damaged)
         slot = (at - PAGE) // 128
         # Of an empty slot nothing is lost, though this can't be told.
         hit = {slot} if at >= PAGE and slot < OLD_SHAPE.n_slots else set()
@@ -336,10 +315,9 @@ def test_one_damaged_byte_of_a_file_of_version_1_costs_at_most_its_block(
         assert found.lost() == len(hit), f"byte {at}: {found.said}"
 
 
-def test_a_first_page_of_version_1_that_is_lost_is_known_from_the_other_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_lost_page_of_version_1_is_known_from_other_files(
+    tmp_path: Path, small_files: None
 ) -> None:
-    monkeypatch.setattr("halfmoon_kvstore.disk_tier.segment_folder._SEGMENT_BYTES", N_BYTES)
     file = old_segment(OLD_SHAPE)
     for zeroed in range(2):
         file_in(tmp_path, zeroed).write_bytes(bytes(PAGE) + file[PAGE:])
@@ -363,7 +341,7 @@ def empty_old_segment() -> bytes:
         (None, "its format is HMKVSEG9, which this version can't read"),
     ],
 )
-def test_a_file_that_is_no_segment_is_said_and_its_place_is_used(
+def test_what_is_no_segment_is_said_and_written_over(
     tmp_path: Path, what: bytes | None, reason: str
 ) -> None:
     if what is None:
@@ -378,10 +356,7 @@ def test_a_file_that_is_no_segment_is_said_and_its_place_is_used(
     assert restart(tmp_path).whole == set(SLOTS)
 
 
-def test_one_file_of_another_layout_or_size_costs_no_other_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("halfmoon_kvstore.disk_tier.segment_folder._SEGMENT_BYTES", N_BYTES)
+def test_a_file_of_another_layout_or_size_costs_no_other(tmp_path: Path, small_files: None) -> None:
     file = make(tmp_path / "whole")
     foreign = make(tmp_path / "foreign", OTHER)
     larger = make(tmp_path / "larger", n_bytes=N_BYTES + 9 * PAGE)
@@ -397,10 +372,7 @@ def test_one_file_of_another_layout_or_size_costs_no_other_file(
             assert said["path"] == str(file_in(tmp_path, place))
 
 
-def test_a_file_that_cannot_be_opened_costs_no_other_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("halfmoon_kvstore.disk_tier.segment_folder._SEGMENT_BYTES", N_BYTES)
+def test_a_file_that_can_not_open_costs_no_other_file(tmp_path: Path, small_files: None) -> None:
     file = make(tmp_path / "whole")
     for place in range(3):
         folder = tmp_path / f"folder-{place}"
@@ -416,10 +388,7 @@ def test_a_file_that_cannot_be_opened_costs_no_other_file(
         assert (found.said[-1]["n_segments"], found.said[-1]["wanted"]) == (2, 3)
 
 
-def test_files_beyond_the_size_that_is_wanted_go_and_are_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("halfmoon_kvstore.disk_tier.segment_folder._SEGMENT_BYTES", N_BYTES)
+def test_files_beyond_the_wanted_size_go_and_are_counted(tmp_path: Path, small_files: None) -> None:
     file = make(tmp_path)
     file_in(tmp_path, 1).write_bytes(file)
     found = restart(tmp_path)

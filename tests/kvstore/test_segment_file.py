@@ -4,37 +4,23 @@ import shutil
 from pathlib import Path
 
 import pytest
-import xxhash
 
 from halfmoon_kvstore.disk_tier.segment_file import SegmentFile, scan_blocks
 from halfmoon_kvstore.disk_tier.segment_folder import SegmentFolder, SegmentFolderInUse
 from halfmoon_kvstore.disk_tier.slot_header import SlotEntry
 from halfmoon_kvstore.disk_tier.superblock import SegmentShape, read_superblock
-from halfmoon_protocol.ids import BlockHash
 from halfmoon_protocol.kv_layout import KvLayout
-from halfmoon_scheduling.tiers.disk_map import BlockRecord
 from halfmoon_scheduling.tiers.tier_commands import Erase, Promote, TierOutcome, WriteBack
-from halfmoon_testing.block_client import SMALL_LAYOUT, block_content
+from halfmoon_testing.block_client import SMALL_LAYOUT
 from halfmoon_testing.full_disk import no_files_above
+from tests.kvstore.conftest import content, record
 
 SHAPE = SegmentShape(SMALL_LAYOUT, 70)
 ODD = KvLayout(model="m", n_layers=3, n_kv_heads=1, head_dim=25, dtype="float32", block_size=17)
 
 
-def block(i: int) -> BlockHash:
-    return BlockHash(i.to_bytes(16, "big"))
-
-
-def record(i: int, n_bytes: int = SMALL_LAYOUT.block_bytes) -> BlockRecord:
-    checksum = xxhash.xxh3_64_intdigest(block_content(block(i), n_bytes))
-    return BlockRecord(block(i), block(i - 1) if i else None, i, checksum)
-
-
 def store(segment: SegmentFile, i: int, slot: int) -> None:
-    found = SlotEntry(slot, record(i), sequence=i + 1)
-    segment.write(
-        found, 1, memoryview(bytearray(block_content(block(i), SMALL_LAYOUT.block_bytes)))
-    )
+    segment.write(SlotEntry(slot, record(i), sequence=i + 1), 1, content(i))
 
 
 def opened(path: Path) -> SegmentFile:
@@ -63,7 +49,7 @@ def test_what_was_written_is_found_and_read_when_the_file_is_opened_again(tmp_pa
     segment = opened(path)
     view = memoryview(bytearray(SMALL_LAYOUT.block_bytes))
     segment.read(3, view)
-    assert view == block_content(block(66), SMALL_LAYOUT.block_bytes)
+    assert view == content(66)
     segment.close()
 
 
@@ -82,12 +68,12 @@ def test_blocks_that_are_no_whole_pages_are_kept_apart(tmp_path: Path) -> None:
     assert 0 < shape.n_bytes <= 200_000
     segment = SegmentFile(tmp_path / "s.kv", shape)
     for slot in range(shape.n_slots):
-        bytes_ = memoryview(bytearray(block_content(block(slot), ODD.block_bytes)))
-        segment.write(SlotEntry(slot, record(slot, ODD.block_bytes), slot), 1, bytes_)
+        found_ = SlotEntry(slot, record(slot, ODD.block_bytes), slot)
+        segment.write(found_, 1, content(slot, ODD.block_bytes))
     view = memoryview(bytearray(ODD.block_bytes))
     for slot in range(shape.n_slots):
         segment.read(slot, view)
-        assert view == block_content(block(slot), ODD.block_bytes)
+        assert view == content(slot, ODD.block_bytes)
     segment.close()
 
 
@@ -100,49 +86,40 @@ def carry(disk: SegmentFolder, i: int, slot: int, view: memoryview) -> TierOutco
     return disk.perform(WriteBack(record(i), 0, slot), view)
 
 
-def test_a_disk_tells_bytes_that_changed_in_memory_or_on_it(tmp_path: Path) -> None:
-    disk = SegmentFolder(tmp_path, 1 << 20, generation=1)
+def folder(path: Path, mib: int = 1, *, generation: int = 1) -> SegmentFolder:
+    """A folder that is open for blocks."""
+    disk = SegmentFolder(path, mib << 20, generation=generation)
     disk.open(SMALL_LAYOUT)
+    return disk
+
+
+def test_a_disk_tells_bytes_that_changed_in_memory_or_on_it(tmp_path: Path) -> None:
+    disk = folder(tmp_path)
     assert list(disk.blocks()) == []
-    view = memoryview(bytearray(block_content(block(1), SMALL_LAYOUT.block_bytes)))
+    view = content(1)
     assert carry(disk, 1, 7, view) == "ok"
     view[100] ^= 1
     assert carry(disk, 1, 8, view) == "corrupt"
     assert disk.perform(Promote(record(1), 7, 0), view) == "ok"
-    assert view == block_content(block(1), SMALL_LAYOUT.block_bytes)
+    assert view == content(1)
     assert disk.perform(Promote(record(2), 7, 0), view) == "corrupt"
     assert disk.perform(Erase(7), memoryview(b"")) == "ok"
     disk.close()
-    disk = SegmentFolder(tmp_path, 1 << 20, generation=2)
+    disk = folder(tmp_path, generation=2)
     assert disk.layout() == SMALL_LAYOUT
-    disk.open(SMALL_LAYOUT)
     assert list(disk.blocks()) == []
     disk.close()
 
 
-def test_blocks_are_found_in_the_order_in_which_they_were_written(tmp_path: Path) -> None:
-    disk = SegmentFolder(tmp_path, 1 << 20, generation=1)
-    disk.open(SMALL_LAYOUT)
-    view = memoryview(bytearray(block_content(block(1), SMALL_LAYOUT.block_bytes)))
+def test_blocks_are_found_in_the_order_of_writes_unless_the_size_differs(tmp_path: Path) -> None:
+    disk = folder(tmp_path)
     for slot in (9, 3, 6):
-        assert carry(disk, 1, slot, view) == "ok"
+        assert carry(disk, 1, slot, content(1)) == "ok"
     disk.close()
-    disk = SegmentFolder(tmp_path, 1 << 20, generation=2)
-    disk.open(SMALL_LAYOUT)
-    assert [each.slot for each in disk.blocks()] == [9, 3, 6]
-    disk.close()
-
-
-def test_a_disk_of_another_size_or_layout_begins_empty(tmp_path: Path) -> None:
-    disk = SegmentFolder(tmp_path, 1 << 20, generation=1)
-    disk.open(SMALL_LAYOUT)
-    view = memoryview(bytearray(block_content(block(1), SMALL_LAYOUT.block_bytes)))
-    assert carry(disk, 1, 9, view) == "ok"
-    disk.close()
-    disk = SegmentFolder(tmp_path, 2 << 20, generation=2)
-    disk.open(SMALL_LAYOUT)
-    assert list(disk.blocks()) == []
-    disk.close()
+    for mib, slots in ((1, [9, 3, 6]), (2, [])):
+        disk = folder(tmp_path, mib, generation=2)
+        assert [each.slot for each in disk.blocks()] == slots
+        disk.close()
 
 
 def test_a_folder_is_one_process_own(tmp_path: Path) -> None:
@@ -154,32 +131,28 @@ def test_a_folder_is_one_process_own(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_had_no_room_is_made_whole_once_there_is_some(tmp_path: Path) -> None:
-    disk = SegmentFolder(tmp_path, 1 << 20, generation=1)
     with no_files_above(1 << 19):
-        disk.open(SMALL_LAYOUT)
+        disk = folder(tmp_path)
         assert (disk.n_slots, disk.grow()) == (0, 0)
     wanted = disk.missing_bytes
     n_slots = disk.grow()
     assert (disk.n_slots, disk.missing_bytes, disk.grow()) == (n_slots, 0, 0)
     assert 0 < n_slots * SMALL_LAYOUT.block_bytes <= wanted
-    view = memoryview(bytearray(block_content(block(1), SMALL_LAYOUT.block_bytes)))
-    assert carry(disk, 1, n_slots - 1, view) == "ok"
+    assert carry(disk, 1, n_slots - 1, content(1)) == "ok"
     disk.close()
-    again = SegmentFolder(tmp_path, 1 << 20, generation=2)
-    again.open(SMALL_LAYOUT)
+    again = folder(tmp_path, generation=2)
     assert [found.record for found in again.blocks()] == [record(1)]
     again.close()
 
 
-def test_files_that_fail_keep_no_others_from_being_made(
+def test_files_that_fail_do_not_hinder_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("halfmoon_kvstore.disk_tier.segment_folder._SEGMENT_BYTES", 1 << 20)
     in_the_way = tmp_path / "segment-00000.kv"
     in_the_way.mkdir()
-    disk = SegmentFolder(tmp_path, 3 << 20, generation=1)
     with no_files_above(1 << 19):
-        disk.open(SMALL_LAYOUT)
+        disk = folder(tmp_path, 3)
     n_slots = disk.grow()
     assert n_slots == disk.n_slots > 0
     in_the_way.rmdir()
@@ -187,12 +160,11 @@ def test_files_that_fail_keep_no_others_from_being_made(
     disk.close()
 
 
-def test_room_is_not_taken_for_an_attempt_that_must_fail(
+def test_no_room_is_taken_in_a_vain_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    disk = SegmentFolder(tmp_path, 1 << 20, generation=1)
     with no_files_above(1 << 19):
-        disk.open(SMALL_LAYOUT)
+        disk = folder(tmp_path)
     usage = shutil.disk_usage(tmp_path)
     lacking = usage._replace(free=(1 << 20) - 1)
     monkeypatch.setattr(

@@ -5,8 +5,6 @@ import os
 import random
 import resource
 import signal
-import socket
-import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -22,14 +20,10 @@ from halfmoon_metadata import open_store
 from halfmoon_metadata.tcp_ports import free_port
 from halfmoon_protocol.ids import BlockHash
 from halfmoon_runtime.channels.zmq_network import ZmqNetwork
-from halfmoon_sandbox.bound_process import start_bound
 from halfmoon_testing.kvstore_soak.soak import KvstoreSoak
-from tests.installed_programs import needs_programs
+from tests.e2e.redis_server import RedisServer
 
-pytestmark = [
-    pytest.mark.e2e,
-    needs_programs("redis-server"),
-]
+pytestmark = pytest.mark.e2e
 
 #: Set to how many operations the long version is to do; HALFMOON_SOAK_SEED to repeat one.
 N_OPERATIONS = int(os.environ.get("HALFMOON_SOAK_OPERATIONS") or 0)
@@ -45,45 +39,13 @@ MOST_GROWTH_MIB = 32
 MORE_FILES = 16
 
 
-class Redis:
-    """A server that keeps nothing when it is killed."""
-
-    def __init__(self, folder: Path) -> None:
-        self.port = free_port()
-        self._folder = folder
-        self.start()
-
-    @property
-    def url(self) -> str:
-        return f"redis://127.0.0.1:{self.port}/0"
-
-    def start(self) -> None:
-        command = ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--save", ""]
-        self._server = start_bound(
-            [*command, "--dir", str(self._folder)], stdout=subprocess.DEVNULL
-        )
-        deadline = time.monotonic() + 20
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
-            except OSError:
-                assert time.monotonic() < deadline, "redis-server does not listen"
-                time.sleep(0.02)
-            else:
-                return
-
-    def kill(self) -> None:
-        self._server.kill()
-        self._server.wait(20)
-
-
 @dataclass
 class Hosts:
     """The processes of a soak, as `KvstoreProcesses` wants them."""
 
     nodes: Any
     folder: Path
-    redis: Redis
+    redis: RedisServer
     names: Sequence[str] = ("a", "b", "c")
     #: Where each node answers operators.
     ports: dict[str, int] = field(default_factory=dict)
@@ -161,7 +123,7 @@ class Hosts:
 
 @pytest.fixture
 def hosts(nodes: Any, tmp_path: Path) -> Iterator[Hosts]:
-    redis = Redis(tmp_path)
+    redis = RedisServer(tmp_path)
     nodes.metadata_url = redis.url
     try:
         yield Hosts(nodes, tmp_path, redis)

@@ -104,6 +104,9 @@ class RedisServer:
 
         until(answers)
 
+        login = f":{password}@" if password else ""
+        self.url = f"redis{'s' if tls else ''}://{login}127.0.0.1:{self.port}/0"
+
     def stop(self) -> None:
         self.client.close()
         self._process.terminate()
@@ -200,47 +203,37 @@ def http_server() -> Iterator[HttpServer]:
 
 
 @pytest.fixture(params=["memory", "http", "https", "redis", "rediss", "etcd", "etcds"])
-def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
+def subject(request: pytest.FixtureRequest, authority: TlsAuthority) -> Iterator[Subject]:
+    kind: str = request.param
+    server: Any = None
+    if kind != "memory":
+        plain = {"http": "shared_http_server", "redis": "redis_server", "etcd": "etcd_server"}
+        names = plain | {f"{name}s": f"tls_{name}_server" for name in plain}
+        server = request.getfixturevalue(names[kind])
     opened: list[MetadataStore] = []
 
     def opener(url: str) -> Callable[[], MetadataStore]:
-        authority: TlsAuthority = request.getfixturevalue("authority")
-
         def another() -> MetadataStore:
             opened.append(open_store(url, tls_ca=str(authority.path)))
             return opened[-1]
 
         return another
 
-    kind: str = request.param
+    # Clocks of ours run when a test says so, so expiry needs no waiting there.
+    clock = Hands()
+    memory = MemoryStore(clock)
     if kind == "memory":
-        clock = Hands()
-        memory = MemoryStore(clock)
-        yield Subject("memory", lambda: memory, clock.advance)
-        memory.check()
-    elif kind in ("http", "https"):
-        # The server's clock runs when a test says so, so expiry needs no waiting here either.
-        clock = Hands()
-        server: HttpServer = request.getfixturevalue(
-            "shared_http_server" if kind == "http" else "tls_http_server"
-        )
-        server.store = backing = MemoryStore(clock)
+        yield Subject(kind, lambda: memory, clock.advance)
+    elif kind.startswith("http"):
+        server.store = memory
         url = f"{kind}://127.0.0.1:{server.port}/metadata"
         yield Subject(kind, opener(url), clock.advance)
-        backing.check()
-    elif kind in ("etcd", "etcds"):
-        etcd_server: EtcdServer = request.getfixturevalue(
-            "etcd_server" if kind == "etcd" else "tls_etcd_server"
-        )
-        etcd_server.clear()
-        yield Subject(kind, opener(etcd_server.url), time.sleep)
+    elif kind.startswith("etcd"):
+        server.clear()
+        yield Subject(kind, opener(server.url), time.sleep)
     else:
-        redis_server: RedisServer = request.getfixturevalue(
-            "redis_server" if kind == "redis" else "tls_redis_server"
-        )
-        redis_server.client.flushall()
-        login = "" if kind == "redis" else f":{PASSWORD}@"
-        url = f"{kind}://{login}127.0.0.1:{redis_server.port}/0"
-        yield Subject(kind, opener(url), time.sleep)
+        server.client.flushall()
+        yield Subject(kind, opener(server.url), time.sleep)
+    memory.check()
     for store in opened:
         store.close()

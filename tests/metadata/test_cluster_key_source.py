@@ -23,22 +23,14 @@ def from_file(path: Path) -> str:
     return cluster_key_from_environment({"HALFMOON_CLUSTER_KEY_FILE": str(path)})
 
 
-def test_without_both_variables_there_is_no_key() -> None:
+def test_a_key_comes_from_variable_or_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cluster_key_from_environment({}) == ""
     assert cluster_key_from_environment({"HALFMOON_CLUSTER_KEY_FILE": ""}) == ""
-
-
-def test_a_key_comes_from_the_variable_or_from_the_file(file: Path) -> None:
     assert cluster_key_from_environment({"HALFMOON_CLUSTER_KEY": KEY}) == KEY
     assert from_file(file) == KEY
-
-
-def test_the_environment_is_that_of_this_process_unless_given(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.delenv("HALFMOON_CLUSTER_KEY", raising=False)
     monkeypatch.setenv("HALFMOON_CLUSTER_KEY_FILE", str(file))
-    assert cluster_key_from_environment() == KEY
+    assert cluster_key_from_environment() == KEY, "this process's own"
 
 
 def test_both_variables_are_an_error_that_names_both_and_no_key(file: Path) -> None:
@@ -50,31 +42,26 @@ def test_both_variables_are_an_error_that_names_both_and_no_key(file: Path) -> N
     assert "cheese" not in str(refused.value)
 
 
-@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602, 0o644, 0o666])
-def test_a_file_of_ours_that_others_may_read_or_change_is_refused(file: Path, mode: int) -> None:
-    file.chmod(mode)
-    with pytest.raises(ClusterKeyError, match=rf"mode {mode:04o}\): run `chmod 600 {file}`"):
-        from_file(file)
-    file.chmod(0o600)
-    assert from_file(file) == KEY
-
-
-def test_a_link_is_as_open_as_its_file(file: Path, tmp_path: Path) -> None:
-    link = tmp_path / "link"
+def test_a_file_of_ours_that_others_may_read_or_change_is_refused(
+    file: Path, tmp_path: Path
+) -> None:
+    link = tmp_path / "link"  # is as open as its file
     link.symlink_to(file)
-    assert from_file(link) == KEY
-    file.chmod(0o644)
-    with pytest.raises(ClusterKeyError, match="chmod 600"):
-        from_file(link)
+    for mode in (0o640, 0o604, 0o620, 0o602, 0o644, 0o666):
+        file.chmod(mode)
+        with pytest.raises(ClusterKeyError, match=rf"mode {mode:04o}\): run `chmod 600 {file}`"):
+            from_file(file)
+        with pytest.raises(ClusterKeyError, match="chmod 600"):
+            from_file(link)
+        file.chmod(0o600)
+        assert from_file(file) == from_file(link) == KEY
 
 
 class _ReadOnly:
     f_flag = os.ST_RDONLY
 
 
-def test_on_a_read_only_mount_access_is_not_checked(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_on_a_read_only_mount_access_is_free(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A test can't mount; the answer of the system is put in its place."""
     file.chmod(0o444)
     monkeypatch.setattr(os, "fstatvfs", lambda _: _ReadOnly)
@@ -105,9 +92,7 @@ def test_a_file_of_another_user_is_used_with_a_warning_if_all_may_read_it(
         (b"x" * 70_000, "more than 65536 bytes"),
     ],
 )
-def test_a_file_without_a_key_is_refused_and_no_open_cluster(
-    file: Path, content: bytes, reason: str
-) -> None:
+def test_a_file_without_a_key_is_no_open_cluster(file: Path, content: bytes, reason: str) -> None:
     file.write_bytes(content)
     with pytest.raises(ClusterKeyError, match=f"{file}.*{reason}"):
         from_file(file)

@@ -4,6 +4,7 @@ import base64
 import json
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import httpx
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from halfmoon_metadata import MemoryStore
 from halfmoon_metadata.http_server import MetadataResponse, handle_request, value_etag
 from halfmoon_metadata.store_interface import MAX_KEY_CHARS, MAX_VALUE_BYTES
+from tests.metadata.conftest import HttpServer
 
 
 def ask(
@@ -116,31 +118,21 @@ def test_what_is_wrong_is_refused_with_the_reason(
     assert says in response.body.decode()
 
 
-@pytest.mark.parametrize(
-    "conditions",
-    [{"if_match": "x"}, {"if_match": ""}, {"if_none_match": '"etag"'}],
-    ids=["no etag", "empty", "not any"],
-)
-def test_a_condition_that_makes_no_sense_is_refused(conditions: dict[str, str]) -> None:
+def test_a_condition_that_makes_no_sense_is_refused_and_so_is_a_counter_that_is_none() -> None:
     store = MemoryStore()
-    assert ask(store, "PUT", {"key": "k"}, body=b"1", **conditions).status == 400
-    assert store.get("k") is None
-
-
-def test_a_counter_that_is_none_is_refused() -> None:
-    store = MemoryStore()
+    for conditions in ({"if_match": "x"}, {"if_match": ""}, {"if_none_match": '"etag"'}):
+        assert ask(store, "PUT", {"key": "k"}, body=b"1", **conditions).status == 400
+        assert store.get("k") is None
     store.put("k", b"text")
     response = ask(store, "POST", {"key": "k"}, path="/increment")
     assert response.status == 400
     assert b"not a counter" in response.body
 
 
-@pytest.mark.parametrize(
-    ("path", "allowed"), [("", "GET, HEAD, PUT, DELETE"), ("/increment", "POST")]
-)
-def test_a_wrong_method_is_told_the_right_ones(path: str, allowed: str) -> None:
-    response = ask(MemoryStore(), "TRACE", {"key": "k"}, path=path)
-    assert (response.status, response.headers["allow"]) == (405, allowed)
+def test_a_wrong_method_is_told_the_right_ones() -> None:
+    for path, allowed in (("", "GET, HEAD, PUT, DELETE"), ("/increment", "POST")):
+        response = ask(MemoryStore(), "TRACE", {"key": "k"}, path=path)
+        assert (response.status, response.headers["allow"]) == (405, allowed)
 
 
 def test_no_record_has_a_value_and_is_not_there() -> None:
@@ -176,53 +168,51 @@ def test_any_request_gets_an_answer(
 
 
 @pytest.fixture
-def url(http_server: Any) -> Iterator[str]:
-    yield f"http://127.0.0.1:{http_server.port}/metadata"
+def url(http_server: HttpServer) -> str:
+    return f"http://127.0.0.1:{http_server.port}/metadata"
 
 
-def test_the_server_speaks_it_on_a_socket(url: str) -> None:
+@pytest.fixture
+def client() -> Iterator[httpx.Client]:
     with httpx.Client(trust_env=False) as client:
-        key = {"key": "mooncake/rpc_meta/a b&c=d"}
-        assert client.put(url, params=key, content=b'{"ip": 1}').status_code == 200
-        answer = client.get(url, params=key)
-        assert (answer.status_code, answer.content) == (200, b'{"ip": 1}')
-        # As libcurl escapes it, and as a browser would.
-        assert client.get(url + "?key=mooncake%2Frpc_meta%2Fa%20b%26c%3Dd").status_code == 200
-        assert client.get(url + "?key=mooncake/rpc_meta/a+b%26c%3Dd").status_code == 200
-        assert client.get(url, params={"key": "other"}).status_code == 404
-        assert client.get(url + "?key=%ff").status_code == 400
-        assert client.get(url + "/?prefix=mooncake").json().keys() == {key["key"]}
+        yield client
 
 
-def test_head_is_answered_as_get_without_the_body(url: str) -> None:
-    with httpx.Client(trust_env=False) as client:
-        key = {"key": "k"}
-        client.put(url, params=key, content=b"value")
-        for query in (key, {"prefix": ""}, {"key": "other"}, {}):
-            got, head = client.get(url, params=query), client.head(url, params=query)
-            assert (head.status_code, head.content) == (got.status_code, b"")
-            told = ("content-length", "content-type", "etag")
-            assert [head.headers.get(name) for name in told] == [
-                got.headers.get(name) for name in told
-            ]
-        assert client.head(f"{url}/increment", params=key).status_code == 405
+def test_the_server_speaks_it_on_a_socket(url: str, client: httpx.Client) -> None:
+    key = {"key": "mooncake/rpc_meta/a b&c=d"}
+    assert client.put(url, params=key, content=b'{"ip": 1}').status_code == 200
+    answer = client.get(url, params=key)
+    assert (answer.status_code, answer.content) == (200, b'{"ip": 1}')
+    # As libcurl escapes it, and as a browser would.
+    assert client.get(url + "?key=mooncake%2Frpc_meta%2Fa%20b%26c%3Dd").status_code == 200
+    assert client.get(url + "?key=mooncake/rpc_meta/a+b%26c%3Dd").status_code == 200
+    assert client.get(url, params={"key": "other"}).status_code == 404
+    assert client.get(url + "?key=%ff").status_code == 400
+    assert client.get(url + "/?prefix=mooncake").json().keys() == {key["key"]}
+    # HEAD is answered as GET, without the body.
+    for query in (key, {"prefix": ""}, {"key": "other"}, {}):
+        got, head = client.get(url, params=query), client.head(url, params=query)
+        assert (head.status_code, head.content) == (got.status_code, b"")
+        for name in ("content-length", "content-type", "etag"):
+            assert head.headers.get(name) == got.headers.get(name)
+    assert client.head(f"{url}/increment", params=key).status_code == 405
 
 
-@pytest.mark.parametrize(("method", "path"), [("POST", "/increment"), ("PUT", ""), ("DELETE", "")])
-def test_a_web_page_changes_nothing(url: str, method: str, path: str) -> None:
-    with httpx.Client(trust_env=False) as client:
-        key, page = {"key": "n"}, {"origin": "http://elsewhere.example"}
-        client.put(url, params=key, content=b"1")
+def test_a_web_page_changes_nothing(url: str, client: httpx.Client) -> None:
+    key, page = {"key": "n"}, {"origin": "http://elsewhere.example"}
+    client.put(url, params=key, content=b"1")
+    for method, path in (("POST", "/increment"), ("PUT", ""), ("DELETE", "")):
         answer = client.request(method, url + path, params=key, headers=page)
         assert answer.status_code == 403 and "Origin" in answer.text
         assert client.get(url, params=key, headers=page).content == b"1"
 
 
-def test_a_body_over_the_limit_is_cut_short(url: str, http_server: Any) -> None:
-    with httpx.Client(trust_env=False) as client:
-        answer = client.put(url, params={"key": "k"}, content=b"x" * (MAX_VALUE_BYTES + 1))
-        assert answer.status_code == 413
-        assert str(MAX_VALUE_BYTES) in answer.text
+def test_too_large_a_body_is_cut_short(
+    url: str, client: httpx.Client, http_server: HttpServer
+) -> None:
+    answer = client.put(url, params={"key": "k"}, content=b"x" * (MAX_VALUE_BYTES + 1))
+    assert answer.status_code == 413
+    assert str(MAX_VALUE_BYTES) in answer.text
     # Nor does one that says it is endless take more than that.
     with socket.create_connection(("127.0.0.1", http_server.port)) as endless:
         endless.settimeout(10)
@@ -231,13 +221,10 @@ def test_a_body_over_the_limit_is_cut_short(url: str, http_server: Any) -> None:
         )
         chunk = b"100000\r\n" + bytes(0x100000) + b"\r\n"
         answered = b""
-        for _ in range(64):
-            try:
+        with suppress(OSError):
+            for _ in range(64):
                 endless.sendall(chunk)
-            except OSError:
-                break
         while not answered:
             answered = endless.recv(100)
         assert b" 413 " in answered
-    with httpx.Client(trust_env=False) as client:
-        assert client.get(url, params={"key": "k"}).status_code == 404
+    assert client.get(url, params={"key": "k"}).status_code == 404

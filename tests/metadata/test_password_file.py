@@ -40,11 +40,8 @@ def test_a_redis_is_opened_with_the_password_of_the_file(server: RedisServer, fi
     values.put("owner", "name", b"kept")
     assert values.get("owner", "name") == b"kept"
     values.close()
-
-
-def test_another_password_is_refused_without_saying_it(server: RedisServer, file: Path) -> None:
     file.write_text("wr0ng")
-    store = open_store(f"redis://127.0.0.1:{server.port}/0?password_file={file}")
+    store = open_store(url)
     with pytest.raises(MetadataRefused) as refused:
         store.get("key")
     store.close()
@@ -80,9 +77,7 @@ def test_the_password_takes_the_place_of_the_file(url: str, expected: str, file:
         ("redis://h/0?password_file=%00", "can't be read"),
     ],
 )
-def test_a_file_that_can_not_be_used_is_named_and_no_password(
-    url: str, reason: str, file: Path
-) -> None:
+def test_a_file_of_no_use_is_named_and_no_password(url: str, reason: str, file: Path) -> None:
     with pytest.raises(ValueError, match=f"metadata URL .*password_file .*{reason}") as refused:
         open_store(url.format(file=file))
     assert "s3cr3t" not in str(refused.value) and "0wn" not in str(refused.value)
@@ -92,9 +87,7 @@ def test_a_file_of_ours_that_others_may_read_is_refused_with_the_way_out(file: P
     file.chmod(0o644)
     with pytest.raises(ValueError, match=f"chmod 600 {file}"):
         open_store(f"redis://h/0?password_file={file}")
-
-
-def test_an_empty_file_is_refused_with_the_way_out(file: Path) -> None:
+    file.chmod(0o600)
     file.write_text("\n")
     with pytest.raises(ValueError, match="is empty: put the password into it, or leave"):
         open_store(f"redis://h/0?password_file={file}")

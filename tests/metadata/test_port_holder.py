@@ -54,9 +54,14 @@ def kernel(root: Path, processes: dict[int, tuple[int, str]], holder: int) -> Pa
     return root
 
 
-def test_a_service_of_halfmoon_up_is_stopped_by_stopping_up(tmp_path: Path) -> None:
-    holder = find_holder(PORT, kernel(tmp_path, {7: (1, UP), 9: (7, CONDUCTOR)}, 9))
+def found(root: Path) -> PortHolder:
+    holder = find_holder(PORT, root)
     assert holder is not None
+    return holder
+
+
+def test_a_service_of_halfmoon_up_is_stopped_by_stopping_up(tmp_path: Path) -> None:
+    holder = found(kernel(tmp_path, {7: (1, UP), 9: (7, CONDUCTOR)}, 9))
     assert (holder.pid, holder.halfmoon_pid) == (9, 7)
     assert "process 9 (python -m halfmoon_conductor" in str(holder)
     assert holder.way_out.endswith("`kill 7`")
@@ -64,8 +69,7 @@ def test_a_service_of_halfmoon_up_is_stopped_by_stopping_up(tmp_path: Path) -> N
 
 def test_a_service_beside_this_one_is_not_to_be_stopped(tmp_path: Path) -> None:
     ours = os.getppid()
-    holder = find_holder(PORT, kernel(tmp_path, {ours: (1, UP), 9: (ours, CONDUCTOR)}, 9))
-    assert holder is not None
+    holder = found(kernel(tmp_path, {ours: (1, UP), 9: (ours, CONDUCTOR)}, 9))
     assert str(holder).endswith("of the same Halfmoon")
     assert holder.way_out == "give each service a port of its own"
 
@@ -73,14 +77,12 @@ def test_a_service_beside_this_one_is_not_to_be_stopped(tmp_path: Path) -> None:
 @pytest.mark.parametrize("parent", [1, 7])
 def test_a_service_without_halfmoon_up_is_stopped_itself(tmp_path: Path, parent: int) -> None:
     root = kernel(tmp_path, {7: (1, "bash\0"), 9: (parent, CONDUCTOR)}, 9)
-    holder = find_holder(PORT, root)
-    assert holder is not None and holder.halfmoon_pid == 9
+    assert found(root).halfmoon_pid == 9
+    assert str(PortHolder(3, "nginx")) == "process 3 (nginx)", "that is no service of ours"
 
 
 def test_a_command_line_controls_no_terminal_and_fills_no_screen(tmp_path: Path) -> None:
-    root = kernel(tmp_path, {9: (1, f"evil\0\x1b[2J\n{'x' * 5000}")}, 9)
-    holder = find_holder(PORT, root)
-    assert holder is not None
+    holder = found(kernel(tmp_path, {9: (1, f"evil\0\x1b[2J\n{'x' * 5000}")}, 9))
     assert holder.command.isprintable() and len(holder.command) == 120
 
 
@@ -100,7 +102,3 @@ def test_a_service_s_refusal_names_setting_holder_and_ways_out(listener: socket.
     assert text.endswith("stop that process, or choose another with --http-port")
     denied = port_refusal("http_port", 80, "::", OSError(errno.EACCES, "denied"))
     assert denied.endswith("(denied): stop what has it, or choose another with --http-port")
-
-
-def test_a_holder_that_is_no_service_is_said_without_a_starter() -> None:
-    assert str(PortHolder(3, "nginx")) == "process 3 (nginx)"

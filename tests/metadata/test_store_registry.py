@@ -2,18 +2,13 @@
 
 import pytest
 
-from halfmoon_metadata import MemoryStore, MetadataRefused, open_store
+from halfmoon_metadata import MemoryStore, MetadataError, MetadataRefused, open_store
+from halfmoon_metadata.redacted_url import redact_url
 from halfmoon_metadata.stores.etcd_store import EtcdStore
 from halfmoon_metadata.stores.http_store import HttpStore
 from halfmoon_metadata.stores.redis_store import RedisStore
-
-
-class Hands:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+from halfmoon_metadata.tcp_ports import free_port
+from tests.metadata.conftest import Hands
 
 
 def test_memory_stores_are_one_per_name() -> None:
@@ -44,45 +39,56 @@ def test_opening_connects_to_nobody(url: str, kind: type) -> None:
     store.close()
 
 
-@pytest.mark.parametrize("url", ["", "zookeeper://localhost", "localhost:6379", "P2PHANDSHAKE"])
-def test_an_unknown_scheme_is_refused_with_the_known_ones(url: str) -> None:
-    with pytest.raises(
-        ValueError, match=r"memory://, http://, https://, redis://, rediss://, etcd://, etcds://"
-    ):
-        open_store(url)
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://:s3cr3t@h:6379/0", "redis://…@h:6379/0"),
+        ("redis://u:s3cr3t@with@at@h/0", "redis://…@h/0"),
+        ("http://u:s3cr3t@h:1/metadata?a=b@c", "http://…@h:1/metadata?a=b@c"),
+        ("http://h:1/metadata", "http://h:1/metadata"),
+        ("no url at all", "no url at all"),
+    ],
+)
+def test_user_and_password_are_not_shown(url: str, shown: str) -> None:
+    assert redact_url(url) == shown
+
+
+SCHEMES = "memory://, http://, https://, redis://, rediss://, etcd://, etcds://"
+VERIFIED = "always verified; HALFMOON_TLS_CA"
+REFUSED = {
+    SCHEMES: ["", "zookeeper://localhost", "localhost:6379", "P2PHANDSHAKE", "gopher://u:s3cr3t@h"],
+    "metadata URL": [
+        *("http://", "redis:///0", "http:///metadata", "redis://u:s3cr3t@/0", "etcd://"),
+        *("http://x:port/", "redis://u:s3cr3t@h:port/0", "redis://u:s3cr3t@h:0/0", "etcd://x:0"),
+        *("redis://u:s3cr3t@[h/0", "http://u:s3cr3t@h:99999999/metadata"),
+        # What etcd's can't say.
+        *("etcd://user:s3cr3t@x/folder", "etcd://x?y=1", "etcd://a:1,b:2"),
+        *("etcd://user@x", "etcd://:s3cr3t@x"),
+    ],
+    VERIFIED: [
+        f"rediss://:s3cr3t@127.0.0.1:6379/0?{option}"
+        for option in ("ssl_cert_reqs=none", "ssl_check_hostname=no", "ssl_exclude_verify_flags=x")
+    ],
+}
 
 
 @pytest.mark.parametrize(
-    "url",
-    [
-        "http://",
-        "redis:///0",
-        "http:///metadata",
-        "http://x:port/",
-        "redis://x:port/0",
-        "etcd://",
-        "etcd://x:0",
-    ],
+    ("url", "reason"), [(url, reason) for reason, urls in REFUSED.items() for url in urls]
 )
-def test_a_url_that_names_no_server_is_refused(url: str) -> None:
-    with pytest.raises(ValueError, match="metadata URL"):
-        open_store(url)
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        "etcd://user:s3cr3t@x/folder",
-        "etcd://x?y=1",
-        "etcd://a:1,b:2",
-        "etcd://user@x",
-        "etcd://:s3cr3t@x",
-    ],
-)
-def test_what_etcd_urls_can_not_say_is_refused(url: str) -> None:
-    with pytest.raises(ValueError, match="metadata URL") as refused:
+def test_a_url_that_is_refused_keeps_its_password(url: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason) as refused:
         open_store(url)
     assert "s3cr3t" not in str(refused.value)
+
+
+@pytest.mark.parametrize("place", ["redis://u:s3cr3t@{}/0", "http://u:s3cr3t@{}/metadata"])
+def test_a_server_that_is_away_keeps_its_password(place: str) -> None:
+    store = open_store(place.format(f"127.0.0.1:{free_port()}"))
+    with pytest.raises(MetadataError) as failed:
+        store.get("a")
+    store.close()
+    assert "s3cr3t" not in str(failed.value)
+    assert "s3cr3t" not in repr(failed.value.__cause__)
 
 
 def test_a_full_memory_store_refuses_more_until_something_goes() -> None:
@@ -94,7 +100,7 @@ def test_a_full_memory_store_refuses_more_until_something_goes() -> None:
         store.put("c", b"x" * 20)
     store.put("a", b"x" * 55)  # a record that is replaced makes room for itself
     store.check()
-    clock.now = 5.0
+    clock.advance(5)
     store.put("c", b"x" * 40)
     store.check()
     assert store.list("").keys() == {"a", "c"}

@@ -21,22 +21,16 @@ def test_the_range_is_the_systems() -> None:
         assert tcp_ports._begin_of_range() <= given.getsockname()[1]
 
 
-def test_a_chosen_port_is_none_that_the_system_gives_to_connections(
+def test_a_chosen_port_is_none_that_the_system_gives_to_connections_and_chosen_once(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     range_of(monkeypatch, tmp_path, "20500\t60999\n")
     assert all(20_000 <= free_port() < 20_500 for _ in range(100))
-
-
-def test_no_port_is_chosen_twice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     range_of(monkeypatch, tmp_path, "32768\t60999\n")
-    chosen = [free_port() for _ in range(500)]
-    assert len(set(chosen)) == 500
+    assert len({free_port() for _ in range(500)}) == 500
 
 
-def test_a_port_that_is_taken_is_not_chosen(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_taken_port_is_not_chosen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", free_port())) as taken:
         port = taken.getsockname()[1]
         assert not is_free(port)
@@ -48,17 +42,12 @@ def test_a_port_that_is_taken_is_not_chosen(
     assert free_port() == port
 
 
-@pytest.mark.parametrize("text", ["1024\t65535\n", "20000\t65535\n"])
-def test_where_the_system_gives_out_all_of_them_it_is_asked_for_one(
-    text: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_a_range_that_is_all_or_can_not_be_read_still_gives_a_port(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    range_of(monkeypatch, tmp_path, text)
-    assert is_free(free_port())
-
-
-@pytest.mark.parametrize("text", ["", "?\n"])
-def test_a_range_that_cannot_be_read_is_taken_for_the_usual_one(
-    text: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    range_of(monkeypatch, tmp_path, text)
-    assert free_port() < tcp_ports._USUAL_BEGIN
+    for text in ("1024\t65535\n", "20000\t65535\n"):  # the system is asked for one
+        range_of(monkeypatch, tmp_path, text)
+        assert is_free(free_port())
+    for text in ("", "?\n"):  # it is taken for the usual one
+        range_of(monkeypatch, tmp_path, text)
+        assert free_port() < tcp_ports._USUAL_BEGIN

@@ -40,9 +40,7 @@ def test_a_reader_sees_the_old_file_or_the_new_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o644])
-def test_a_file_keeps_its_permissions_and_a_new_one_is_its_owners_alone(
-    tmp_path: Path, mode: int
-) -> None:
+def test_a_file_keeps_its_mode_and_a_new_one_is_its_owners_alone(tmp_path: Path, mode: int) -> None:
     path = tmp_path / "file"
     path.touch()
     path.chmod(mode)

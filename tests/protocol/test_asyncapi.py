@@ -12,7 +12,16 @@ from typing import Any
 import pytest
 
 from halfmoon_protocol import schema
-from halfmoon_protocol.messages import ALL_MESSAGES
+from halfmoon_protocol.messages import (
+    ALL_MESSAGES,
+    ToConductor,
+    ToDecode,
+    ToFirstStage,
+    ToFurtherStage,
+    ToKvstore,
+    ToKvstoreClient,
+    ToPrefill,
+)
 from halfmoon_protocol.schema.ports import COMMAND_PORTS, EVENT_PORTS
 from tests.installed_programs import skip_without
 
@@ -24,9 +33,18 @@ ALLOWED = {"asyncapi-latest-version"}
 _INSTALL_S, _PARSE_S = 240, 120
 
 
-def test_every_message_is_taken_or_sent_by_a_port() -> None:
+RECEIVERS: tuple[Any, ...] = (
+    ToConductor, ToPrefill, ToFurtherStage, ToFirstStage, ToDecode, ToKvstore, ToKvstoreClient
+)  # fmt: skip
+
+
+def test_every_message_has_a_receiver_and_a_port() -> None:
     commands = {each for port in COMMAND_PORTS for each in (*port.taken, *port.sent)}
     assert commands | {port.load for port in EVENT_PORTS} == set(ALL_MESSAGES)
+    received = {message for union in RECEIVERS for message in union.__args__}
+    assert received == set(ALL_MESSAGES), "nobody gets what the codec does not read"
+    for answer in ToKvstoreClient.__args__:
+        assert "ticket" in answer.__struct_fields__, "its question had one"
 
 
 def test_a_port_answers_only_what_it_takes() -> None:
@@ -90,13 +108,8 @@ def parser() -> Path:
 
 
 def parsed(parser: Path, document: Path) -> dict[str, Any]:
-    done = subprocess.run(
-        ["node", "diagnostics.mjs", str(document)],
-        cwd=parser,
-        capture_output=True,
-        text=True,
-        timeout=_PARSE_S,
-    )
+    command = ["node", "diagnostics.mjs", str(document)]
+    done = subprocess.run(command, cwd=parser, capture_output=True, text=True, timeout=_PARSE_S)
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout)
     return result
@@ -108,9 +121,7 @@ def test_the_parser_of_asyncapi_finds_nothing_wrong(parser: Path) -> None:
     assert set(result["operations"]) == set(DOCUMENT["operations"])
 
 
-def test_the_parser_of_asyncapi_notices_a_payload_that_is_not_there(
-    parser: Path, tmp_path: Path
-) -> None:
+def test_the_parser_of_asyncapi_notices_a_missing_payload(parser: Path, tmp_path: Path) -> None:
     broken = schema.artefacts()["schema/asyncapi.json"].replace("$defs/Hello", "$defs/Helo")
     (tmp_path / "asyncapi.json").write_text(broken)
     for name in ("messages.json", "kv_events.json"):

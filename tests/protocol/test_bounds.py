@@ -55,9 +55,7 @@ def frame_with(message: Message, path: Path, value: Any) -> bytes:
 
 @pytest.mark.parametrize(("message", "path"), numbers(lambda value: isinstance(value, float)))
 @pytest.mark.parametrize("absurd", [math.nan, math.inf, -math.inf, 1e308])
-def test_no_number_of_seconds_is_infinite_or_none(
-    message: Message, path: Path, absurd: float
-) -> None:
+def test_no_number_of_seconds_is_infinite(message: Message, path: Path, absurd: float) -> None:
     with pytest.raises(MalformedMessage):
         codec.decode(frame_with(message, path, absurd))
 
@@ -94,9 +92,9 @@ def test_a_record_of_a_thousand_million_stages_is_not_read() -> None:
     codec.decode(frame_with(welcome, ("worker", "host"), "h" * MAX_NAME))
 
 
-@pytest.mark.parametrize("n_bytes", [0, 15, 17, 1 << 20])
-def test_a_block_hash_of_another_length_is_none(n_bytes: int) -> None:
+def test_a_block_hash_of_another_length_is_none() -> None:
     asked = next(message for message in EXAMPLES if isinstance(message, VerifyBlocks))
     codec.decode(frame_with(asked, ("hashes", 0), bytes(HASH_BYTES)))
-    with pytest.raises(MalformedMessage, match="hashes"):
-        codec.decode(frame_with(asked, ("hashes", 0), bytes(n_bytes)))
+    for n_bytes in (0, 15, 17, 1 << 20):
+        with pytest.raises(MalformedMessage, match="hashes"):
+            codec.decode(frame_with(asked, ("hashes", 0), bytes(n_bytes)))

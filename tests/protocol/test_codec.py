@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -25,21 +24,18 @@ from halfmoon_protocol.messages import ALL_MESSAGES, Cancel, Hello, Message
 GOLDEN = schema.HOME / "golden"
 
 
-def test_every_message_has_an_example() -> None:
+def test_every_message_has_an_example_that_survives_the_wire() -> None:
     assert {type(example) for example in EXAMPLES} == set(ALL_MESSAGES)
+    for message in EXAMPLES:
+        assert codec.decode(codec.encode(message)) == message
 
 
-@pytest.mark.parametrize("message", EXAMPLES, ids=lambda message: type(message).__name__)
-def test_a_message_survives_the_wire(message: Message) -> None:
-    assert codec.decode(codec.encode(message)) == message
-
-
-@pytest.mark.parametrize("golden", json.loads((GOLDEN / "messages.json").read_text()))
-def test_golden_frames_are_what_we_write_and_read(golden: dict[str, Any]) -> None:
-    frame = bytes.fromhex(golden["frame_hex"])
-    message = codec.decode(frame)
-    assert codec.encode(message) == frame
-    assert json.loads(msgspec.json.encode(message)) == golden["json"]
+def test_golden_frames_are_what_we_write_and_read() -> None:
+    for golden in json.loads((GOLDEN / "messages.json").read_text()):
+        frame = bytes.fromhex(golden["frame_hex"])
+        message = codec.decode(frame)
+        assert codec.encode(message) == frame
+        assert json.loads(msgspec.json.encode(message)) == golden["json"]
 
 
 def integers(value: Any) -> Iterator[int]:
@@ -50,9 +46,9 @@ def integers(value: Any) -> Iterator[int]:
         yield value
 
 
-@pytest.mark.parametrize("file", sorted(GOLDEN.glob("*.json")), ids=lambda file: file.name)
-def test_golden_json_has_no_integer_that_javascript_would_round(file: Path) -> None:
-    assert max(integers(json.loads(file.read_text())), default=0) < 2**53
+def test_golden_json_has_no_integer_that_javascript_would_round() -> None:
+    for file in GOLDEN.glob("*.json"):
+        assert max(integers(json.loads(file.read_text())), default=0) < 2**53, file.name
 
 
 @pytest.mark.parametrize("golden", json.loads((GOLDEN / "largest_integers.json").read_text()))
@@ -68,18 +64,12 @@ def test_the_largest_integers_are_golden_in_hexadecimal(golden: dict[str, Any]) 
         assert found == int(value, 16) >= 2**53
 
 
-def test_the_generated_schema_accepts_every_example() -> None:
+def test_the_generated_schema_accepts_every_example_and_no_unknown_type() -> None:
     validator = jsonschema.Draft202012Validator(
         json.loads(schema.artefacts()["schema/messages.json"])
     )
     for message in EXAMPLES:
         validator.validate(json.loads(msgspec.json.encode(message)))
-
-
-def test_the_generated_schema_refuses_an_unknown_type() -> None:
-    validator = jsonschema.Draft202012Validator(
-        json.loads(schema.artefacts()["schema/messages.json"])
-    )
     assert not validator.is_valid({"type": "no_such_message"})
 
 
@@ -87,17 +77,18 @@ def test_schema_and_golden_bytes_are_current() -> None:
     assert schema.main(["--check"]) == 0
 
 
+CANCEL = Cancel(request_id=RequestId("r"))
+
+
 def test_unknown_fields_are_ignored() -> None:
-    frame = codec.encode(Cancel(request_id=RequestId("r")))
+    frame = codec.encode(CANCEL)
     fields = msgspec.msgpack.decode(frame[1:]) | {"of_a_later_version": [1, 2]}
-    assert codec.decode(frame[:1] + msgspec.msgpack.encode(fields)) == Cancel(
-        request_id=RequestId("r")
-    )
+    assert codec.decode(frame[:1] + msgspec.msgpack.encode(fields)) == CANCEL
 
 
 def test_a_frame_of_another_version_names_both_versions() -> None:
     with pytest.raises(UnknownVersion, match="version 9, this build speaks 1"):
-        codec.decode(b"\x09" + codec.encode(Cancel(request_id=RequestId("r")))[1:])
+        codec.decode(b"\x09" + codec.encode(CANCEL)[1:])
 
 
 def test_a_frame_over_the_limit_is_not_even_parsed() -> None:

@@ -28,23 +28,16 @@ def greedy(**fields: object) -> Sampling:
         (Sampling(logprobs=2, grammar="x"), {"sampling", "logprobs", "grammar"}),
     ],
 )
-def test_a_request_needs_what_its_sampling_asks_for_of_both_roles(
-    sampling: Sampling, needed: set[str]
-) -> None:
+def test_a_request_needs_what_its_sampling_asks_for(sampling: Sampling, needed: set[str]) -> None:
     for role in ("prefill", "decode"):
         assert needed_features(sampling, PLAIN, role) == needed
 
 
-@pytest.mark.parametrize(
-    ("stops", "n_min", "needed"),
-    [((2,), 0, set()), ((), 3, set()), ((2,), 3, {features.MIN_TOKENS})],
-)
-def test_stop_tokens_that_must_wait_need_a_worker_that_masks_them(
-    stops: tuple[int, ...], n_min: int, needed: set[str]
-) -> None:
-    stopping = Stopping(max_new_tokens=9, stop_token_ids=stops, min_new_tokens=n_min)
-    for role in ("prefill", "decode"):
-        assert needed_features(GREEDY, stopping, role) == needed
+def test_stop_tokens_that_must_wait_need_a_worker_that_masks_them() -> None:
+    for stops, n_min, needed in (((2,), 0, set()), ((), 3, set()), ((2,), 3, {"min_tokens"})):
+        stopping = Stopping(max_new_tokens=9, stop_token_ids=stops, min_new_tokens=n_min)
+        for role in ("prefill", "decode"):
+            assert needed_features(GREEDY, stopping, role) == needed
 
 
 def test_scores_of_the_prompt_are_asked_of_prefill_alone() -> None:

@@ -31,16 +31,6 @@ def without_tokens(event: KvEvent) -> KvEvent:
     return msgspec.structs.replace(event, token_ids=()) if is_stored else event
 
 
-def test_a_batch_survives_the_wire_but_for_its_tokens() -> None:
-    events: tuple[KvEvent, ...] = (
-        STORED,
-        BlockRemoved(block_hashes=(b"a" * 16,)),
-        AllBlocksCleared(),
-    )
-    batch = decode_payload(encode_payload(events, 12.5), decode_sequence(encode_sequence(7)))
-    assert batch == KvEventBatch(7, 12.5, tuple(map(without_tokens, events)))
-
-
 def test_golden_batches_are_read_and_written_the_same() -> None:
     golden = schema.HOME / "golden" / "kv_events.json"
     for case in json.loads(golden.read_text()):
@@ -56,16 +46,10 @@ def test_golden_batches_are_read_and_written_the_same() -> None:
 def test_positional_events_with_more_elements_than_we_know_are_read() -> None:
     row = ["BlockStored", [5, 6], 4, [1, 2], 1, None, "GPU", "of a later version"]
     batch = decode_payload(msgspec.msgpack.encode([1.0, [row, ["AllBlocksCleared"]], 0]), 0)
-    assert batch.events == (
-        BlockStored(
-            block_hashes=(5, 6),
-            parent_block_hash=4,
-            token_ids=(),
-            block_size=1,
-            medium="GPU",
-        ),
-        AllBlocksCleared(),
+    stored = BlockStored(
+        block_hashes=(5, 6), parent_block_hash=4, token_ids=(), block_size=1, medium="GPU"
     )
+    assert batch.events == (stored, AllBlocksCleared())
 
 
 def as_array(event: KvEvent, n_fields: int) -> list[object]:
@@ -97,7 +81,8 @@ def test_maps_and_arrays_say_the_same(batch: list[KvEvent], sequence: int) -> No
     arrays = msgspec.msgpack.encode([12.5, rows, None])
     expected = KvEventBatch(sequence, 12.5, tuple(map(without_tokens, batch)))
     assert decode_payload(arrays, sequence) == expected
-    assert decode_payload(encode_payload(batch, 12.5), sequence) == expected
+    again = decode_sequence(encode_sequence(sequence))
+    assert decode_payload(encode_payload(batch, 12.5), again) == expected
 
 
 def test_arrays_of_versions_that_know_no_medium_are_read() -> None:
@@ -167,20 +152,13 @@ def test_more_events_than_the_limit_are_refused_before_any_is_decoded() -> None:
     assert len(batch.events) == limit
 
 
-@pytest.mark.parametrize("payload", [b"", b"\xc1", b"\x90", b"\x01", b"\x92\x01\x02", b"\xa3abc"])
+NO_TEXT = encode_payload([STORED], 0.0).replace(b"BlockStored", b"\xe3lockStored")
+NO_BATCHES = [b"", b"\xc1", b"\x90", b"\x01", b"\x92\x01\x02", b"\xa3abc", NO_TEXT]
+
+
+@pytest.mark.parametrize("payload", NO_BATCHES, ids=range(len(NO_BATCHES)))
 def test_what_is_not_a_batch_is_malformed(payload: bytes) -> None:
-    with pytest.raises(MalformedMessage):
+    with pytest.raises(MalformedMessage, match="not a KV event batch"):
         decode_payload(payload, 0)
-
-
-def test_a_sequence_of_another_length_is_malformed() -> None:
     with pytest.raises(MalformedMessage, match="7 bytes"):
         decode_sequence(bytes(7))
-
-
-def test_text_that_is_no_utf_8_is_malformed() -> None:
-    payload = encode_payload([STORED], 0.0)
-    broken = payload.replace(b"BlockStored", b"\xe3lockStored")
-    assert broken != payload
-    with pytest.raises(MalformedMessage, match="not a KV event batch"):
-        decode_payload(broken, 1)

@@ -27,7 +27,7 @@ def test_a_fields_comment_is_its_description() -> None:
     assert "\n" not in described["stage"]["description"]
 
 
-def test_a_number_has_its_unit_and_its_limits() -> None:
+def test_a_number_has_its_unit_and_its_limits_and_a_message_one_tag() -> None:
     assert DEFINED["Region"]["properties"]["length"] == {
         "description": "Its length; accesses beyond it are refused.",
         "type": "integer",
@@ -35,6 +35,7 @@ def test_a_number_has_its_unit_and_its_limits() -> None:
         "maximum": bounds.MAX_COUNT,
         "x-unit": "bytes",
     }
+    assert DEFINED["ChunkSent"]["properties"]["type"]["const"] == "chunk_sent"
 
 
 def test_positions_of_arrays_have_the_names_of_the_fields() -> None:
@@ -45,10 +46,6 @@ def test_positions_of_arrays_have_the_names_of_the_fields() -> None:
         "logprob",
     ]
     assert score["prefixItems"][1]["description"].startswith("1 for the likeliest")
-
-
-def test_a_message_has_one_tag() -> None:
-    assert DEFINED["ChunkSent"]["properties"]["type"]["const"] == "chunk_sent"
 
 
 def test_a_list_without_a_limit_of_its_own_has_that_of_the_frame() -> None:

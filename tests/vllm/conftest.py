@@ -118,10 +118,25 @@ def model_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return folder
 
 
+def _generated(model: Any, prompt: Sequence[int], n: int) -> list[int]:
+    """Greedy output of transformers' own `generate`."""
+    import torch
+
+    ids = torch.tensor([list(prompt)])
+    out = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        do_sample=False,
+        max_new_tokens=n,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    return [int(token) for token in out[0, len(prompt) :]]
+
+
 @pytest.fixture(scope="session")
 def narrow_cohere2(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int]]:
     """A model with a short sliding window, and what transformers says with one token more."""
-    import torch
     import transformers as untyped_transformers
 
     transformers: Any = untyped_transformers
@@ -131,16 +146,7 @@ def narrow_cohere2(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list
     model = transformers.AutoModelForCausalLM.from_pretrained(
         folder, config=config, attn_implementation="eager"
     )
-    ids = torch.tensor([prompt_of(200)])
-    out = model.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        do_sample=False,
-        max_new_tokens=8,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    return folder, [int(token) for token in out[0, 200:]]
+    return folder, _generated(model, prompt_of(200), 8)
 
 
 @pytest.fixture(scope="session")
@@ -180,11 +186,8 @@ def make_pool() -> Callable[..., Pool]:
 
 
 @pytest.fixture(scope="session")
-def reference(
-    model_of: Callable[[str], Path],
-) -> Callable[[str, Sequence[int], int], list[int]]:
+def reference(model_of: Callable[[str], Path]) -> Callable[[str, Sequence[int], int], list[int]]:
     """Greedy output of transformers' own `generate`."""
-    import torch
     import transformers as untyped_transformers
 
     transformers: Any = untyped_transformers
@@ -195,20 +198,7 @@ def reference(
         )
         for arch in ARCHITECTURES
     }
-
-    def generate(arch: str, prompt: Sequence[int], n: int) -> list[int]:
-        ids = torch.tensor([list(prompt)])
-        out = models[arch].generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            do_sample=False,
-            max_new_tokens=n,
-            eos_token_id=None,
-            pad_token_id=0,
-        )
-        return [int(token) for token in out[0, len(prompt) :]]
-
-    return generate
+    return lambda arch, prompt, n: _generated(models[arch], prompt, n)
 
 
 def prompt_of(n: int, seed: int = 0) -> list[int]:

@@ -22,7 +22,7 @@ class Fleet:
 
     def start(self, *flags: str, vllm_block: int = BLOCK_SIZE, **settings: object) -> VllmServer:
         log = self.folder / f"server-{len(self.servers)}.log"
-        extra = {"metadata": self.pool.metadata, "staging_mib": 16, **settings}
+        extra = {"metadata": self.pool.metadata_url, "staging_mib": 16, **settings}
         more = ("--block-size", str(vllm_block), *flags)
         server = VllmServer(self.model, free_port(), log, *FLAGS, *more, connector=extra)
         self.servers.append(server)

@@ -64,11 +64,7 @@ def mixed_cluster(
         n_prefill=sum(name.startswith("prefill") for name in flags),
         n_decode=sum(name.startswith("decode") for name in flags),
         threads={"prefill": 1, "decode": 1},
-        extra={
-            "conductor": [f"--placement={placement}"],
-            "prefill": _FLAGS,
-            "decode": _FLAGS,
-        },
+        extra={"conductor": [f"--placement={placement}"], "prefill": _FLAGS, "decode": _FLAGS},
         limits={"max-queue-s": "600"},
     )
     with MixedCluster(plan, folder, flags) as cluster:
@@ -104,17 +100,20 @@ def metric(process: ServiceProcess, name: str) -> float:
     return sum(float(value) for _, value in rows)
 
 
-def complete(cluster: LiveCluster, prompt: Sequence[int], n: int, **more: Any) -> dict[str, Any]:
-    """Complete a prompt of tokens; the answer's only choice, with its `usage`."""
-    body = {
+def _body(cluster: LiveCluster, prompt: Sequence[int], n: int, **more: Any) -> dict[str, Any]:
+    return {
         "model": cluster.model,
         "prompt": list(prompt),
         "max_tokens": n,
         "ignore_eos": True,
         "return_token_ids": True,
-        "temperature": 0,
         **more,
     }
+
+
+def complete(cluster: LiveCluster, prompt: Sequence[int], n: int, **more: Any) -> dict[str, Any]:
+    """Complete a prompt of tokens; the answer's only choice, with its `usage`."""
+    body = _body(cluster, prompt, n, **{"temperature": 0, **more})
     answer = httpx.post(f"{cluster.url}/v1/completions", json=body, timeout=120)
     assert answer.status_code == 200, f"{answer.text}\n{cluster.logs()}"
     found = answer.json()
@@ -123,15 +122,7 @@ def complete(cluster: LiveCluster, prompt: Sequence[int], n: int, **more: Any) -
 
 def stream(cluster: LiveCluster, prompt: Sequence[int], n: int, **more: Any) -> Iterator[list[int]]:
     """The tokens of each event of a stream."""
-    body = {
-        "model": cluster.model,
-        "prompt": list(prompt),
-        "max_tokens": n,
-        "ignore_eos": True,
-        "return_token_ids": True,
-        "stream": True,
-        **more,
-    }
+    body = _body(cluster, prompt, n, stream=True, **more)
     with httpx.stream("POST", f"{cluster.url}/v1/completions", json=body, timeout=120) as answer:
         assert answer.status_code == 200
         for line in answer.iter_lines():

@@ -37,9 +37,7 @@ def test_hits_of_salted_requests_are_only_within_their_salt(fleet: Fleet) -> Non
     assert answer["choices"][0]["token_ids"] == expected
 
 
-def test_a_worker_of_halfmoon_with_vllm_shares_the_same_blocks(
-    fleet: Fleet, tmp_path: Path
-) -> None:
+def test_a_worker_of_halfmoon_with_vllm_shares_these_blocks(fleet: Fleet, tmp_path: Path) -> None:
     first, second = fleet.servers[:2]
     with halfmoon_beside(fleet, tmp_path) as cluster:
         theirs, ours = prompt_of(200, seed=5), prompt_of(200, seed=6)
@@ -69,7 +67,7 @@ def halfmoon_beside(fleet: Fleet, folder: Path) -> Iterator[LiveCluster]:
         http_port=free_port(),
         n_kvstore=0,
         threads={"prefill": 1, "decode": 1},
-        metadata=fleet.pool.metadata,
+        metadata=fleet.pool.metadata_url,
         extra={"prefill": (*flags, *VLLM), "decode": (*flags, *TORCH)},
     )
     with EmbeddedCluster(plan, folder) as cluster:

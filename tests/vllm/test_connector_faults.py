@@ -1,5 +1,6 @@
 """Faults around servers that share the pool: right tokens, nothing held, used again after that."""
 
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
@@ -45,17 +46,15 @@ async def test_a_block_that_was_reserved_and_never_written_is_no_hit(fleet: Flee
     until_nothing_is_held(fleet)
 
 
-def test_a_kvstore_that_hangs_or_is_killed_costs_no_request_and_is_used_again(
-    fleet: Fleet,
-) -> None:
+def test_a_kvstore_that_hangs_or_is_killed_costs_no_request_and_is_used_again(fleet: Fleet) -> None:
     first, second = fleet.servers[:2]
     hung, killed = prompt_of(300, seed=13), prompt_of(300, seed=14)
     expected = [fleet.stored(first, prompt) for prompt in (hung, killed)]
-    fleet.pool.freeze_kvstore("kvstore-0")
+    fleet.pool.processes["kvstore-0"].signal(signal.SIGSTOP)
     assert second.tokens(hung, 8) == expected[0]
     with ThreadPoolExecutor(1) as thread:
         answer = thread.submit(second.tokens, killed, 8)
-        fleet.pool.kill_kvstore("kvstore-0")
+        fleet.pool.kill("kvstore-0")
         assert answer.result() == expected[1]
     fleet.pool.start_kvstore("kvstore-0")
     again = prompt_of(300, seed=15)
@@ -70,14 +69,14 @@ def test_a_kvstore_that_hangs_or_is_killed_costs_no_request_and_is_used_again(
 
 def test_servers_share_blocks_while_redis_is_away(fleet: Fleet) -> None:
     first, second = fleet.servers[:2]
-    fleet.pool.kill_redis()
+    fleet.pool.redis.kill()
     try:
         prompt = prompt_of(200, seed=16)
         expected = fleet.stored(first, prompt)
         assert cached_tokens(second, prompt) == 192
         assert second.tokens(prompt, 8) == expected
     finally:
-        fleet.pool.start_redis()
+        fleet.pool.redis.start()
     after = prompt_of(200, seed=17)
     fleet.stored(first, after)
     assert cached_tokens(second, after) == 192
@@ -98,7 +97,7 @@ def test_a_killed_server_leaves_nothing_and_one_started_without_redis_takes_its_
     until_nothing_is_held(fleet)
     assert [second.tokens(prompt, 4) for prompt in prompts] == expected
 
-    fleet.pool.kill_redis()
+    fleet.pool.redis.kill()
     try:
         # With memory for 70 blocks in its cache, and for 21 on their way.
         third = fleet.start("--num-gpu-blocks-override", "70", staging_mib=1)
@@ -106,7 +105,7 @@ def test_a_killed_server_leaves_nothing_and_one_started_without_redis_takes_its_
         assert third.tokens(prompts[0], 4) == expected[0]
         assert third.log.read_text().count("the metadata server is away: serving") == 1
     finally:
-        fleet.pool.start_redis()
+        fleet.pool.redis.start()
     fresh = iter(range(100, 200))
 
     def hits() -> bool:

@@ -1,5 +1,7 @@
 """The connector as vLLM meets it, in this process: refusals, metrics, and what is left out."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace as Namespace
 from typing import Any
 
@@ -38,12 +40,17 @@ def server(tmp_path_factory: pytest.TempPathFactory, engine_of: object) -> tuple
     return config, Namespace(kv_cache_groups=[group])
 
 
-def open_scheduler(server: tuple[Any, Any]) -> Any:
+@contextmanager
+def scheduler(server: tuple[Any, Any]) -> Iterator[Any]:
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
     from halfmoon_vllm.connector import HalfmoonConnector
 
-    return HalfmoonConnector(server[0], KVConnectorRole.SCHEDULER, server[1])
+    connector = HalfmoonConnector(server[0], KVConnectorRole.SCHEDULER, server[1])
+    try:
+        yield connector
+    finally:
+        connector.shutdown()
 
 
 def request(name: str, **fields: Any) -> Any:
@@ -64,26 +71,16 @@ def test_bad_settings_are_refused_before_the_server_starts(
     server: tuple[Any, Any], extra: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server[0].kv_transfer_config, "kv_connector_extra_config", extra)
-    with pytest.raises(ConnectorRefused, match=r"metadata|lease_s"):
-        open_scheduler(server)
+    with pytest.raises(ConnectorRefused, match=r"metadata|lease_s"), scheduler(server):
+        pass
 
 
-def test_loads_that_fail_are_computed_rather_than_answered_with_errors(
+def test_requests_that_are_more_than_tokens_are_left_out_and_failed_loads_are_computed(
     server: tuple[Any, Any],
 ) -> None:
-    connector = open_scheduler(server)
-    try:
+    with scheduler(server) as connector:
         assert server[0].kv_transfer_config.kv_load_failure_policy == "recompute"
         assert not connector.requires_kv_delivery
-    finally:
-        connector.shutdown()
-
-
-def test_requests_that_are_more_than_tokens_are_left_out_and_counted(
-    server: tuple[Any, Any],
-) -> None:
-    connector = open_scheduler(server)
-    try:
         left_out: list[dict[str, Any]] = [
             {"lora_request": Namespace()},
             {"mm_features": [Namespace()]},
@@ -103,8 +100,6 @@ def test_requests_that_are_more_than_tokens_are_left_out_and_counted(
             "blocks_looked_up": 3,
         }
         assert connector.get_kv_connector_stats() is None
-    finally:
-        connector.shutdown()
 
 
 def test_counts_are_added_up_and_reach_prometheus(server: tuple[Any, Any]) -> None:

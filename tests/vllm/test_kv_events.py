@@ -88,10 +88,7 @@ def test_what_vllms_encoder_writes_is_what_we_decode(hashes: list[Any]) -> None:
 def test_the_fields_that_we_read_stand_where_vllm_has_them() -> None:
     from vllm.distributed import kv_events as vllm
 
-    pairs = (
-        (ServerBlockStored, vllm.BlockStored),
-        (ServerBlockRemoved, vllm.BlockRemoved),
-    )
+    pairs = ((ServerBlockStored, vllm.BlockStored), (ServerBlockRemoved, vllm.BlockRemoved))
     for ours, theirs in pairs:
         n_fields = len(ours.__struct_fields__)
         assert ours.__struct_fields__ == theirs.__struct_fields__[:n_fields]
@@ -143,9 +140,7 @@ async def answer(client: ServerClient, request: GenerateCall) -> tuple[list[int]
     return tokens, usage
 
 
-async def test_a_servers_cache_is_known_by_our_hashes_with_salts_and_removals(
-    server: StockServer,
-) -> None:
+async def test_a_servers_cache_is_known_by_hashes_salts_and_removals(server: StockServer) -> None:
     salts = ServerSalts()
     async with ServerClient(server.url) as client:
         seen = await client.describe()
@@ -175,9 +170,7 @@ async def test_a_servers_cache_is_known_by_our_hashes_with_salts_and_removals(
             assert len(follower.held) <= seen.n_blocks
 
 
-async def test_a_server_says_how_busy_it_is_and_what_it_refuses(
-    server: StockServer,
-) -> None:
+async def test_a_server_says_how_busy_it_is_and_what_it_refuses(server: StockServer) -> None:
     async with ServerClient(server.url) as client:
         seen = await client.describe()
         assert await client.healthy()
@@ -195,9 +188,7 @@ async def test_a_server_says_how_busy_it_is_and_what_it_refuses(
         assert caught.value.invalid
 
 
-async def test_scores_biases_and_stop_tokens_mean_what_they_mean_to_us(
-    server: StockServer,
-) -> None:
+async def test_scores_biases_and_stop_tokens_mean_what_they_mean_to_us(server: StockServer) -> None:
     async with ServerClient(server.url) as client:
         await client.describe()
         pieces = [

@@ -116,9 +116,7 @@ def test_torch_prefills_and_vllm_decodes(cluster: LiveCluster, reference: Refere
         assert placed(cluster) == ("prefill-0", "decode-0")
 
 
-def test_a_pool_that_is_too_small_costs_no_token(
-    cluster: LiveCluster, reference: Reference
-) -> None:
+def test_too_small_a_pool_costs_no_token(cluster: LiveCluster, reference: Reference) -> None:
     prompts = [prompt_of(90, seed) for seed in range(4)]
     with ThreadPoolExecutor(len(prompts)) as clients:
         found = list(clients.map(lambda prompt: complete(cluster, prompt, 500), prompts))
@@ -127,9 +125,7 @@ def test_a_pool_that_is_too_small_costs_no_token(
     assert metric(cluster.process("decode-0"), preempted) > 0
 
 
-def test_a_killed_decode_worker_costs_no_token_of_a_sampled_answer(
-    failover: dict[str, Any],
-) -> None:
+def test_a_killed_decode_worker_costs_no_token_of_a_drawn_answer(failover: dict[str, Any]) -> None:
     assert "decode-0" in failover["placed"][:4]
     assert len(failover["placed"]) > 4  # those there were placed again
     assert all(len(tokens) == 150 for tokens in failover["whole"])
@@ -172,7 +168,7 @@ def test_choices_and_scores_are_those_of_torch(
         assert len(scores_of(ours)) > 100
 
 
-def test_a_worker_of_another_layout_is_refused_by_name(
+def test_a_worker_of_another_layout_is_refused(
     swapped: LiveCluster, model_of: Callable[[str], Path]
 ) -> None:
     flags = (*VLLM, f"--model={model_of('llama')}", "--block-size=64", "--dtype=bfloat16")

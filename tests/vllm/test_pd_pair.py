@@ -4,31 +4,26 @@ The last two tests kill servers: starting one again takes half a minute.
 """
 
 import asyncio
-import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import msgspec
 import pytest
 
 from halfmoon_protocol.sampling import Sampling, Stopping
 from halfmoon_servers.client.generate_call import GenerateCall
 from halfmoon_servers.client.server_client import ServerClient
-from halfmoon_servers.client.server_errors import (
-    NotServable,
-    ServerGone,
-    ServerRefused,
-)
+from halfmoon_servers.client.server_errors import NotServable, ServerGone, ServerRefused
 from tests.vllm.conftest import prompt_of
 from tests.vllm.stock_server import (
     NIXL_FLAGS,
     StockServer,
-    body,
     complete,
     meet,
     nixl_variables,
+    streamed,
     tokens_of,
 )
 from tests.vllm.test_route import Route
@@ -101,18 +96,20 @@ async def holds_nothing(client: ServerClient) -> None:
             await asyncio.sleep(0.05)
 
 
-async def described(*servers: StockServer) -> list[ServerClient]:
-    clients = [ServerClient(server.url) for server in servers]
-    for client in clients:
-        await client.describe()
-    return clients
+@asynccontextmanager
+async def described(*servers: StockServer) -> AsyncIterator[tuple[ServerClient, ServerClient]]:
+    """Clients of two servers of which they know what these are."""
+    prefill, decode = (ServerClient(server.url) for server in servers)
+    async with prefill, decode:
+        await prefill.describe()
+        await decode.describe()
+        yield prefill, decode
 
 
-async def test_a_pair_answers_as_one_server_and_holds_nothing_after(
+async def test_a_pair_answers_as_one_server_and_holds_nothing(
     pd_servers: list[StockServer],
 ) -> None:
-    prefill, decode = await described(*pd_servers[:2])
-    async with prefill, decode:
+    async with described(*pd_servers[:2]) as (prefill, decode):
         for n in (200, 64, 5):  # whole blocks and parts of one
             prompt = prompt_of(n, seed=n)
             expected = tokens_of(pd_servers[0].complete(prompt, N_NEW))
@@ -122,23 +119,16 @@ async def test_a_pair_answers_as_one_server_and_holds_nothing_after(
             await holds_nothing(decode)
 
 
-async def test_blocks_that_no_decode_server_fetches_are_released_when_one_is_told(
+async def test_blocks_that_no_decode_server_fetches_are_released_and_others_prompts_refused(
     pd_servers: list[StockServer],
 ) -> None:
-    prefill, decode = await described(*pd_servers[:2])
-    async with prefill, decode:
+    async with described(*pd_servers[:2]) as (prefill, decode):
         request = await second_leg(prefill, call(prompt_of(200, seed=7)))
         assert (await prefill.load()).kv_usage > 0
         await decode.release_pair_prefill(request)
         await holds_nothing(prefill)
         assert await decode.healthy()
-
-
-async def test_blocks_of_another_prompt_are_refused_before_the_decode_server_sees_them(
-    pd_servers: list[StockServer],
-) -> None:
-    prefill, decode = await described(*pd_servers[:2])
-    async with prefill, decode:
+        # Before the decode server sees them.
         request = await second_leg(prefill, call(prompt_of(200, seed=8)))
         longer = msgspec.structs.replace(request, prompt_token_ids=prompt_of(300, seed=8))
         with pytest.raises(NotServable, match="holds 200 tokens, the prompt has 300"):
@@ -148,11 +138,10 @@ async def test_blocks_of_another_prompt_are_refused_before_the_decode_server_see
         )
 
 
-async def test_a_client_that_leaves_either_leg_frees_the_blocks_of_both(
+async def test_a_client_that_leaves_a_leg_frees_both_legs_blocks(
     pd_servers: list[StockServer],
 ) -> None:
-    prefill, decode = await described(*pd_servers[:2])
-    async with prefill, decode:
+    async with described(*pd_servers[:2]) as (prefill, decode):
         request = await second_leg(prefill, call(prompt_of(500, seed=9), 2000))
         stream = decode.generate(request)
         await anext(stream)
@@ -176,6 +165,11 @@ def test_a_route_over_pairs_survives_a_decode_server_killed_in_mid_stream(
     # noticed by its connection.
     flags += ["-o", "servers.answer-s=60"]
     route = Route(tmp_path, "--prefill", first.url, *flags)
+
+    def n_fetched() -> float:
+        return sum(each.metric("vllm:nixl_xfer_time_seconds_count") for each in others)
+
+    before = n_fetched()
     try:
         halves = {"server-0-prefill", "server-1-decode", "server-2-decode"}
         route.until(lambda: halves <= route.live())
@@ -183,23 +177,19 @@ def test_a_route_over_pairs_survives_a_decode_server_killed_in_mid_stream(
             prompt = prompt_of(n, seed=n)
             expected = tokens_of(first.complete(prompt, N_NEW))
             assert tokens_of(complete(route.url, prompt, N_NEW)) == expected
+        assert n_fetched() >= before + 2, "the KV was computed again"
+        # One token needs no decode server, and the prefill server's blocks are released.
+        assert len(tokens_of(complete(route.url, prompt_of(100, seed=12), 1))) == 1
+        route.until(lambda: first.metric("vllm:kv_cache_usage_perc") == 0)
         prompt = prompt_of(200, seed=10)
         expected = tokens_of(first.complete(prompt, N_LONG))
         tokens: list[int] = []
         killed: StockServer | None = None
-        request = body(prompt, N_LONG, stream=True)
-        url = f"{route.url}/v1/completions"
-        with httpx.stream("POST", url, json=request, timeout=300) as answer:
-            assert answer.status_code == 200, answer.read().decode()
-            for line in answer.iter_lines():
-                if not line.startswith("data: {"):
-                    continue
-                event = json.loads(line.removeprefix("data: "))
-                assert "error" not in event, event
-                tokens += [token for choice in event["choices"] for token in choice["token_ids"]]
-                if killed is None and len(tokens) >= 20:
-                    killed = pd_servers[route.last_server()]
-                    killed.kill()
+        for part in streamed(route.url, prompt, N_LONG):
+            tokens += part
+            if killed is None and len(tokens) >= 20:
+                killed = pd_servers[route.last_server()]
+                killed.kill()
         assert killed in others
         assert tokens == expected
         assert tokens_of(complete(route.url, prompt, N_NEW)) == expected[:N_NEW]
@@ -210,8 +200,7 @@ def test_a_route_over_pairs_survives_a_decode_server_killed_in_mid_stream(
 async def test_a_prefill_server_killed_between_the_legs_costs_another_prefill(
     pd_servers: list[StockServer],
 ) -> None:
-    prefill, decode = await described(*pd_servers[:2])
-    async with prefill, decode:
+    async with described(*pd_servers[:2]) as (prefill, decode):
         prompt = prompt_of(200, seed=11)
         expected = tokens_of(pd_servers[0].complete(prompt, N_NEW))
         request = await second_leg(prefill, call(prompt))

@@ -1,6 +1,5 @@
 """`halfmoon route` before two stock vLLM servers: hits, equal tokens, kill -9, none left."""
 
-import json
 import os
 import signal
 import subprocess
@@ -16,15 +15,16 @@ import pytest
 from halfmoon_metadata.tcp_ports import free_port
 from halfmoon_runtime.observability.operator_tokens import operator_token
 from halfmoon_sandbox.bound_process import start_bound
-from tests.vllm.stock_server import StockServer, body, complete, tokens_of
+from tests.vllm.stock_server import (
+    StockServer,
+    body,
+    complete,
+    streamed,
+    tokens_of,
+)
 
 WITHIN_S = 120.0
 BLOCK_SIZE = 32
-#: With these, the servers can also be the halves of a pair.
-PAIR_FLAGS = (
-    "--kv-transfer-config",
-    '{"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}',
-)
 
 
 class Route:
@@ -85,14 +85,8 @@ def servers(
     model_of: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[list[StockServer]]:
     folder = tmp_path_factory.mktemp("stock")
-    running: list[StockServer] = []
+    running = [StockServer(model_of("llama"), folder) for _ in range(2)]
     try:
-        for _ in range(2):
-            with pytest.MonkeyPatch.context() as environment:
-                environment.setenv("VLLM_NIXL_SIDE_CHANNEL_HOST", "127.0.0.1")
-                environment.setenv("VLLM_NIXL_SIDE_CHANNEL_PORT", str(free_port()))
-                environment.setenv("UCX_TLS", "tcp")
-                running.append(StockServer(model_of("llama"), folder, *PAIR_FLAGS))
         for server in running:
             server.wait_until_ready()
         yield running
@@ -112,23 +106,15 @@ def route(servers: list[StockServer], tmp_path_factory: pytest.TempPathFactory) 
         running.stop()
 
 
-def metric(server: StockServer, name: str) -> float:
-    """The sum of a server's samples of a metric."""
-    text = httpx.get(f"{server.url}/metrics", timeout=60).text
-    lines = [line for line in text.splitlines() if line.startswith(name + "{")]
-    return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
-
-
 def a_prompt(n: int, first: int) -> list[int]:
     return [3 + (first + 7 * i) % 300 for i in range(n)]
 
 
-def test_the_route_says_what_it_found(route: Route, servers: list[StockServer]) -> None:
+def test_the_route_says_what_it_found_and_tokens_are_those_of_a_direct_request(
+    route: Route, servers: list[StockServer]
+) -> None:
     for server in servers:
         assert f"{server.url}: tiny, vllm 0.32.0, KV events" in route.text
-
-
-def test_tokens_are_those_of_a_direct_request(route: Route, servers: list[StockServer]) -> None:
     for n in (5, 40, 200):
         prompt = a_prompt(n, 1)
         assert tokens_of(complete(route.url, prompt, 24)) == tokens_of(
@@ -136,9 +122,7 @@ def test_tokens_are_those_of_a_direct_request(route: Route, servers: list[StockS
         )
 
 
-def test_a_prefix_goes_to_the_server_that_holds_it(
-    route: Route, servers: list[StockServer]
-) -> None:
+def test_a_prefix_goes_to_the_server_that_has_it(route: Route, servers: list[StockServer]) -> None:
     prompt = a_prompt(10 * BLOCK_SIZE, 2)
     complete(route.url, prompt, 1)
     at = route.last_server()
@@ -172,36 +156,12 @@ def test_sampling_fields_reach_the_server(route: Route, servers: list[StockServe
     assert tokens_of(biased) == [77] * 4
     scored = complete(route.url, prompt, 3, logprobs=2)["choices"][0]["logprobs"]
     assert len(scored["token_logprobs"]) == 3
-
-
-def test_what_vllm_streams_not_is_refused_by_name(route: Route) -> None:
+    # What vLLM does not stream is refused by name.
     answer = httpx.post(
-        f"{route.url}/v1/completions",
-        json=body(a_prompt(40, 5), 2, prompt_logprobs=1),
-        timeout=60,
+        f"{route.url}/v1/completions", json=body(a_prompt(40, 5), 2, prompt_logprobs=1), timeout=60
     )
     assert answer.status_code == 400
     assert "prompt_logprobs" in answer.json()["error"]["message"]
-
-
-def test_a_prefill_and_a_decode_server_answer_as_a_pair(
-    servers: list[StockServer], tmp_path: Path
-) -> None:
-    prefill, decode = servers
-    pair = Route(tmp_path, "--prefill", prefill.url, "--decode", decode.url)
-    try:
-        pair.until(lambda: len(pair.live()) == 3)
-        for n in (40, 200):
-            prompt = a_prompt(n, 8)
-            assert tokens_of(complete(pair.url, prompt, 24)) == tokens_of(
-                prefill.complete(prompt, 24)
-            )
-        assert metric(decode, "vllm:nixl_xfer_time_seconds_count") >= 2, "it fetched the KV"
-        # One token needs no decode server, and the prefill server's blocks are released.
-        assert len(tokens_of(complete(pair.url, a_prompt(100, 9), 1))) == 1
-        pair.until(lambda: metric(prefill, "vllm:kv_cache_usage_perc") == 0)
-    finally:
-        pair.stop()
 
 
 def test_a_killed_server_costs_no_token_and_without_servers_there_is_503(
@@ -209,21 +169,13 @@ def test_a_killed_server_costs_no_token_and_without_servers_there_is_503(
 ) -> None:
     prompt, n_new = a_prompt(200, 6), 300
     expected = tokens_of(servers[0].complete(prompt, n_new))
-    request = body(prompt, n_new, stream=True)
     tokens: list[int] = []
-    with httpx.stream("POST", f"{route.url}/v1/completions", json=request, timeout=300) as answer:
-        assert answer.status_code == 200
-        killed = None
-        for line in answer.iter_lines():
-            if not line.startswith("data: {"):
-                continue
-            event = json.loads(line.removeprefix("data: "))
-            assert "error" not in event, event
-            for choice in event["choices"]:
-                tokens += choice["token_ids"]
-            if killed is None and len(tokens) >= 20:
-                killed = route.last_server()
-                servers[killed].kill()
+    killed = None
+    for part in streamed(route.url, prompt, n_new):
+        tokens += part
+        if killed is None and len(tokens) >= 20:
+            killed = route.last_server()
+            servers[killed].kill()
     assert killed is not None
     assert tokens == expected
     route.until(lambda: route.live() == {w for w in route.live() if w[7] != str(killed)})

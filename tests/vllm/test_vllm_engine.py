@@ -103,7 +103,7 @@ def test_pages_of_one_engine_continue_in_the_other(
     assert [token, *more] == reference(arch, prompt, 8)
 
 
-def test_hooks_go_layer_by_layer_and_the_bytes_are_there(
+def test_hooks_go_by_layer_and_the_bytes_are_there(
     engine_of: EngineOf, make_pool: MakePool
 ) -> None:
     engine = engine_of("llama")
@@ -127,9 +127,7 @@ def test_hooks_go_layer_by_layer_and_the_bytes_are_there(
     assert b"".join(seen) == bytes(pool.page(pages[0]))
 
 
-def test_a_hook_that_fails_ends_the_pass_and_not_the_engine(
-    engine_of: EngineOf, make_pool: MakePool
-) -> None:
+def test_a_hook_that_fails_ends_the_pass_alone(engine_of: EngineOf, make_pool: MakePool) -> None:
     pool = make_pool(engine_of("llama"))
     expected = pool.generate(prompt_of(40), 4)
 
@@ -142,9 +140,7 @@ def test_a_hook_that_fails_ends_the_pass_and_not_the_engine(
     assert pool.generate(prompt_of(40), 4) == expected
 
 
-def test_what_a_former_owner_left_in_a_page_changes_nothing(
-    engine_of: EngineOf, make_pool: MakePool
-) -> None:
+def test_what_an_owner_left_in_a_page_is_nothing(engine_of: EngineOf, make_pool: MakePool) -> None:
     engine = engine_of("llama")
     pool = make_pool(engine)
     pages = pool.pages_for(40)
@@ -156,9 +152,7 @@ def test_what_a_former_owner_left_in_a_page_changes_nothing(
     assert pool.generate(prompt_of(40), 8, pages=[*pages, *pool.pages_for(1)]) == expected
 
 
-def test_seeds_scores_and_grammars_are_those_of_torch(
-    engine_of: EngineOf, make_pool: MakePool
-) -> None:
+def test_seeds_and_penalties_are_those_of_torch(engine_of: EngineOf, make_pool: MakePool) -> None:
     wanted = [
         Sampling(temperature=0.8, top_p=0.9, seed=11),
         Sampling(temperature=0.0, presence_penalty=1.5),
@@ -181,24 +175,18 @@ def test_compiled_models_compute_the_same(
     assert pool.generate(prompt_of(300), 8, chunk=70) == reference("llama", prompt_of(300), 8)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"tensor_parallel": "2"}, {"tensor_parallel_size": "zwei"}, {"tensor_parallel_size": "0"}],
-)
-def test_options_that_are_none_are_refused_by_name(
-    options: dict[str, str], model_of: Callable[[str], Path]
-) -> None:
-    with pytest.raises(BadEngineOption, match="tensor_parallel"):
-        open_engine(
-            str(model_of("llama")), block_size=BLOCK_SIZE, engine="vllm", engine_options=options
-        )
+SIZE = "tensor_parallel_size"
 
 
-def test_a_device_that_vllm_was_not_built_for_is_refused_by_name(
+def test_options_and_devices_that_there_are_none_of_are_refused_by_name(
     model_of: Callable[[str], Path], reference: object
 ) -> None:
+    model = str(model_of("llama"))
+    for value in ({"tensor_parallel": "2"}, *({SIZE: text} for text in ("zwei", "0"))):
+        with pytest.raises(BadEngineOption, match="tensor_parallel"):
+            open_engine(model, block_size=BLOCK_SIZE, engine="vllm", engine_options=value)
     with pytest.raises(BadEngineOption, match="device is cuda, this build of vllm computes on cpu"):
-        open_engine(str(model_of("llama")), block_size=BLOCK_SIZE, device="cuda", engine="vllm")
+        open_engine(model, block_size=BLOCK_SIZE, device="cuda", engine="vllm")
 
 
 def test_two_ranks_share_the_heads_of_each_page(

@@ -31,8 +31,17 @@ _ENVIRONMENT = {
 class VllmServer:
     """One `vllm serve` of this Python's environment, and calls of its API."""
 
+    #: Words before the command.
+    before: Sequence[str] = ()
+
     def __init__(
-        self, model: Path, port: int, log: Path, *flags: str, connector: Mapping[str, Any] | None
+        self,
+        model: Path,
+        port: int,
+        log: Path,
+        *flags: str,
+        connector: Mapping[str, Any] | None = None,
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         """Start the server; `wait_until_ready` waits for it.
 
@@ -42,10 +51,11 @@ class VllmServer:
             log: file for its output.
             flags: further ones of `vllm serve`.
             connector: `kv_connector_extra_config` of Halfmoon's connector; None: without it.
+            variables: further ones of its environment.
         """
         self.model, self.log = model, log
         self.url = f"http://127.0.0.1:{port}"
-        command = [str(Path(sys.executable).parent / "vllm"), "serve", str(model)]
+        command = [*self.before, str(Path(sys.executable).parent / "vllm"), "serve", str(model)]
         command += ["--host", "127.0.0.1", "--port", str(port), "--enforce-eager", *flags]
         command += ["--enable-prompt-tokens-details"]
         if connector is not None:
@@ -56,10 +66,17 @@ class VllmServer:
                 "kv_connector_extra_config": connector,
             }
             command += ["--kv-transfer-config", json.dumps(config)]
-        with log.open("w") as file:
-            self._process = start_bound(
-                command,
-                env={**os.environ, **_ENVIRONMENT},
+        self._command = command
+        self._environment = {**os.environ, **_ENVIRONMENT, **(variables or {})}
+        log.write_bytes(b"")
+        self.start()
+
+    def start(self) -> None:
+        """Start the process; also again, after it was killed."""
+        with self.log.open("a") as file:
+            self.process = start_bound(
+                self._command,
+                env=self._environment,
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -73,17 +90,17 @@ class VllmServer:
         """
         deadline = time.monotonic() + _READY_S
         while not self._answers():
-            if self._process.poll() is not None or time.monotonic() > deadline:
+            if self.process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"the vLLM server is not there:\n{self.log_end()}")
             time.sleep(0.2)
 
     def wait_until_ended(self) -> int:
         """Wait until the server has ended; return its status."""
-        return self._process.wait(_READY_S)
+        return self.process.wait(_READY_S)
 
     def log_end(self, n_chars: int = 6000) -> str:
         """Return the end of its output."""
-        return self.log.read_text()[-n_chars:]
+        return self.log.read_text(errors="replace")[-n_chars:]
 
     def complete(self, prompt: Sequence[int], n_new: int, **fields: Any) -> dict[str, Any]:
         """Complete a prompt greedily; return the answer with the ids of its tokens."""
@@ -125,15 +142,15 @@ class VllmServer:
     def kill(self) -> None:
         """Kill the server and its processes at once."""
         with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait(30)
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(30)
 
     def stop(self) -> None:
         """End the server; kill what does not end in time."""
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGINT)
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
             with suppress(subprocess.TimeoutExpired):
-                self._process.wait(20)
+                self.process.wait(20)
         self.kill()
 
     def _answers(self) -> bool:
