@@ -373,6 +373,7 @@ def test_a_cluster_with_tenants_starts_and_shows_a_line_that_works_with_a_key(
                 line, shell=True, capture_output=True, text=True, env=environment, check=bool(key)
             )
             assert ('"usage"' in answer.stdout) == bool(key), answer.stdout
+        running.stop(signal.SIGTERM)
 
 
 @pytest.mark.e2e

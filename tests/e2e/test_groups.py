@@ -47,8 +47,8 @@ def prompt_of(n: int, first: int) -> list[int]:
 def n_shares(process: ServiceProcess) -> int:
     """How many shares of prompts a member has computed."""
     page = httpx.get(f"{process.status['operators']}/metrics", timeout=10).text
-    (line,) = re.findall(r"^halfmoon_prefill_shares_total ([\d.]+)", page, re.M)
-    return int(float(line))
+    found = re.findall(r"^halfmoon_prefill_shares_total\S* (\S+)", page, re.M)
+    return int(sum(map(float, found)))
 
 
 def require(cluster: LiveCluster, whole: Transformers, prompt: Sequence[int], n_new: int) -> None:

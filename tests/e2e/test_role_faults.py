@@ -5,7 +5,6 @@ import signal
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -53,7 +52,7 @@ def alone(model: Path) -> Transformers:
 
 
 @pytest.fixture(scope="module")
-def shared(start_cluster: StartCluster, model: Path, redis: RedisServer) -> Iterator[Any]:
+def shared(start_cluster: StartCluster, model: Path, redis: RedisServer) -> Iterator[LiveCluster]:
     extra = {"prefill": FLEXIBLE, "decode": FLEXIBLE}
     with start_cluster(str(model), n_decode=2, metadata=redis.url, extra=extra) as cluster:
         yield cluster

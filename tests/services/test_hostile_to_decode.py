@@ -209,7 +209,7 @@ async def test_a_draining_worker_takes_no_reservation_and_finishes_what_it_has(s
         await leaving
 
 
-UNLUCKY = next(token for token in range(997) if token not in ORACLE.expected(PROMPT, 30))
+UNLUCKY = next(token for token in range(997) if token not in ORACLE.expected(PROMPT, 150))
 
 
 class Brittle(FakeEngine):
@@ -222,10 +222,10 @@ class Brittle(FakeEngine):
 
 
 async def test_a_row_that_fails_its_step_fails_alone(local_cluster: LocalCluster) -> None:
-    tokens = ORACLE.expected(PROMPT, 30)
+    tokens = ORACLE.expected(PROMPT, 150)
     assert UNLUCKY not in tokens
     async with local_cluster(lambda: Brittle(SLOW)) as cluster:
-        victim = asyncio.create_task(cluster.generate(PROMPT, 30))
+        victim = asyncio.create_task(cluster.generate(PROMPT, 150))
         worker = cluster.worker("decode-0")
         await cluster.until(lambda: worker.batch.n_running == 1)
         stranger = await dial(cluster, "decode-0")
