@@ -74,26 +74,18 @@ class LiveCluster:
         return trust_context(plan.tls_ca) if plan.is_tls else True
 
     def get(self, path: str) -> Any:
-        answer = httpx.get(
-            f"{self.url}{path}", timeout=10, headers=self._headers, verify=self.verify
-        )
-        answer.raise_for_status()
-        return answer.json()
+        return httpx.get(f"{self.url}{path}", timeout=10, **self._how).raise_for_status().json()
 
     def post(self, path: str, **body: Any) -> httpx.Response:
-        return httpx.post(
-            f"{self.url}{path}",
-            json=body,
-            timeout=60,
-            headers=self._headers,
-            verify=self.verify,
-        )
+        return httpx.post(f"{self.url}{path}", json=body, timeout=60, **self._how)
 
     @property
-    def _headers(self) -> dict[str, str]:
+    def _how(self) -> dict[str, Any]:
+        """As whom its clients ask, and whom they trust."""
         cluster_key = cluster_key_from_environment()
         key = self.key or (operator_token(cluster_key) if cluster_key else "")
-        return {"authorization": f"Bearer {key}"} if key else {}
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        return {"headers": headers, "verify": self.verify}
 
     def complete(self, **body: Any) -> dict[str, Any]:
         answer = self.post("/v1/completions", model=self.model, **body)
@@ -111,7 +103,7 @@ class LiveCluster:
     def events(self, **body: Any) -> Iterator[dict[str, Any]]:
         """The events of a streamed completion, the last line as ``{"done": True}``."""
         url, body = f"{self.url}/v1/completions", {"model": self.model, "stream": True, **body}
-        with httpx.stream("POST", url, json=body, timeout=240, headers=self._headers) as answer:
+        with httpx.stream("POST", url, json=body, timeout=240, **self._how) as answer:
             assert answer.status_code == 200, answer.read()
             for line in answer.iter_lines():
                 if line.startswith("data: "):
@@ -152,7 +144,7 @@ class LiveCluster:
     def metrics(self, name: str = "", **labels: str) -> dict[str, float]:
         """Samples of a worker (or the conductor) that have these labels, by name, added up."""
         url = self.process(name).status["operators"] if name else self.url
-        page = httpx.get(f"{url}/metrics", timeout=30, headers=self._headers, verify=self.verify)
+        page = httpx.get(f"{url}/metrics", timeout=30, **self._how)
         values: dict[str, float] = {}
         for family in text_string_to_metric_families(page.raise_for_status().text):
             for sample in family.samples:
