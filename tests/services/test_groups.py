@@ -63,7 +63,8 @@ async def test_a_long_prompt_is_computed_by_all_stages_cold_and_cached_and_a_sho
         assert shares() == [0] * size
         # The last stage masks stop tokens that come too early.
         tokens = await cluster.generate(PROMPT, 8, stopping=masking)
-        assert tokens[:3] == ORACLE.expected(PROMPT, 3, stopping=masking)
+        assert len(tokens) >= 3
+        assert tokens == ORACLE.expected(PROMPT, len(tokens), stopping=masking)
         await cluster.settled()
         assert shares() == [1] * size
         # Each stage reads its layers of a cached prefix.
