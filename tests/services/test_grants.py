@@ -204,7 +204,8 @@ async def test_a_write_after_a_landings_end_is_refused_and_the_next_owners_bytes
     async with scene(decode_settings=settings) as at:
         first = await at.reserve("a")
         region, page = first.landing.region, first.landing.pages[0]
-        await at.move("write", region, page * SIZE)
+        if end != "run out":  # it may have, before a busy machine writes
+            await at.move("write", region, page * SIZE)
         if end == "connection lost":
             at.cluster.worker("decode-0")._on_owner_lost(RequestId("a"))
         elif end == "run out":
@@ -409,7 +410,8 @@ async def test_a_write_after_a_puts_end_is_refused_and_the_blocks_stay(
     async with scene(kvstore_settings={"reservation_ttl_s": ttl_s}) as at:
         put = await at.reserve_blocks("1", 1)
         (place,) = put.places
-        await at.move("write", put.region, place.offset)
+        if end != "run out":  # it may have, before a busy machine writes
+            await at.move("write", put.region, place.offset)
         caller = await at.caller("kvstore-0")
         memory = at.cluster.worker("kvstore-0").tiers.memory
         if end == "committed":
