@@ -78,7 +78,6 @@ LEFT_OUT = frozenset(
         "services/test_long_prompts.py",
         "services/test_memory_reuse.py",
         "services/test_misdirected_messages.py",
-        "services/test_operator_roles.py",
         "services/test_peer_endpoint_cache.py",
         "services/test_prefix_fetch.py",
         "services/test_replica_selector.py",

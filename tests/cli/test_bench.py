@@ -149,12 +149,6 @@ def test_token_ids_of_an_unknown_vocabulary_are_not_guessed(endpoint: ScriptedEn
     assert not endpoint.asked
 
 
-def test_nobody_there_is_said_with_a_way_out() -> None:
-    result = CliRunner().invoke(app, ["bench", "--url", "http://127.0.0.1:9", "--rate", "1"])
-    assert result.exit_code == 1
-    assert "nothing answers at http://127.0.0.1:9/v1" in result.output
-
-
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

@@ -162,14 +162,11 @@ def test_turns_of_a_session_follow_one_another_whoever_comes_between() -> None:
 # Prompts
 
 
-def test_another_salt_gives_other_prompts_of_the_same_lengths() -> None:
+def test_prompts_have_tokens_of_the_vocabulary_and_others_with_another_salt() -> None:
     parts = (PromptPart("a", 40), PromptPart("b", 3))
     one, again, other = (written(PromptWriter(VOCABULARY, s), parts) for s in "112")
     assert one == again != other
     assert len(one) == len(other) == 43
-
-
-def test_prompts_have_only_tokens_of_the_vocabulary() -> None:
     writer = PromptWriter((5, 700, 31), "s")
     assert set(written(writer, [PromptPart("a", 200)])) == {5, 31, 700}
 
@@ -231,39 +228,38 @@ def test_a_duration_makes_as_many_requests_as_come_in_it() -> None:
     assert max(chain[0].at_s for chain in chains) > 98.0
 
 
-def test_a_trace_twice_as_fast_has_the_same_prompts(tmp_path: Path) -> None:
-    lines = [
+@pytest.fixture
+def trace(tmp_path: Path) -> str:
+    """Five requests, of which one comes each second."""
+    rows = [
         {"timestamp": 1000 * i, "input_length": 20, "output_length": 5, "hash_ids": [i, i + 9]}
         for i in range(5)
     ]
-    trace = tmp_path / "trace.jsonl"
-    trace.write_text("\n".join(map(json.dumps, lines)))
+    (tmp_path / "trace.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return str(tmp_path / "trace.jsonl")
+
+
+def test_a_trace_twice_as_fast_has_the_same_prompts(trace: str) -> None:
+    settings = {"trace": trace, "block_tokens": 16, "n_requests": 4}
     slow, fast = (
-        plan_workload(
-            BenchSettings(trace=str(trace), block_tokens=16, n_requests=4, speedup=speedup)
-        ).chains
-        for speedup in (1.0, 2.0)
+        plan_workload(BenchSettings(**settings, speedup=speedup)).chains for speedup in (1.0, 2.0)
     )
     assert [chain[0].at_s for chain in slow] == [0.0, 1.0, 2.0, 3.0]
     assert [chain[0].at_s for chain in fast] == [0.0, 0.5, 1.0, 1.5]
     assert [chain[0].parts for chain in slow] == [chain[0].parts for chain in fast]
 
 
-def test_a_duration_leaves_out_requests_of_a_trace_that_arrive_later(tmp_path: Path) -> None:
-    trace = tmp_path / "trace.jsonl"
-    row = {"input_length": 20, "output_length": 5, "hash_ids": [0, 1]}
-    trace.write_text("\n".join(json.dumps({"timestamp": 1000 * i, **row}) for i in range(5)))
-    settings = BenchSettings(trace=str(trace), block_tokens=16, duration_s=2.0)
+def test_a_duration_leaves_out_requests_of_a_trace_that_arrive_later(
+    trace: str, tmp_path: Path
+) -> None:
+    settings = BenchSettings(trace=trace, block_tokens=16, duration_s=2.0)
     assert [chain[0].at_s for chain in plan_workload(settings).chains] == [0.0, 1.0]
+    late = tmp_path / "late.jsonl"
+    late.write_text('{"timestamp":5000,"input_length":5,"output_length":1,"hash_ids":[0]}')
+    with pytest.raises(BadBenchSettings, match="--duration 2 s"):
+        plan_workload(BenchSettings(trace=str(late), duration_s=2.0))
 
 
 def test_the_simulators_workloads_go_by_their_names() -> None:
     workload = plan_workload(BenchSettings(trace="hot-prefixes", n_requests=20))
     assert len(workload.chains) == 20 and "hot-prefixes" in workload.description
-
-
-def test_a_duration_before_the_first_arrival_is_said_so(tmp_path: Path) -> None:
-    trace = tmp_path / "t.jsonl"
-    trace.write_text('{"timestamp":5000,"input_length":5,"output_length":1,"hash_ids":[0]}')
-    with pytest.raises(BadBenchSettings, match="--duration 2 s"):
-        plan_workload(BenchSettings(trace=str(trace), duration_s=2.0))

@@ -2,7 +2,7 @@
 
 import asyncio
 from array import array
-from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -158,80 +158,89 @@ def chain(index: int, *at_s: float) -> RequestChain:
     )
 
 
-def clock() -> Callable[[], float]:
-    loop = asyncio.get_running_loop()
-    began_s = loop.time()
-    return lambda: loop.time() - began_s
+class Run:
+    """A run of requests that a test answers."""
+
+    def __init__(self, *chains: RequestChain, **more: Any) -> None:
+        loop, began_s = asyncio.get_running_loop(), asyncio.get_running_loop().time()
+        self.now = lambda: loop.time() - began_s
+        self.progress = RunProgress(sum(map(len, chains)))
+        self.gate = asyncio.Event()
+        self.generator = LoadGenerator(list(chains), self.send, self.now, self.progress, **more)
+
+    async def send(self, planned: PlannedRequest, record: BenchRecord) -> None:
+        record.sent_s = self.now()
+        await self.answer(planned)
+        record.finish(self.now(), "finished")
+
+    async def answer(self, planned: PlannedRequest) -> None:
+        """Wait until the test lets it."""
+        await self.gate.wait()
 
 
 async def test_a_request_that_is_held_back_counts_from_its_time_all_the_same() -> None:
-    now = clock()
-    progress = RunProgress(3)
-    gate = asyncio.Event()
-
-    async def send(planned: PlannedRequest, record: BenchRecord) -> None:
-        record.sent_s = now()
-        await gate.wait()
-        record.finish(now(), "finished")
-
-    run = LoadGenerator([chain(i, 0.0) for i in range(3)], send, now, progress, most_in_flight=1)
-    running = asyncio.create_task(run.run())
-    while progress.n_held < 2:
+    run = Run(*(chain(i, 0.0) for i in range(3)), most_in_flight=1)
+    running = asyncio.create_task(run.generator.run())
+    while run.progress.n_held < 2:
         await asyncio.sleep(0)
-    gate.set()
+    run.gate.set()
     assert await running is False
-    assert [record.scheduled_s for record in progress.records] == [0.0] * 3
-    assert progress.n_held == 2 and progress.most_in_flight == 1
+    assert [record.scheduled_s for record in run.progress.records] == [0.0] * 3
+    assert run.progress.n_held == 2 and run.progress.most_in_flight == 1
 
 
 async def test_an_open_loop_sends_without_waiting_for_answers() -> None:
-    now = clock()
-    progress = RunProgress(20)
-    all_there = asyncio.Event()
-
-    async def send(planned: PlannedRequest, record: BenchRecord) -> None:
-        if progress.n_in_flight == 20:
-            all_there.set()
-        await all_there.wait()
-        record.finish(now(), "finished")
-
-    await LoadGenerator([chain(i, 0.0) for i in range(20)], send, now, progress).run()
-    assert progress.most_in_flight == 20
+    run = Run(*(chain(i, 0.0) for i in range(20)))
+    running = asyncio.create_task(run.generator.run())
+    while run.progress.n_in_flight < 20:
+        await asyncio.sleep(0)
+    run.gate.set()
+    await running
+    assert run.progress.most_in_flight == 20
 
 
 async def test_a_turn_waits_for_the_one_before_and_its_pause() -> None:
-    now = clock()
-    progress = RunProgress(2)
-
-    async def send(planned: PlannedRequest, record: BenchRecord) -> None:
-        record.sent_s = now()
-        await asyncio.sleep(0.01)
-        record.finish(now(), "finished")
-
-    await LoadGenerator([chain(0, 0.0, 0.02)], send, now, progress).run()
-    first, second = progress.records
+    run = Run(chain(0, 0.0, 0.02))
+    asyncio.get_running_loop().call_later(0.01, run.gate.set)
+    await run.generator.run()
+    first, second = run.progress.records
     assert first.ended_s is not None
     assert second.scheduled_s >= first.ended_s + 0.02
 
 
-async def test_stopping_drops_what_is_under_way_and_counts_what_is_over() -> None:
-    now = clock()
-    progress = RunProgress(3)
+async def test_stopping_drops_what_is_under_way_and_counts_what_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     dropped: list[int] = []
 
-    async def send(planned: PlannedRequest, record: BenchRecord) -> None:
+    async def answer(planned: PlannedRequest) -> None:
         if planned.index:
             try:
                 await asyncio.Event().wait()
             finally:
                 dropped.append(planned.index)
-        record.finish(now(), "finished")
 
-    run = LoadGenerator([chain(0, 0.0), chain(1, 0.0), chain(2, 3600.0)], send, now, progress)
-    running = asyncio.create_task(run.run())
-    while progress.n_in_flight != 1 or not progress.records:
+    run = Run(chain(0, 0.0), chain(1, 0.0), chain(2, 3600.0))
+    monkeypatch.setattr(run, "answer", answer)
+    running = asyncio.create_task(run.generator.run())
+    while run.progress.n_in_flight != 1 or not run.progress.records:
         await asyncio.sleep(0)
-    progress.stop.set()
+    run.progress.stop.set()
     assert await running is True
-    assert [record.index for record in progress.records] == [0]
-    assert dropped == [1] and progress.n_in_flight == 0
+    assert [record.index for record in run.progress.records] == [0]
+    assert dropped == [1] and run.progress.n_in_flight == 0
+
+
+async def test_a_request_that_can_not_be_made_ends_the_run_with_its_own_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The command prints an `OSError` or `ValueError` in a line; a group would be a traceback."""
+
+    async def answer(planned: PlannedRequest) -> None:
+        if planned.index:
+            raise OSError("no descriptor is left")
+
+    run = Run(*(chain(i, 0.0) for i in range(3)))
+    monkeypatch.setattr(run, "answer", answer)
+    with pytest.raises(OSError, match="no descriptor is left"):
+        await run.generator.run()

@@ -106,13 +106,6 @@ def test_an_endpoint_that_lists_no_model_wants_one_named(endpoint: ScriptedEndpo
     assert "name one with --model" in chat("hi", "--url", endpoint.url).stderr
 
 
-def test_nobody_there_is_said_with_a_way_out() -> None:
-    result = chat("hi", "--url", "http://127.0.0.1:9")
-    assert result.exit_code == 1
-    assert "nothing answers at http://127.0.0.1:9/v1" in result.stderr
-    assert "halfmoon up" in result.stderr
-
-
 def test_a_refusal_ends_it_unless_retries_were_wished_for(endpoint: ScriptedEndpoint) -> None:
     endpoint.scripts = [BUSY, BUSY, ScriptedAnswer()]
     result = chat("hi", "--url", endpoint.url)

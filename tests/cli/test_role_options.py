@@ -1,15 +1,9 @@
 """`halfmoon up -o`: every setting of every role can be set, or is refused with the way out."""
 
 import json
-import os
 import re
-import subprocess
-import sys
-import time
-from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-import psutil
 import pytest
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
@@ -25,10 +19,8 @@ from halfmoon_cli.up.role_options import (
 )
 from halfmoon_conductor.settings import ConductorSettings
 from halfmoon_kvstore.settings import KvstoreSettings
-from halfmoon_metadata.tcp_ports import free_port
 from halfmoon_runtime.setting_names import SECRETS
 from halfmoon_runtime.settings import ServiceSettings
-from halfmoon_sandbox.bound_process import start_bound
 from halfmoon_workers.decode.decode_settings import DecodeSettings
 from halfmoon_workers.prefill.prefill_settings import PrefillSettings
 from halfmoon_workers.roles.role_settings import (
@@ -174,66 +166,6 @@ def test_a_host_of_the_conductor_that_is_none_is_refused_before_anything_starts(
     result = CliRunner().invoke(app, ["up", "--model", FAKE, "-o", "conductor.host=10.0.0.0/99"])
     assert result.exit_code == 2
     assert "conductor.host" in result.output
-
-
-def run_up(folder: Path, *options: str) -> "subprocess.Popen[bytes]":
-    words = [word for option in options for word in ("-o", option)]
-    settings = {"COLUMNS": "300", "MODEL": FAKE, "PORT": str(free_port())}
-    return start_bound(
-        [sys.executable, "-m", "halfmoon_cli", "up", *words],
-        env={**os.environ, **settings, "HALFMOON_MEASURE": "false"},
-        cwd=folder,
-        stdout=(folder / "output").open("wb"),
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-
-
-@pytest.mark.e2e
-def test_a_cluster_with_tenants_starts_and_shows_a_line_that_works_with_a_key(
-    tmp_path: Path,
-) -> None:
-    hashed = "2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae"  # of "foo"
-    (tmp_path / "tenants.toml").write_text(
-        f'[[tenants]]\nname = "lab"\nkey_sha256 = ["{hashed}"]\n'
-    )
-    process = run_up(tmp_path, "conductor.tenants=tenants.toml", "prefill.measure=false")
-    output = tmp_path / "output"
-    try:
-        deadline = time.monotonic() + 120
-        while "Ctrl-C stops it" not in output.read_text():
-            assert process.poll() is None and time.monotonic() < deadline, output.read_text()
-            time.sleep(0.05)
-        [line] = [each for each in output.read_text().splitlines() if each.startswith("curl ")]
-        environment = {**os.environ, "OPENAI_API_KEY": "foo"}
-        answer = subprocess.run(
-            line, shell=True, capture_output=True, text=True, check=True, env=environment
-        )
-        assert '"usage"' in answer.stdout, answer.stdout
-        without = subprocess.run(
-            line,
-            shell=True,
-            capture_output=True,
-            text=True,
-            env={**environment, "OPENAI_API_KEY": ""},
-        )
-        assert "usage" not in without.stdout
-        assert process.poll() is None
-    finally:
-        process.terminate()
-        assert process.wait(60) == 0
-
-
-@pytest.mark.e2e
-def test_an_unknown_flag_is_named_and_nothing_stays_behind(tmp_path: Path) -> None:
-    process = run_up(tmp_path, "decode.max-runing=3")
-    children = psutil.Process(process.pid).children
-    assert process.wait(60) == 1
-    text = (tmp_path / "output").read_text()
-    assert "--max-runing is no flag: did you mean --max-running?" in text
-    assert "decode-0 ended with status 2" in text
-    with pytest.raises(psutil.NoSuchProcess):
-        children()
 
 
 def test_hybrid_workers_have_both_roles_and_prefill_any_prompt_while_they_decode() -> None:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -53,21 +54,29 @@ def test_the_help_says_what_is_not_modelled() -> None:
     assert "Not modelled: slow workers, lost messages" in text
 
 
-def test_a_sweep_has_a_row_for_each_combination(tmp_path: Path) -> None:
+def test_a_sweep_has_a_row_for_each_combination_and_understands_the_names_of_options(
+    tmp_path: Path,
+) -> None:
     out = tmp_path / "sweep.json"
-    result = halfmoon(
-        *QUICK,
-        *("--sweep", "placement=random,min_ttft", "--sweep", "rate_per_s=0.5,2"),
-        *("--jobs", "1", "--json", str(out), "--plots", str(tmp_path / "pictures")),
-    )
-    assert result.exit_code == 0, result.output
-    assert [row["label"] for row in json.loads(out.read_text())] == [
+
+    def sweep(*axes: str) -> dict[str, Any]:
+        words = [word for axis in axes for word in ("--sweep", axis)]
+        plots = ("--plots", str(tmp_path / "pictures"))
+        result = halfmoon(*QUICK, *words, *plots, "--jobs", "1", "--json", str(out))
+        assert result.exit_code == 0, result.output
+        return {row["label"]: row["summary"] for row in json.loads(out.read_text())}
+
+    assert list(sweep("placement=random,min_ttft", "rate_per_s=0.5,2")) == [
         "placement=random @ rate_per_s=0.5",
         "placement=random @ rate_per_s=2",
         "placement=min_ttft @ rate_per_s=0.5",
         "placement=min_ttft @ rate_per_s=2",
     ]
     assert (tmp_path / "pictures" / "goodput.png").is_file()
+    found = sweep("prefill=1,2", "seed=3")
+    assert list(found) == ["n_prefill=1, seed=3", "n_prefill=2, seed=3"]
+    one, two = (summary["ttft_s"]["mean"] for summary in found.values())
+    assert two < one
 
 
 def test_eviction_policies_are_compared_at_six_capacities() -> None:
@@ -89,17 +98,6 @@ def test_an_eviction_policy_that_is_not_there_is_said_and_those_that_are() -> No
     assert "blocks that fit" not in result.output, "it is said before anything is computed"
 
 
-def test_a_sweep_understands_the_names_of_options(tmp_path: Path) -> None:
-    out = tmp_path / "sweep.json"
-    axes = ("--sweep", "prefill=1,2", "--sweep", "seed=3", "--jobs", "1")
-    result = halfmoon(*QUICK, *axes, "--json", str(out))
-    assert result.exit_code == 0, result.output
-    rows = json.loads(out.read_text())
-    assert [row["label"] for row in rows] == ["n_prefill=1, seed=3", "n_prefill=2, seed=3"]
-    one, two = (row["summary"]["ttft_s"]["mean"] for row in rows)
-    assert two < one
-
-
 def test_processes_of_a_sweep_give_the_results_of_one(tmp_path: Path) -> None:
     texts = []
     for jobs in ("1", "2"):
@@ -110,20 +108,21 @@ def test_processes_of_a_sweep_give_the_results_of_one(tmp_path: Path) -> None:
     assert texts[0] == texts[1]
 
 
-def test_groups_of_prefill_workers_can_be_simulated() -> None:
-    quick = ("simulate", "simulated-16k", "--requests", "5", "--prefill", "2", "--decode", "1")
-    result = halfmoon(*quick, "--group-size", "2")
-    assert result.exit_code == 0, result.output
-    assert "groups of 2" in result.output
-    result = halfmoon(*quick, "--local-prefill", "256")
-    assert result.exit_code == 0, result.output
-    assert "local up to 256" in result.output
+LONG = ("simulate", "simulated-16k", "--requests", "5", "--prefill", "2", "--decode", "1")
 
 
-def test_coupled_instances_can_be_simulated() -> None:
-    result = halfmoon(*QUICK, "--coupled", "2", "--prefix-caching", "--chunked", "2048")
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ((*LONG, "--group-size", "2"), "groups of 2"),
+        ((*LONG, "--local-prefill", "256"), "local up to 256"),
+        ((*QUICK, "--coupled", "2", "--prefix-caching", "--chunked", "2048"), "2 coupled"),
+    ],
+)
+def test_other_shapes_of_clusters_can_be_simulated(words: tuple[str, ...], told: str) -> None:
+    result = halfmoon(*words)
     assert result.exit_code == 0, result.output
-    assert "2 coupled" in result.output
+    assert told in result.output
 
 
 @pytest.mark.parametrize(
@@ -154,19 +153,16 @@ def test_what_makes_no_sense_is_refused_in_words(arguments: tuple[str, ...], nam
     assert "Traceback" not in result.output
 
 
-def test_a_paper_prints_ours_beside_theirs_and_writes_a_page(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    result = halfmoon("paper", "capacity", "--requests", "200", "--markdown", str(page))
+def test_a_paper_prints_ours_beside_theirs_and_writes_a_page_or_its_part_of_one(
+    tmp_path: Path,
+) -> None:
+    part, page = tmp_path / "page.md", tmp_path / "papers.md"
+    page.write_text("# Old\n\n| `capacity` | old |\n\n## ratio: kept\n\nkept\n\n## capacity: old\n")
+    paper = ("paper", "capacity", "--requests", "200")
+    result = halfmoon(*paper, "--markdown", str(part), "--page", str(page))
     assert result.exit_code == 0, result.output
     assert "published" in result.output
-    assert page.read_text().startswith("## capacity")
-
-
-def test_a_paper_replaces_its_part_of_a_page_of_all(tmp_path: Path) -> None:
-    page = tmp_path / "papers.md"
-    page.write_text("# Old\n\n| `capacity` | old |\n\n## ratio: kept\n\nkept\n\n## capacity: old\n")
-    result = halfmoon("paper", "capacity", "--requests", "200", "--page", str(page))
-    assert result.exit_code == 0, result.output
+    assert part.read_text().startswith("## capacity")
     text = page.read_text()
     assert "## ratio: kept\n\nkept\n" in text
     assert "## capacity: Hit rate over capacity" in text

@@ -199,12 +199,6 @@ def test_who_is_no_conductor_is_told_so(endpoint: ScriptedEndpoint, pages: dict[
     assert "not as a conductor of Halfmoon" in result.stderr and "--url" in result.stderr
 
 
-def test_nobody_there_is_said_with_a_way_out() -> None:
-    result = CliRunner().invoke(app, ["status", "--url", "http://127.0.0.1:9"])
-    assert result.exit_code == 1
-    assert "nothing answers at http://127.0.0.1:9" in result.stderr
-
-
 def test_a_key_is_sent_and_asked_for(conductor: ScriptedEndpoint) -> None:
     conductor.key = "secret"
     assert "--api-key" in status(conductor).stderr

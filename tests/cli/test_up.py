@@ -48,6 +48,7 @@ class Up:
 
     def __init__(self, folder: Path, *words: str, **environment: str) -> None:
         self.output = folder / "output"
+        self.url = ""
         with self.output.open("wb") as sink:
             self.process = start_bound(
                 [sys.executable, "-m", "halfmoon_cli", "up", *words],
@@ -68,6 +69,13 @@ class Up:
             assert time.monotonic() < deadline, self.text
             time.sleep(0.05)
 
+    def stop(self, by: signal.Signals = signal.SIGINT) -> None:
+        """End it, and check that what a service forks ends with it, a moment later."""
+        children = self.children()
+        self.process.send_signal(by)
+        assert self.process.wait(60) == 0, self.text
+        self.until(lambda: not any(child.is_running() for child in children))
+
     def children(self) -> list[psutil.Process]:
         found = psutil.Process(self.process.pid).children(recursive=True)
         return [child for child in found if any("halfmoon_" in word for word in child.cmdline())]
@@ -80,12 +88,21 @@ def kept_key(folder: Path) -> str:
 
 @contextmanager
 def up(folder: Path, *words: str, **environment: str) -> Iterator[Up]:
-    running = Up(folder, *words, **environment)
+    """One that is ready, of a fake model unless told otherwise."""
+    port = free_port()
+    running = Up(folder, *words, **{"MODEL": FAKE, "PORT": str(port), **environment})
+    running.url = f"http://127.0.0.1:{port}"
     try:
+        running.until(lambda: "Ctrl-C stops it" in running.text)
         yield running
     finally:
         running.process.send_signal(signal.SIGTERM)
         running.process.wait(60)
+
+
+def debug(running: Up, key: str = "") -> httpx.Response:
+    shown = {"authorization": f"Bearer {operator_token(key)}"} if key else {}
+    return httpx.get(f"{running.url}/debug/cluster", timeout=20, headers=shown)
 
 
 @pytest.mark.usefixtures("started_programs")
@@ -93,11 +110,7 @@ def up(folder: Path, *words: str, **environment: str) -> Iterator[Up]:
 def test_up_prints_a_curl_line_that_works_keeps_its_port_and_stops_everything_on_ctrl_c(
     tmp_path: Path,
 ) -> None:
-    port = free_port()
-    words = ["up", "--model", FAKE, "--port", str(port), "--state", str(tmp_path / "second")]
-    cluster = {"MODEL": FAKE, "PREFILL": "2", "PORT": str(port), "HALFMOON_MEASURE": "true"}
-    with up(tmp_path, **cluster) as running:
-        running.until(lambda: "Ctrl-C stops it" in running.text)
+    with up(tmp_path, PREFILL="2", HALFMOON_MEASURE="true") as running:
         line = next(part for part in running.text.splitlines() if part.startswith("curl "))
         answer = subprocess.run(shlex.split(line), capture_output=True, text=True, check=True)
         assert '"usage"' in answer.stdout, answer.stdout
@@ -105,32 +118,28 @@ def test_up_prints_a_curl_line_that_works_keeps_its_port_and_stops_everything_on
         assert "--no-limits" in running.text
         assert re.search(r"prefill: 2 workers × \S+ tokens; longest request 4,096", running.text)
         assert "decode: 1 worker ×" in running.text
-        children = running.children()
-        services = [c for c in children if "halfmoon_sandbox.template_process" not in c.cmdline()]
-        assert len(services) == 5
+        commands = [child.cmdline() for child in running.children()]
+        assert sum("halfmoon_sandbox.template_process" not in each for each in commands) == 5
         # Another one is refused the port, with the process to stop.
+        port = running.url.rpartition(":")[2]
+        words = ["up", "--model", FAKE, "--port", port, "--state", str(tmp_path / "second")]
         result = CliRunner().invoke(app, words)
         assert result.exit_code == 2
         assert "halfmoon_conductor" in result.output
         assert f"stop that Halfmoon with `kill {running.process.pid}`" in result.output
-        running.process.send_signal(signal.SIGINT)
-        assert running.process.wait(60) == 0
-        # What a service forks ends with it, a moment later.
-        running.until(lambda: not any(child.is_running() for child in children))
+        running.stop()
 
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("n_signals", [1, 2])
 def test_ctrl_c_lets_streams_end_and_a_second_one_does_not(tmp_path: Path, n_signals: int) -> None:
-    port, begun = free_port(), threading.Event()
+    begun = threading.Event()
 
-    def ask() -> str:
-        api = f"http://127.0.0.1:{port}/v1"
-        model = httpx.get(f"{api}/models", timeout=30).json()["data"][0]["id"]
+    def ask(url: str) -> str:
         n = 30 if n_signals == 1 else 300  # it ends by itself; or not before the second signal
-        body = {"model": model, "prompt": [1, 2, 3], "max_tokens": n, "stream": True}
+        body = {"model": "tiny", "prompt": [1, 2, 3], "max_tokens": n, "stream": True}
         last = ""
-        with httpx.stream("POST", f"{api}/completions", json=body, timeout=60) as answer:
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as answer:
             try:
                 for line in filter(None, answer.iter_lines()):
                     last = line
@@ -139,12 +148,8 @@ def test_ctrl_c_lets_streams_end_and_a_second_one_does_not(tmp_path: Path, n_sig
                 last = type(error).__name__
         return last
 
-    with (
-        up(tmp_path, MODEL="fake://tiny?step_s=0.1", PORT=str(port)) as running,
-        ThreadPoolExecutor(1) as client,
-    ):
-        running.until(lambda: "Ctrl-C stops it" in running.text)
-        asked = client.submit(ask)
+    with up(tmp_path, MODEL="fake://tiny?step_s=0.1") as running, ThreadPoolExecutor(1) as client:
+        asked = client.submit(ask, running.url)
         assert begun.wait(60)
         running.process.send_signal(signal.SIGINT)
         running.until(lambda: "30 s to end" in running.text)
@@ -156,101 +161,81 @@ def test_ctrl_c_lets_streams_end_and_a_second_one_does_not(tmp_path: Path, n_sig
 
 
 @pytest.mark.e2e
-def test_up_warns_of_pools_below_a_context_and_of_misspelt_variables_with_the_way_out(
+def test_up_warns_of_what_will_not_be_as_it_was_meant_with_the_way_out_and_uses_a_given_key(
     tmp_path: Path,
 ) -> None:
     model = "fake://?layers=16&kv_heads=8&head_dim=64&max_context=131072"
-    words = ("-o", "decode.pool-mib=64")
-    environment = {"MODEL": model, "PORT": str(free_port()), "HALFMOON_CHUNK_TOKEN": "64"}
-    with up(tmp_path, *words, **environment) as running:
-        running.until(lambda: "Ctrl-C stops it" in running.text)
+    key = "an environment's own key"
+    environment = {"HALFMOON_CHUNK_TOKEN": "64", "HALFMOON_CLUSTER_KEY": key}
+    words = ("-o", "decode.pool-mib=64", "--flexible")
+    with up(tmp_path, *words, MODEL=model, **environment) as running:
         assert "decode: 1 worker × 1,024 tokens; longest request 1,024" in running.text
         assert "longer requests are refused" in running.text
         assert "-o decode.pool-mib=8192" in running.text
+        assert "--flexible changes nothing" in running.text
         told = "HALFMOON_CHUNK_TOKEN is no setting: did you mean HALFMOON_CHUNK_TOKENS?"
         # Prefill and decode workers both say so.
         assert running.text.count(told) == running.text.count("HALFMOON_CHUNK_TOKEN ") == 1
+        assert not (tmp_path / ".halfmoon/up/cluster-key").exists()
+        assert (debug(running).status_code, debug(running, key).status_code) == (401, 200)
+        running.stop()
 
 
 @pytest.mark.usefixtures("started_programs")
 @pytest.mark.e2e
-def test_services_end_with_up_even_if_it_is_killed(tmp_path: Path) -> None:
-    port = free_port()
-    with up(tmp_path, MODEL=FAKE, PORT=str(port)) as running:
+@pytest.mark.parametrize("ready", [True, False], ids=["ready", "while they start"])
+def test_services_end_with_up_even_if_it_is_killed(tmp_path: Path, ready: bool) -> None:
+    running = Up(tmp_path, MODEL=FAKE, PORT=str(free_port()))
+    running.until(lambda: len(running.children()) >= 4)
+    if ready:
         running.until(lambda: "Ctrl-C stops it" in running.text)
-        children = running.children()
-        # One that stands still can't notice by itself that its parent is gone.
+    children = running.children()
+    if ready:  # one that stands still can't notice by itself that its parent is gone
         children[0].suspend()
-        running.process.kill()
-        running.process.wait(60)
-        _, alive = psutil.wait_procs(children, 60)
-        assert len(children) >= 4 and not alive
-
-
-@pytest.mark.usefixtures("started_programs")
-@pytest.mark.e2e
-def test_services_end_with_up_that_is_killed_while_they_start(tmp_path: Path) -> None:
-    with up(tmp_path, MODEL=FAKE, PORT=str(free_port())) as running:
-        running.until(lambda: len(running.children()) >= 4)
-        children = running.children()
-        running.process.kill()
-        running.process.wait(60)
-        assert not psutil.wait_procs(children, 60)[1]
+    running.process.kill()
+    running.process.wait(60)
+    assert len(children) >= 4 and not psutil.wait_procs(children, 60)[1]
 
 
 @pytest.mark.e2e
-def test_a_closed_terminal_stops_everything_in_order(
+def test_a_closed_terminal_stops_everything_in_order_and_a_cluster_without_a_key_says_so(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     inherited = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests may run under nohup
     request.addfinalizer(lambda: signal.signal(signal.SIGHUP, inherited))
-    with up(tmp_path, MODEL=FAKE, PORT=str(free_port())) as running:
-        running.until(lambda: "Ctrl-C stops it" in running.text)
-        children = running.children()
-        running.process.send_signal(signal.SIGHUP)
-        assert running.process.wait(60) == 0
+    with up(tmp_path, "--no-cluster-key") as running:
+        assert "The cluster has no key" in running.text and "#token" not in running.text
+        assert not (tmp_path / ".halfmoon/up/cluster-key").exists()
+        assert debug(running).status_code == 200
+        running.stop(signal.SIGHUP)
         assert "stopping" in running.text
-        # What a service forks ends with it, a moment later.
-        running.until(lambda: not any(child.is_running() for child in children))
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("n_workers", [1, 2])
-def test_flexible_workers_answer_change_by_load_and_stop_on_ctrl_c(
-    tmp_path: Path, n_workers: int
-) -> None:
+def test_flexible_workers_answer_change_by_load_and_stop_on_ctrl_c(tmp_path: Path) -> None:
     policy = {"role-lasting-s": 1, "role-rest-s": 1, "tbt-slo-s": 1e-4, "admission": "none"}
     words = [word for flag, value in policy.items() for word in ("-o", f"conductor.{flag}={value}")]
-    port, n = free_port(), str(n_workers)
-    environment = {"MODEL": FAKE, "PREFILL": n, "DECODE": n, "PORT": str(port)}
-    environment["HALFMOON_MEASURE"] = "true"
+    environment = {"PREFILL": "2", "DECODE": "2", "HALFMOON_MEASURE": "true"}
     with up(tmp_path, "--flexible", *words, **environment) as running:
-        running.until(lambda: "Ctrl-C stops it" in running.text)
-        assert ("--flexible changes nothing" in running.text) == (n_workers == 1)
-        url = f"http://127.0.0.1:{port}"
+        assert "--flexible changes nothing" not in running.text
 
         def complete(n_new: int) -> str:
             body = {"model": "tiny", "prompt": [1, 2], "max_tokens": n_new, "temperature": 0}
-            answer = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
+            answer = httpx.post(f"{running.url}/v1/completions", json=body, timeout=60)
             assert answer.status_code == 200, answer.text
             return str(answer.json()["choices"][0]["text"])
 
         def decodes() -> list[dict[str, Any]]:
-            shown = {"authorization": f"Bearer {operator_token(kept_key(tmp_path))}"}
-            there = httpx.get(f"{url}/debug/cluster", timeout=20, headers=shown).json()["workers"]
+            there = debug(running, kept_key(tmp_path)).json()["workers"]
             return [each for each in there if each["role"] == "decode" and not each["draining"]]
 
         expected = complete(300)
-        if n_workers == 2:  # an answer always runs, and no prompt waits
-            running.until(lambda: complete(300) == expected and len(decodes()) == 3)
-            (changed,) = [each for each in decodes() if each["worker_id"].startswith("prefill")]
-            assert changed["generation"] == 2
+        # An answer always runs, and no prompt waits.
+        running.until(lambda: complete(300) == expected and len(decodes()) == 3)
+        (changed,) = [each for each in decodes() if each["worker_id"].startswith("prefill")]
+        assert changed["generation"] == 2
         assert complete(300) == expected
-        children = running.children()
-        running.process.send_signal(signal.SIGINT)
-        assert running.process.wait(60) == 0
-        # What a service forks ends with it, a moment later.
-        running.until(lambda: not any(child.is_running() for child in children))
+        running.stop()
 
 
 def halfmoon(folder: Path, *words: str) -> tuple[int, str]:
@@ -272,10 +257,8 @@ def test_a_key_is_made_once_and_kept_for_the_user_alone_and_no_stranger_gets_in(
     (elsewhere := tmp_path / "elsewhere").mkdir()
     keys = []
     for is_new in (True, False):
-        port = free_port()
-        url = f"http://127.0.0.1:{port}"
-        with up(tmp_path, MODEL=FAKE, PORT=str(port)) as running:
-            running.until(lambda: "Ctrl-C stops it" in running.text)
+        with up(tmp_path) as running:
+            url = running.url
             keys.append(kept_key(tmp_path))
             if not is_new:
                 break
@@ -285,7 +268,8 @@ def test_a_key_is_made_once_and_kept_for_the_user_alone_and_no_stranger_gets_in(
             ready = json.loads((tmp_path / ".halfmoon/up/conductor-0.status.json").read_text())
             for asked in (f"{url}/debug/cluster", f"{ready['metadata']}?prefix=halfmoon"):
                 assert httpx.get(asked).status_code == 401
-            assert httpx.get(f"{url}/metadata?prefix=halfmoon").status_code == 404
+            for method in ("GET", "PUT", "POST", "DELETE"):  # it has a port of its own alone
+                assert httpx.request(method, f"{url}/metadata?prefix=halfmoon").status_code == 404
             page = re.search(r"http\S+/#token=(\w+)", running.text)
             assert page is not None
             shown = {"authorization": f"Bearer {page[1]}"}
@@ -300,28 +284,6 @@ def test_a_key_is_made_once_and_kept_for_the_user_alone_and_no_stranger_gets_in(
         # No cluster runs with it: other clusters are asked without it.
         assert halfmoon(tmp_path, "operator-token")[0] == 2
     assert keys[0] == keys[1] and len(keys[0]) == 64
-
-
-@pytest.mark.e2e
-def test_without_a_key_where_that_is_asked_for(tmp_path: Path) -> None:
-    port = free_port()
-    with up(tmp_path, "--no-cluster-key", MODEL=FAKE, PORT=str(port)) as running:
-        running.until(lambda: "Ctrl-C stops it" in running.text)
-        assert "The cluster has no key" in running.text and "#token" not in running.text
-        assert not (tmp_path / ".halfmoon/up/cluster-key").exists()
-        assert httpx.get(f"http://127.0.0.1:{port}/debug/cluster").status_code == 200
-
-
-@pytest.mark.e2e
-def test_a_key_of_the_environment_is_used_and_no_other_is_made(tmp_path: Path) -> None:
-    port, key = free_port(), "an environment's own key"
-    with up(tmp_path, MODEL=FAKE, PORT=str(port), HALFMOON_CLUSTER_KEY=key) as running:
-        running.until(lambda: "Ctrl-C stops it" in running.text)
-        assert not (tmp_path / ".halfmoon/up/cluster-key").exists()
-        shown = {"authorization": f"Bearer {operator_token(key)}"}
-        url = f"http://127.0.0.1:{port}/debug/cluster"
-        assert httpx.get(url).status_code == 401
-        assert httpx.get(url, headers=shown).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -341,9 +303,7 @@ def test_a_kept_key_that_can_not_be_used_is_refused_before_anything_starts(
 @pytest.mark.usefixtures("started_programs")
 @pytest.mark.e2e
 def test_services_that_die_are_started_again_until_one_dies_too_often(tmp_path: Path) -> None:
-    port = free_port()
-    with up(tmp_path, MODEL=FAKE, DECODE="2", PORT=str(port)) as running:
-        running.until(lambda: "Ctrl-C stops it" in running.text)
+    with up(tmp_path, DECODE="2") as running:
 
         def kill(name: str) -> None:
             victims: list[psutil.Process] = []
@@ -360,8 +320,8 @@ def test_services_that_die_are_started_again_until_one_dies_too_often(tmp_path: 
         body = {"model": "tiny", "prompt": [1, 2], "max_tokens": 3}
 
         def answers() -> bool:
-            url = f"http://127.0.0.1:{port}/v1/completions"
             try:
+                url = f"{running.url}/v1/completions"
                 return httpx.post(url, json=body, timeout=20).status_code == 200
             except httpx.HTTPError:
                 return False
@@ -398,10 +358,34 @@ def test_pauses_grow_until_a_service_stays_stopped_and_begin_anew_after_a_quiet_
 
 
 @pytest.mark.e2e
-def test_a_model_that_is_not_there_is_said_so_and_nothing_stays_behind(tmp_path: Path) -> None:
-    with up(tmp_path, MODEL=str(tmp_path / "nowhere"), PORT=str(free_port())) as running:
-        assert running.process.wait(60) == 2
-        assert "nowhere" in running.text
+def test_a_cluster_with_tenants_starts_and_shows_a_line_that_works_with_a_key(
+    tmp_path: Path,
+) -> None:
+    hashed = "2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae"  # of "foo"
+    tenant = f'[[tenants]]\nname = "lab"\nkey_sha256 = ["{hashed}"]\n'
+    (tmp_path / "tenants.toml").write_text(tenant)
+    words = ("-o", "conductor.tenants=tenants.toml", "-o", "prefill.measure=false")
+    with up(tmp_path, *words) as running:
+        [line] = [each for each in running.text.splitlines() if each.startswith("curl ")]
+        for key in ("foo", ""):
+            environment = {**os.environ, "OPENAI_API_KEY": key}
+            answer = subprocess.run(
+                line, shell=True, capture_output=True, text=True, env=environment, check=bool(key)
+            )
+            assert ('"usage"' in answer.stdout) == bool(key), answer.stdout
+        running.stop(signal.SIGTERM)
+
+
+@pytest.mark.e2e
+def test_an_unknown_flag_is_named_and_nothing_stays_behind(tmp_path: Path) -> None:
+    environment = {"MODEL": FAKE, "PORT": str(free_port())}
+    running = Up(tmp_path, "-o", "decode.max-runing=3", **environment)
+    children = psutil.Process(running.process.pid).children
+    assert running.process.wait(60) == 1
+    assert "--max-runing is no flag: did you mean --max-running?" in running.text
+    assert "decode-0 ended with status 2" in running.text
+    with pytest.raises(psutil.NoSuchProcess):
+        children()
 
 
 @pytest.mark.parametrize("command", ["up", "route"])

@@ -115,20 +115,6 @@ def test_a_client_streams_a_chat(compose: Any) -> None:
     assert chunks[-1].usage.completion_tokens == 5
 
 
-def test_a_client_of_anthropics_streams_a_message(compose: Any) -> None:
-    body = {
-        "model": "demo",
-        "max_tokens": 8,
-        "stream": True,
-        "messages": [{"role": "user", "content": "What is a half moon?"}],
-    }
-    answer = httpx.post(f"{compose.urls[0]}/v1/messages", json=body, timeout=240)
-    assert answer.status_code == 200, answer.text
-    events = [line.removeprefix("event: ") for line in answer.text.splitlines() if "event:" in line]
-    assert (events[0], events[-1]) == ("message_start", "message_stop")
-    assert "content_block_delta" in events
-
-
 def test_a_prefix_is_reused_by_another_prefill_container(
     compose: Any, expected: Callable[..., str]
 ) -> None:

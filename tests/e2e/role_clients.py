@@ -1,15 +1,7 @@
 """Clients, orders and views of clusters whose workers change their role."""
 
 import asyncio
-import json
-from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
-
-import httpx
-import torch
-from prometheus_client.parser import text_string_to_metric_families
-from transformers import AutoModelForCausalLM
 
 from halfmoon_metadata import open_store
 from halfmoon_protocol.ids import ConductorId, WorkerId
@@ -24,105 +16,20 @@ FLEXIBLE = [
 ]
 
 
-class Transformers:
-    """What transformers itself says, in one process alone."""
-
-    def __init__(self, folder: Path) -> None:
-        self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        self._model.generation_config.eos_token_id = None  # our requests ignore it
-
-    def generate(self, prompt: Sequence[int], n_new: int) -> list[int]:
-        out = self._model.generate(
-            torch.tensor([prompt]), do_sample=False, max_new_tokens=n_new, pad_token_id=0
-        )
-        return [int(token) for token in out[0, len(prompt) :]]
-
-    @torch.inference_mode()
-    def require_greedy(self, prompt: Sequence[int], tokens: Sequence[int], n_new: int) -> None:
-        """Each token is the likeliest one after those before it: `generate`, in one pass."""
-        assert len(tokens) == n_new
-        logits = self._model(torch.tensor([[*prompt, *tokens[:-1]]])).logits[0]
-        assert logits[len(prompt) - 1 :].argmax(-1).tolist() == list(tokens)
-
-
 def prompt_of(n: int, salt: int) -> list[int]:
     """A prompt that shares no block with one of another salt."""
     return [11 + salt % 300, 11 + salt // 300, *(10 + (i * 37) % 300 for i in range(n - 2))]
 
 
-class BrokenStream(Exception):
-    """A stream that ended without its last token; the text says how."""
-
-
-def stream(
-    cluster: Any,
-    prompt: Sequence[int],
-    n_new: int,
-    on_tokens: Callable[[int], None] = lambda _: None,
-) -> list[int]:
-    """The tokens of a greedy answer as they came; `on_tokens` is told how many there are.
-
-    Raises:
-        BrokenStream: it ended with an error, or its connection did.
-    """
-    body = {
-        "model": cluster.model,
-        "prompt": list(prompt),
-        "max_tokens": n_new,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": True,
-        "return_token_ids": True,
-    }
-    tokens: list[int] = []
-    try:
-        with httpx.stream("POST", f"{cluster.url}/v1/completions", json=body, timeout=150) as said:
-            if said.status_code != 200:
-                raise BrokenStream(said.read().decode())
-            for line in said.iter_lines():
-                data = line.removeprefix("data: ")
-                if data == "[DONE]":
-                    return tokens
-                if line.startswith("data: "):
-                    event = json.loads(data)
-                    if "error" in event:
-                        raise BrokenStream(data)
-                    tokens += [t for choice in event["choices"] for t in choice["token_ids"]]
-                    on_tokens(len(tokens))
-    except httpx.HTTPError as error:
-        raise BrokenStream(f"{type(error).__name__} after {len(tokens)} tokens") from error
-    raise BrokenStream(f"no [DONE] after {len(tokens)} tokens")
-
-
-def workers(cluster: Any) -> dict[str, dict[str, Any]]:
-    """What the conductor knows of each worker; nothing while it does not answer."""
-    try:
-        found = cluster.get("/debug/cluster")["workers"]
-    except httpx.HTTPError:
-        return {}
-    return {worker["worker_id"]: worker for worker in found}
-
-
 def members_of(cluster: Any, role: str) -> set[str]:
     """Workers that the conductor sends requests of this role."""
-    there = workers(cluster).values()
+    there = cluster.workers().values()
     return {w["worker_id"] for w in there if w["role"] == role and not w["draining"]}
-
-
-def metrics(cluster: Any, worker_id: str, **labels: str) -> dict[str, float]:
-    """Values of one worker, those of all sets of labels that include `labels` added up."""
-    page = httpx.get(f"{cluster.process(worker_id).status['operators']}/metrics", timeout=10).text
-    values: dict[str, float] = {}
-    for family in text_string_to_metric_families(page):
-        for sample in family.samples:
-            if labels.items() <= sample.labels.items():
-                values[sample.name] = values.get(sample.name, 0.0) + sample.value
-    return values
 
 
 def require_one_load(cluster: Any, worker_id: str, n_changes: int) -> None:
     """The process loaded its model once, however often its worker changed."""
-    found = metrics(cluster, worker_id)
+    found = cluster.metrics(worker_id)
     assert found["halfmoon_model_loads_total"] == 1
     assert found["halfmoon_role_changes_total"] == n_changes
     n_phases = 3

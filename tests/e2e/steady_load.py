@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from random import Random
-from typing import Any
 
 import httpx
 
 from halfmoon_engine.fake_engine import FakeEngine
+from tests.e2e.conftest import LiveCluster
 
 #: What is restarted together: while one of two workers is away, the other one serves.
 TURNS = (("kvstore-0",), ("prefill-0", "decode-0"), ("prefill-1", "decode-1"), ("conductor-0",))
@@ -92,48 +92,42 @@ class Load:
             time.sleep(0.05)
 
 
-def restart(cluster: Any, names: tuple[str, ...]) -> None:
-    """Stop these processes, start them again, and wait until the conductor uses all workers."""
-
-    def live() -> list[str]:
-        try:
-            return list(cluster.live())
-        except httpx.HTTPError:
-            return []
-
-    everyone = live()
+def restart(
+    cluster: LiveCluster, names: tuple[str, ...], by: signal.Signals = signal.SIGTERM
+) -> None:
+    """End these processes, start them again, and wait until the conductor uses all workers."""
     for name in names:
-        cluster.process(name).signal(signal.SIGTERM)
+        cluster.process(name).signal(by)
     for name in names:
         assert cluster.process(name).wait(90), f"{name} has not ended\n{cluster.last_words()}"
-        assert cluster.process(name).exit_code == 0, cluster.logs()
+        assert cluster.process(name).exit_code == (0 if by is signal.SIGTERM else -by)
     if names != ("conductor-0",):
-        cluster.until(lambda: not set(names) & set(live()))
-    for name in names:
-        cluster.cluster.restart(name)
-
-    def all_there() -> bool:
-        assert not cluster.cluster.dead(), cluster.logs()
-        return cluster.cluster.ready() and live() == everyone
-
-    cluster.until(all_there)
+        cluster.until(lambda: not set(names) & set(cluster.live()))
+    cluster.restart(*names)
+    cluster.until(cluster.cluster.ready)
+    assert not cluster.cluster.dead(), cluster.logs()
 
 
 def restart_in_turn(
-    cluster: Any, load: Load, *, after_turn: Callable[[int], None] = lambda _: None
+    cluster: LiveCluster,
+    load: Load,
+    *,
+    by: Callable[[tuple[str, ...]], signal.Signals] = lambda _: signal.SIGTERM,
+    after_turn: Callable[[int], None] = lambda _: None,
 ) -> None:
     """Restart all processes, and check after each turn that old and new ones serve together.
 
     Args:
         cluster: with the processes of `TURNS`.
         load: sends requests meanwhile.
+        by: how those of a turn are ended, which it may wait to do.
         after_turn: a further check after each turn, which gets the turn's number.
     """
     for number, names in enumerate(TURNS):
         n_right = load.n_right
         is_conductor = names == ("conductor-0",)
         with load.without_conductor() if is_conductor else nullcontext():
-            restart(cluster, names)
+            restart(cluster, names, by(names))
         # All kinds of connections between old and new processes are used.
         cluster.until(lambda n=n_right: load.n_right >= n + 2 * N_CLIENTS)
         after_turn(number)

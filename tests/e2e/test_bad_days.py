@@ -6,15 +6,12 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
-import httpx
 import pytest
 import redis as redis_client
 
 from halfmoon_engine.fake_engine import FakeEngine, parse_fake_spec
-from halfmoon_protocol.sampling import Sampling
-from tests.e2e.conftest import LiveCluster
+from tests.e2e.conftest import LiveCluster, StartCluster
 from tests.e2e.redis_server import RedisServer
 from tests.installed_programs import needs_programs
 
@@ -22,7 +19,6 @@ pytestmark = [pytest.mark.e2e, needs_programs("redis-server")]
 
 MODEL = "fake://tiny?step_s=0.05"
 N_STREAMS = 6
-StartCluster = Callable[..., Any]
 
 
 def fill(client: "redis_client.Redis") -> None:
@@ -127,43 +123,25 @@ def no_stream_is_lost(
         pauses_s = list[float]()
 
         def ask(number: int) -> list[int]:
-            body = {
-                "model": cluster.model,
-                "prompt": prompt_of(number),
-                "max_tokens": n_new,
-                "temperature": 0,
-                "stream": True,
-                "return_token_ids": True,
-            }
-            url, tokens = f"{cluster.url}/v1/completions", list[int]()
             last_s = time.monotonic()
-            with httpx.stream("POST", url, json=body, timeout=120) as answer:
-                assert answer.status_code == 200, answer.read()
-                for line in filter(None, answer.iter_lines()):
-                    pauses_s.append(time.monotonic() - last_s)
-                    last_s += pauses_s[-1]
-                    if line == "data: [DONE]":
-                        return tokens
-                    event = httpx.Response(200, text=line.removeprefix("data: ")).json()
-                    assert "choices" in event, f"after {len(tokens)} tokens: {line}"
-                    for choice in event["choices"]:
-                        tokens += choice["token_ids"] or ()
-                    if len(tokens) > 2:
-                        begun[number].set()
-            raise AssertionError(f"the stream ended after {len(tokens)} tokens")
+
+            def note(n_tokens: int) -> None:
+                nonlocal last_s
+                pauses_s.append(time.monotonic() - last_s)
+                last_s += pauses_s[-1]
+                if n_tokens > 2:
+                    begun[number].set()
+
+            return cluster.stream(prompt_of(number), n_new, note)
 
         answers = [clients.submit(ask, number) for number in range(N_STREAMS)]
         assert all(each.wait(60) for each in begun)
         happens(cluster, client)
         # Short requests beside them, and one after the other.
         for number in range(5):
-            short = cluster.complete(prompt=[9, number, 7], max_tokens=3, temperature=0)
-            assert short["usage"]["completion_tokens"] == 3
+            assert cluster.ask([9, number, 7], 3)[0] == oracle.expected([9, number, 7], 3)
         for number, answer in enumerate(answers):
-            right = oracle.expected(
-                tuple(prompt_of(number)), n_new, sampling=Sampling(temperature=0.0)
-            )
-            assert answer.result() == list(right)
+            assert answer.result() == oracle.expected(prompt_of(number), n_new)
         print(f"longest pause of a stream: {max(pauses_s):.1f} s")
     client.close()
 

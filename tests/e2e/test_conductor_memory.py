@@ -6,17 +6,16 @@ Measured is the memory of the conductor's process that is no file's (`RssAnon` o
 import asyncio
 import itertools
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from signal import SIGKILL
 from urllib.parse import urlsplit
 
 import httpx
 import msgspec
 import pytest
 
-from halfmoon_cli.up.embedded_cluster import ProcessSpec, ServiceProcess
+from halfmoon_cli.up.embedded_cluster import ServiceProcess
 from halfmoon_metadata.store_interface import MetadataStore
 from halfmoon_metadata.store_registry import open_store
 from halfmoon_protocol.bounds import MAX_CODE, MAX_FEATURES
@@ -34,6 +33,7 @@ from halfmoon_runtime.channels.network import Port
 from halfmoon_runtime.channels.zmq_network import ZmqNetwork
 from halfmoon_runtime.membership import Membership, next_generation
 from halfmoon_testing.scheduling_inputs import LAYOUT, a_worker
+from tests.e2e.conftest import lone_conductor
 from tests.nightly import by_day
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
@@ -92,15 +92,9 @@ class LoneConductor:
 
 
 @pytest.fixture
-async def conductor(tmp_path: Path) -> AsyncIterator[LoneConductor]:
-    flags = ("--model=fake://tiny", "--metadata=embedded", "--http-port=0", "--metadata-port=0")
-    process = ServiceProcess(ProcessSpec("conductor-0", "conductor", flags), tmp_path)
-    try:
-        await until(lambda: process.stage == "ready")
+def conductor(tmp_path: Path) -> Iterator[LoneConductor]:
+    with lone_conductor(tmp_path) as process:
         yield LoneConductor(process)
-    finally:
-        process.signal(SIGKILL)
-        process.wait(DEADLINE_S)
 
 
 async def until(condition: Callable[[], object]) -> None:

@@ -14,11 +14,10 @@ from typing import Any, NamedTuple
 
 import httpx
 import pytest
-import torch
-from transformers import AutoModelForCausalLM
 
 from halfmoon_cli.up.embedded_cluster import ProcessSpec, ServiceProcess
 from halfmoon_metadata.tcp_ports import free_port
+from tests.e2e.conftest import StartCluster
 
 pytestmark = pytest.mark.e2e
 
@@ -33,7 +32,6 @@ BODY = {
     "return_token_ids": True,
     "stream": True,
 }
-StartCluster = Callable[..., Any]
 
 
 class Event(NamedTuple):
@@ -72,10 +70,9 @@ class Pair:
     def _is_ready(self) -> bool:
         assert self._process.exit_code is None, self._process.last_lines()
         try:
-            workers = httpx.get(f"{self.dying}/debug/cluster", timeout=5).json()["workers"]
+            return httpx.get(f"{self.dying}/ready", timeout=5).status_code == 200
         except httpx.TransportError:
             return False
-        return len(workers) == 3
 
     def events(self, url: str, key: str, last: str = "", **body: Any) -> list[Event]:
         """Read a stream to its end, or to where its connection breaks."""
@@ -202,14 +199,9 @@ def one_address(pair: Pair) -> Iterator[Relay]:
 
 
 @pytest.fixture(scope="module")
-def greedy(tiny_model: Path) -> list[int]:
+def greedy(alone: Any) -> list[int]:
     """The tokens that transformers computes."""
-    model: Any = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
-    model.generation_config.eos_token_id = None
-    out = model.generate(
-        torch.tensor([PROMPT]), do_sample=False, max_new_tokens=N_NEW, pad_token_id=0
-    )
-    return [int(token) for token in out[0, len(PROMPT) :]]
+    return list(alone.generate(PROMPT, N_NEW))
 
 
 @pytest.fixture(scope="module")
@@ -234,16 +226,6 @@ def client_of_the_page() -> Callable[[str, dict[str, Any]], Iterator[str]]:
 
 def tokens_of(*parts: list[Event]) -> list[int]:
     return [token for part in parts for event in part for token in event.tokens]
-
-
-def test_greedy_tokens_go_on_at_another_conductor_as_transformers_says_them(
-    pair: Pair, greedy: list[int]
-) -> None:
-    first = pair.events_until_killed("greedy", n=7, temperature=0)
-    rest = pair.events(pair.staying, "greedy", first[-1].id, temperature=0)
-    assert tokens_of(first, rest) == greedy
-    assert rest[-1].is_last
-    pair.start()
 
 
 def test_a_client_of_one_address_goes_on_at_the_conductor_that_is_alive(
@@ -300,6 +282,8 @@ def test_a_conductor_that_is_started_again_goes_on_with_its_own_streams(pair: Pa
     whole = pair.events(pair.staying, "thrice", temperature=0.8)
     assert tokens_of(*parts) == tokens_of(whole)
     assert len(tokens_of(whole)) == N_NEW
+    resumed = httpx.get(f"{pair.dying}/metrics", timeout=10).text
+    assert 'halfmoon_resumed_streams_total{source="computed"} 1.0' in resumed
 
 
 def test_a_connection_that_breaks_costs_no_second_computation_at_the_same_conductor(
@@ -314,20 +298,25 @@ def test_a_connection_that_breaks_costs_no_second_computation_at_the_same_conduc
     assert 'halfmoon_resumed_streams_total{source="kept"} 1.0' in metrics
 
 
-def test_the_client_of_the_page_goes_on_by_itself(pair: Pair) -> None:
-    body = {"model": pair.model, **BODY, "temperature": 1}
-    tokens: list[int] = []
+def test_a_conductor_goes_on_from_a_response_that_another_one_stored(pair: Pair) -> None:
+    ours, theirs = (f"{url}/v1/responses" for url in (pair.staying, pair.dying))
+    body = {"model": pair.model, "input": "Hi", "max_output_tokens": 4}
 
-    def kill_and_start() -> None:
-        pair.kill()
-        pair.start()
+    def answered(at: str, **fields: Any) -> dict[str, Any]:
+        answer = httpx.post(at, json={**body, **fields}, timeout=60)
+        assert answer.status_code == 200, answer.text
+        said: dict[str, Any] = answer.json()
+        return said
 
-    with closing(Relay(pair.dying)) as relay:
-        for n in (5, 26):
-            relay.break_after(n, kill_and_start)
-        for event in client_of_the_page()(f"{relay.url}/v1/completions", body):
-            if event != "[DONE]":
-                tokens += json.loads(event)["choices"][0]["token_ids"]
-    assert len(tokens) == N_NEW
-    resumed = httpx.get(f"{pair.dying}/metrics", timeout=10).text
-    assert 'halfmoon_resumed_streams_total{source="computed"} 1.0' in resumed
+    first = answered(ours)
+    second = answered(theirs, input="Sure?", previous_response_id=first["id"])
+    hi, sure = ({"role": "user", "content": text} for text in ("Hi", "Sure?"))
+    whole = answered(ours, input=[hi, *first["output"], sure])
+    alone = answered(theirs, input="Sure?")
+    n_tokens = [each["usage"]["input_tokens"] for each in (second, whole, alone)]
+    assert n_tokens[0] == n_tokens[1] > n_tokens[2]
+    assert httpx.get(f"{theirs}/{first['id']}", timeout=10).json() == first
+    # Both ways, and removed for all.
+    answered(ours, input="Sure?", previous_response_id=second["id"])
+    assert httpx.delete(f"{theirs}/{first['id']}", timeout=10).status_code == 200
+    assert httpx.get(f"{ours}/{first['id']}", timeout=10).status_code == 404

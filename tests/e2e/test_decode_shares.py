@@ -1,25 +1,22 @@
 """Long prompts and answers that make room for another tenant lose nothing by it."""
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from threading import Barrier
 from typing import Any
 
-import httpx
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from halfmoon_conductor.tenants import add_tenant
+from tests.e2e.conftest import LiveCluster, StartCluster, once
 
 pytestmark = pytest.mark.e2e
 
 #: Its tokens depend on every byte of KV; a step takes 10 ms, and 2 ms more for each token.
 MODEL = "fake://shares?step_s=0.01&token_s=0.002&max_context=4096"
 N_LONG, N_SHORT = 600, 4
-#: Prefilled in 6 s.
-N_LONG_PROMPT = 3000
+#: Prefilled in 4 s.
+N_LONG_PROMPT = 2000
 #: Answers at decode at once: the flood's.
 N_RUNNING = 3
 
@@ -28,47 +25,21 @@ def prompt_of(number: int, n_tokens: int = 20) -> list[int]:
     return [10 + (i * 37 + number * 101) % 300 for i in range(n_tokens)]
 
 
-def stream_tokens(live: Any, key: str, prompt: list[int], n_new: int) -> Iterator[int]:
-    body = {
-        "model": live.model,
-        "prompt": prompt,
-        "max_tokens": n_new,
-        "temperature": 0,
-        "ignore_eos": True,
-        "return_token_ids": True,
-        "stream": True,
-    }
-    headers = {"authorization": f"Bearer {key}"}
-    url = f"{live.url}/v1/completions"
-    with httpx.stream("POST", url, json=body, headers=headers, timeout=240) as answer:
-        assert answer.status_code == 200, answer.read()
-        for line in answer.iter_lines():
-            if line.startswith("data: {"):
-                for choice in json.loads(line[6:])["choices"]:
-                    yield from choice.get("token_ids") or ()
+def ask(live: LiveCluster, key: str, prompt: list[int], n_new: int, **more: Any) -> list[int]:
+    """The tokens of a stream of a tenant."""
+    return LiveCluster(live.cluster, key).stream(prompt, n_new, model="shares", **more)
 
 
-def metric(live: Any, name: str, **labels: str) -> int:
-    key = {"authorization": f"Bearer {live.key}"}
-    page = httpx.get(f"{live.url}/metrics", headers=key, timeout=10).raise_for_status().text
-    return sum(
-        int(sample.value)
-        for family in text_string_to_metric_families(page)
-        for sample in family.samples
-        if sample.name == name and labels.items() <= sample.labels.items()
-    )
+def n_stopped(live: LiveCluster) -> int:
+    return int(live.metrics().get("halfmoon_requests_stopped_total", 0))
 
 
-def n_stopped(live: Any) -> int:
-    return metric(live, "halfmoon_requests_stopped_total")
-
-
-@pytest.fixture
+@pytest.fixture(scope="module")
 def shared_cluster(
-    start_cluster: Callable[..., Any], tmp_path: Path
-) -> Iterator[tuple[Any, str, str]]:
+    start_cluster: StartCluster, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[LiveCluster, str, str]]:
     """A decode worker with few places, and the keys of the tenants "flood" and "lab"."""
-    tenants = tmp_path / "tenants.toml"
+    tenants = tmp_path_factory.mktemp("tenants") / "tenants.toml"
     flood, lab = (add_tenant(tenants, name) for name in ("flood", "lab"))
     operator = add_tenant(tenants, "ops", operator=True)
     extra = {
@@ -80,18 +51,15 @@ def shared_cluster(
 
 
 def test_a_flood_of_long_answers_makes_room_and_loses_no_token(
-    shared_cluster: tuple[Any, str, str],
+    shared_cluster: tuple[LiveCluster, str, str],
 ) -> None:
     live, flood, lab = shared_cluster
+    n_before = n_stopped(live)
     with ThreadPoolExecutor(N_RUNNING) as clients:
 
         def take(number: int, all_run: Barrier) -> list[int]:
-            tokens = []
-            for token in stream_tokens(live, flood, prompt_of(number), N_LONG):
-                tokens.append(token)
-                if len(tokens) == 2:
-                    all_run.wait(timeout=120)
-            return tokens
+            note = once(2, lambda: all_run.wait(timeout=120))
+            return ask(live, flood, prompt_of(number), N_LONG, on_tokens=note)
 
         def take_all() -> list["Future[list[int]]"]:
             all_run = Barrier(N_RUNNING + 1)
@@ -100,31 +68,32 @@ def test_a_flood_of_long_answers_makes_room_and_loses_no_token(
             return long
 
         undisturbed = [answer.result(timeout=240) for answer in take_all()]
-        assert n_stopped(live) == 0
+        assert n_stopped(live) == n_before
         long = take_all()
-        short = list(stream_tokens(live, lab, prompt_of(9), N_SHORT))
-        assert n_stopped(live) >= 1
+        short = ask(live, lab, prompt_of(9), N_SHORT)
+        assert n_stopped(live) > n_before
         assert not any(answer.done() for answer in long), "it waited for an answer's end"
         assert [answer.result(timeout=240) for answer in long] == undisturbed
-        assert list(stream_tokens(live, lab, prompt_of(9), N_SHORT)) == short
+        assert ask(live, lab, prompt_of(9), N_SHORT) == short
     assert {len(tokens) for tokens in undisturbed} == {N_LONG}
 
 
 def test_a_flood_of_long_prompts_makes_room_and_loses_no_token(
-    shared_cluster: tuple[Any, str, str],
+    shared_cluster: tuple[LiveCluster, str, str],
 ) -> None:
     live, flood, lab = shared_cluster
 
-    def ask(number: int) -> list[int]:
-        return list(stream_tokens(live, flood, prompt_of(number, N_LONG_PROMPT), N_SHORT))
+    def ask_long(number: int) -> list[int]:
+        return ask(live, flood, prompt_of(number, N_LONG_PROMPT), N_SHORT)
 
+    n_before = n_stopped(live)
     with ThreadPoolExecutor(N_RUNNING) as clients:
-        long = [clients.submit(ask, number) for number in range(N_RUNNING)]
-        live.until(lambda: metric(live, "halfmoon_requests", phase="prefilling") == N_RUNNING)
-        short = list(stream_tokens(live, lab, prompt_of(9), N_SHORT))
-        assert n_stopped(live) >= 1
+        long = [clients.submit(ask_long, number) for number in range(N_RUNNING)]
+        live.until(lambda: live.metrics(phase="prefilling").get("halfmoon_requests") == N_RUNNING)
+        short = ask(live, lab, prompt_of(9), N_SHORT)
+        assert n_stopped(live) > n_before
         assert not any(answer.done() for answer in long), "it waited for an answer's end"
         tokens = [answer.result(timeout=240) for answer in long]
-    assert [ask(number) for number in range(N_RUNNING)] == tokens
-    assert list(stream_tokens(live, lab, prompt_of(9), N_SHORT)) == short
+    assert [ask_long(number) for number in range(N_RUNNING)] == tokens
+    assert ask(live, lab, prompt_of(9), N_SHORT) == short
     assert {len(each) for each in tokens} == {N_SHORT}

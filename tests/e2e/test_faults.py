@@ -1,146 +1,216 @@
-"""Processes that die in the middle, and what the client sees of it: nothing, or an error."""
+"""Processes that die, hang or are stopped, and what the client sees of it: nothing, or an error.
+
+The tests share a cluster whose ended processes are started again before each of them.
+"""
 
 import base64
-import json
 import re
 import signal
 import socket
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from pathlib import Path
+from urllib.parse import quote
 
 import httpx
 import pytest
 
+from halfmoon_conductor.journal_file import main
 from halfmoon_engine.fake_engine import FakeEngine, parse_fake_spec
+from halfmoon_runtime.membership import MEMBERS
+from halfmoon_scheduling.commands import Resubmit
+from halfmoon_scheduling.conductor.journal import read_journal, replay_journal
+from halfmoon_scheduling.events import KvChanged, RequestFinished, WorkerLost
+from tests.e2e.conftest import BrokenStream, LiveCluster, StartCluster, once
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
-SLOW = "fake://slow?step_s=0.004&max_context=8192"
-#: Its streams last for seconds after the few tokens that a test waits for: a busy machine sends on
-#: what it has, and a worker that dies after its last token proves nothing.
-SLOWER = "fake://slow?step_s=0.02&max_context=8192"
-StartCluster = Callable[..., Any]
+ORACLE = FakeEngine(parse_fake_spec("fake://slow?max_context=8192"), block_size=64)
+SHORT, LONG = list(range(300)), [i % 900 for i in range(4000)]
+N_NEW = 200
 
 
-def stream(cluster: Any, prompt: list[int], n_new: int) -> Iterator[dict[str, Any]]:
-    """The SSE events of one completion, `[DONE]` as ``{"done": True}``."""
-    body = {
-        "model": cluster.model,
-        "prompt": prompt,
-        "max_tokens": n_new,
-        "temperature": 0,
-        "stream": True,
-        "stream_options": {"include_usage": True},
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("faults")
+
+
+@pytest.fixture(scope="module")
+def shared(start_cluster: StartCluster, folder: Path) -> Iterator[LiveCluster]:
+    # A stream lasts for seconds after the few tokens that a test waits for: a worker that dies
+    # after its last token proves nothing.
+    lost = quote(str(folder / "lost"))
+    model = f"fake://slow?step_s=0.02&max_context=8192&lost_by={lost}"
+    extra = {
+        "prefill": ["--chunk-tokens", "32", "--max-chunk-tokens", "32"],
+        "conductor": ["--journal-path", str(folder / "journal"), "--placement", "min_ttft"],
     }
-    with httpx.stream("POST", f"{cluster.url}/v1/completions", json=body, timeout=60) as answer:
-        assert answer.status_code == 200
-        for line in answer.iter_lines():
-            if line.startswith("data: "):
-                data = line.removeprefix("data: ")
-                yield {"done": True} if data == "[DONE]" else json.loads(data)
+    with start_cluster(model, n_prefill=2, n_decode=2, n_kvstore=2, extra=extra) as cluster:
+        yield cluster
 
 
-def text_of(events: list[dict[str, Any]]) -> str:
-    return "".join(e["choices"][0]["text"] for e in events if e.get("choices"))
+@pytest.fixture
+def cluster(shared: LiveCluster) -> LiveCluster:
+    processes = shared.cluster.processes
+    shared.restart(*(name for name, each in processes.items() if each.exit_code is not None))
+    return shared
 
 
-def expected_text(prompt: list[int], n_new: int) -> str:
-    tokens = FakeEngine(parse_fake_spec(SLOW), block_size=64).expected(prompt, n_new)
-    return "".join(f" t{token}" for token in tokens)
+def stop(cluster: LiveCluster, *names: str, by: signal.Signals) -> None:
+    """End processes, and check how they ended."""
+    for name in names:
+        cluster.process(name).signal(by)
+    for name in names:
+        assert cluster.process(name).wait(60), cluster.last_words()
+        assert cluster.process(name).exit_code == (0 if by is signal.SIGTERM else -by), name
 
 
-def chosen(cluster: Any, role: str) -> str:
-    placement = cluster.decisions()[-1]["placement"]
-    return str(placement["decode"] if role == "decode" else placement["chosen"]["worker_id"])
-
-
-def test_a_decode_killed_in_mid_stream_costs_no_token(start_cluster: StartCluster) -> None:
-    prompt = list(range(300))
-    with start_cluster(SLOWER, n_decode=2) as cluster:
-        events: list[dict[str, Any]] = []
-        for event in stream(cluster, prompt, 200):
-            events.append(event)
-            if len(events) == 10:
-                cluster.process(chosen(cluster, "decode")).signal(signal.SIGKILL)
-        assert text_of(events) == expected_text(prompt, 200)
-        usage = next(e["usage"] for e in events if e.get("usage"))
-        assert (usage["prompt_tokens"], usage["completion_tokens"]) == (300, 200)
-        assert events[-1] == {"done": True}
-        cluster.until(lambda: len(cluster.live()) == 3)
-
-
-def test_a_prefill_killed_in_mid_prompt_costs_no_token(start_cluster: StartCluster) -> None:
-    prompt = [i % 900 for i in range(6000)]
-    extra = {"prefill": ["--chunk-tokens", "32", "--max-chunk-tokens", "32"]}
-    with (
-        start_cluster(SLOW, n_prefill=2, extra=extra) as cluster,
-        ThreadPoolExecutor(1) as client,
-    ):
-        answer = client.submit(lambda: list(stream(cluster, prompt, 200)))
-        cluster.until(lambda: bool(cluster.decisions()))
-        cluster.process(chosen(cluster, "prefill")).signal(signal.SIGKILL)
-        events = answer.result(timeout=60)
-        assert text_of(events) == expected_text(prompt, 200)
-        assert len(cluster.decisions()) == 2  # it was placed again
-        assert events[-1] == {"done": True}
-
-
-def test_the_last_decode_killed_ends_the_stream_in_an_error_event(
-    start_cluster: StartCluster,
+@pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_decode_that_is_killed_or_hangs_in_mid_stream_costs_no_token(
+    cluster: LiveCluster, folder: Path, by: signal.Signals, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with start_cluster(SLOWER) as cluster:
-        events: list[dict[str, Any]] = []
-        for event in stream(cluster, [1, 2, 3], 500):
-            events.append(event)
-            if len(events) == 10:
-                cluster.process("decode-0").signal(signal.SIGKILL)
-        errors = [event for event in events if "error" in event]
-        assert len(errors) == 1
-        assert errors[0]["error"]["message"]
-        refused = cluster.post("/v1/completions", model="slow", prompt=[1], max_tokens=2)
-        assert refused.status_code == 503
-        assert float(refused.headers["retry-after"]) > 0
-        assert "decode" in refused.json()["error"]["message"]
-        cluster.cluster.restart("decode-0")
-        cluster.until(lambda: "decode-0" in cluster.live())
-        assert cluster.complete(prompt=[1], max_tokens=2)["usage"]["completion_tokens"] == 2
+    """And the conductor's journal of it replays to the same commands."""
+    victim, text, usage = "", "", {}
+    prompt = [int(by), *SHORT]
+    ask = {"prompt": prompt, "max_tokens": N_NEW, "temperature": 0}
+    events = list[object]()
+    for event in cluster.events(**ask, stream_options={"include_usage": True}):
+        events.append(event)
+        usage = event.get("usage") or usage
+        text += "".join(choice["text"] for choice in event.get("choices") or ())
+        if len(events) == 10:
+            victim = cluster.chosen("decode")
+            cluster.process(victim).signal(by)
+    assert text == "".join(f" t{token}" for token in ORACLE.expected(prompt, N_NEW))
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (301, N_NEW)
+    assert events[-1] == {"done": True}
+    cluster.until(lambda: victim not in cluster.live())
+    cluster.process(victim).signal(signal.SIGKILL)
+    stop(cluster, "conductor-0", by=signal.SIGTERM)  # all of its journal is written then
+    path = folder / "journal"
+    with path.open("rb") as source:
+        entries = list(read_journal(source)[1])
+    kinds = {type(entry.event) for entry in entries}
+    assert {WorkerLost, KvChanged, RequestFinished} <= kinds
+    assert any(isinstance(command, Resubmit) for entry in entries for command in entry.commands)
+    with path.open("rb") as source:
+        assert replay_journal(source) == (len(entries), None)
+    assert main([str(path)]) == 0
+    assert f"{len(entries)} entries" in capsys.readouterr().out
 
 
-def test_garbage_on_every_socket_leaves_the_services_alive(start_cluster: StartCluster) -> None:
-    with start_cluster("fake://tiny") as cluster:
-        ports = [int(cluster.url.rsplit(":", 1)[1])]
-        for record in (
-            httpx.get(cluster.metadata_url, params={"prefix": "halfmoon/"}, timeout=5)
-            .json()
-            .values()
-        ):
-            ports += _ports_in(record)
-        assert len(ports) >= 7
-        for port in ports:
-            for garbage in (b"\x00" * 64, b"\xff" * 4096, b"GET / HTTP/9.9\r\n\r\n", b"\x7f"):
-                with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
-                    connection.sendall(garbage)
-        assert not cluster.cluster.dead()
-        assert cluster.complete(prompt=[1, 2], max_tokens=5)["usage"]["completion_tokens"] == 5
-
-
-def _ports_in(record: str) -> list[int]:
-    text = base64.b64decode(record).decode(errors="replace")
-    return [int(port) for port in re.findall(r"127\.0\.0\.1:(\d+)", text)]
-
-
-def test_a_hanging_decode_is_noticed_and_its_request_placed_again(
-    start_cluster: StartCluster,
+@pytest.mark.parametrize("how", ["is killed", "loses its engine"])
+def test_a_prefill_that_ends_in_mid_prompt_costs_no_token(
+    cluster: LiveCluster, folder: Path, how: str
 ) -> None:
-    with start_cluster(SLOW, n_decode=2) as cluster:
-        events: list[dict[str, Any]] = []
-        frozen = None
-        for event in stream(cluster, [5, 6, 7], 150):
-            events.append(event)
-            if len(events) == 30:
-                frozen = cluster.process(chosen(cluster, "decode"))
-                frozen.signal(signal.SIGSTOP)
-        assert frozen is not None
-        frozen.signal(signal.SIGKILL)
-        assert text_of(events) == expected_text([5, 6, 7], 150)
+    n_before = len(cluster.decisions())
+    prompt = [int(how == "is killed"), *LONG]  # cached by no other test
+    with ThreadPoolExecutor(1) as client:
+        answer = client.submit(cluster.stream, prompt, N_NEW)
+        cluster.until(lambda: len(cluster.decisions()) > n_before)
+        victim = cluster.chosen("prefill")
+        if how == "is killed":
+            stop(cluster, victim, by=signal.SIGKILL)
+        else:
+            lose_engine(cluster, folder, victim)
+        assert answer.result(timeout=60) == ORACLE.expected(prompt, N_NEW)
+    assert len(cluster.decisions()) == n_before + 2  # it was placed again
+
+
+def lose_engine(cluster: LiveCluster, folder: Path, name: str) -> None:
+    """Let an engine end; its worker leaves behind one line, a status, and no lease."""
+    process = cluster.process(name)
+    n_bytes = process.log_path.stat().st_size
+    (folder / f"lost.{process.pid}").touch()
+    cluster.until(lambda: process.exit_code is not None)
+    there = httpx.get(cluster.metadata_url, params={"prefix": MEMBERS}, timeout=10).json()
+    assert MEMBERS + name not in there and len(there) == 5
+    assert process.exit_code == 1
+    assert process.status["error"] == "EngineLost: a fake rank ended"
+    lines = process.log_path.read_text()[n_bytes:].splitlines()
+    said = [line for line in lines if "a fake rank ended" in line]
+    assert len(said) == 2, lines  # what happened, and the stage that was reached
+    assert not any("Traceback" in line for line in lines)
+
+
+def test_an_engine_lost_at_decode_costs_no_token_and_one_lost_while_idle_is_noticed(
+    cluster: LiveCluster, folder: Path
+) -> None:
+    lose = once(50, lambda: lose_engine(cluster, folder, cluster.chosen("decode")))
+    assert cluster.stream(SHORT, N_NEW, lose) == ORACLE.expected(SHORT, N_NEW)
+    victim = cluster.chosen("decode")  # the other one, to which it went
+    cluster.restart(*{"decode-0", "decode-1"} - {victim})
+    lose_engine(cluster, folder, victim)
+
+
+def test_the_last_decode_killed_ends_the_stream_in_an_error_event(cluster: LiveCluster) -> None:
+    stop(cluster, "decode-1", by=signal.SIGKILL)
+    cluster.until(lambda: "decode-1" not in cluster.live())
+
+    kill = once(10, lambda: cluster.process("decode-0").signal(signal.SIGKILL))
+    with pytest.raises(BrokenStream, match=r"'error'.*'message'"):
+        cluster.stream([1, 2, 3], 500, kill)
+    refused = cluster.post("/v1/completions", model="slow", prompt=[1], max_tokens=2)
+    assert refused.status_code == 503
+    assert float(refused.headers["retry-after"]) > 0
+    assert "decode" in refused.json()["error"]["message"]
+    cluster.restart("decode-0", "decode-1")
+    assert cluster.ask([1], 2)[0] == ORACLE.expected([1], 2)
+
+
+def test_garbage_on_every_socket_leaves_the_services_alive(cluster: LiveCluster) -> None:
+    records = httpx.get(cluster.metadata_url, params={"prefix": "halfmoon/"}, timeout=5).json()
+    text = "".join(base64.b64decode(each).decode(errors="replace") for each in records.values())
+    ports = [int(port) for port in re.findall(r"127\.0\.0\.1:(\d+)", text)]
+    assert len(ports) >= 10
+    for port in (*ports, int(cluster.url.rsplit(":", 1)[1])):
+        for garbage in (b"\x00" * 64, b"\xff" * 4096, b"GET / HTTP/9.9\r\n\r\n", b"\x7f"):
+            with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+                connection.sendall(garbage)
+    assert not cluster.cluster.dead()
+    assert cluster.ask([1, 2], 5)[0] == ORACLE.expected([1, 2], 5)
+
+
+# -- starts and stops ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGKILL])
+def test_workers_need_no_restart_when_the_embedded_metadata_server_starts_again(
+    cluster: LiveCluster, by: signal.Signals
+) -> None:
+    def index_blocks() -> float:
+        return cluster.metrics()["halfmoon_index_blocks"]
+
+    cluster.ask(SHORT, 4)
+    cluster.until(lambda: index_blocks() > 2)
+    stop(cluster, "conductor-0", by=by)
+    cluster.restart("conductor-0")
+    cluster.until(lambda: index_blocks() > 2)  # the kvstore has told what it holds
+    tokens, n_cached = cluster.ask(SHORT, 4)
+    assert (tokens, n_cached > 100) == (ORACLE.expected(SHORT, 4), True)
+
+
+@pytest.mark.parametrize("told", ["the conductor", "all processes"])
+def test_streams_longer_than_a_lease_end_well_whoever_is_told_to_stop(
+    cluster: LiveCluster, told: str
+) -> None:
+    """As Ctrl-C has it, or a service manager that tells all; their signal may come twice."""
+    n_new = 650
+    names = list(cluster.cluster.processes) if told == "all processes" else ["conductor-0"]
+    assert names[0] == "conductor-0", "the first to be told, as docs/operating.md advises"
+    with ThreadPoolExecutor(2) as clients:
+        begun = [threading.Event() for _ in range(2)]
+
+        def ask(number: int) -> list[int]:
+            return cluster.stream([number, 2, 3], n_new, once(2, begun[number].set))
+
+        answers = [clients.submit(ask, number) for number in range(2)]
+        assert all(each.wait(60) for each in begun)
+        for name in names:
+            cluster.process(name).signal(signal.SIGTERM)
+        stop(cluster, *names, by=signal.SIGTERM)
+        for number, answer in enumerate(answers):
+            assert answer.result() == ORACLE.expected([number, 2, 3], n_new)
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{cluster.url}/health", timeout=5)

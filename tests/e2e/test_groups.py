@@ -1,24 +1,23 @@
 """A group of prefill workers as real processes: activations over shared memory, ZeroMQ between."""
 
+import re
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
-import torch
-from prometheus_client.parser import text_string_to_metric_families
-from transformers import AutoModelForCausalLM
 
 from halfmoon_cli.up.embedded_cluster import ProcessSpec, ServiceProcess
 from halfmoon_testing.models.tiny_models import make_tiny_model
+from tests.e2e.conftest import LiveCluster, StartCluster
+from tests.e2e.transformers_alone import Transformers
 
 pytestmark = pytest.mark.e2e
 
-Generate = Callable[[Sequence[int], int], list[int]]
+FP32 = ["--dtype", "float32", "--block-size", "16"]
 
 
 @pytest.fixture(scope="module")
@@ -29,28 +28,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def generate(model: Path) -> Generate:
-    """What transformers itself says."""
-    alone: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    alone.generation_config.eos_token_id = None
-
-    def tokens(prompt: Sequence[int], n_new: int) -> list[int]:
-        out = alone.generate(
-            torch.tensor([prompt]), do_sample=False, max_new_tokens=n_new, pad_token_id=0
-        )
-        return [int(token) for token in out[0, len(prompt) :]]
-
-    return tokens
+def whole(model: Path) -> Transformers:
+    return Transformers(model)
 
 
-@pytest.fixture(scope="module", params=[2, 3])
-def cluster(
-    request: pytest.FixtureRequest, start_cluster: Callable[..., Any], model: Path
-) -> Iterator[Any]:
-    size = request.param
-    both = ["--dtype", "float32", "--block-size", "16"]
-    extra = {"prefill": [*both, "--group-chunk-tokens=64", "--no-measure"], "decode": both}
-    with start_cluster(str(model), n_prefill=size, group_size=size, extra=extra) as live:
+@pytest.fixture(scope="module")
+def cluster(start_cluster: StartCluster, model: Path) -> Iterator[LiveCluster]:
+    """Two stages; tests/services/test_groups.py has three, too."""
+    extra = {"prefill": [*FP32, "--group-chunk-tokens=64", "--no-measure"], "decode": FP32}
+    with start_cluster(str(model), n_prefill=2, group_size=2, extra=extra) as live:
         yield live
 
 
@@ -61,40 +47,29 @@ def prompt_of(n: int, first: int) -> list[int]:
 def n_shares(process: ServiceProcess) -> int:
     """How many shares of prompts a member has computed."""
     page = httpx.get(f"{process.status['operators']}/metrics", timeout=10).text
-    families = text_string_to_metric_families(page)
-    samples = [each for family in families for each in family.samples]
-    return sum(int(s.value) for s in samples if s.name == "halfmoon_prefill_shares_total")
+    found = re.findall(r"^halfmoon_prefill_shares_total\S* (\S+)", page, re.M)
+    return int(sum(map(float, found)))
 
 
-def ask(cluster: Any, prompt: Sequence[int], n_new: int) -> list[int]:
-    body = {"prompt": prompt, "max_tokens": n_new, "temperature": 0, "ignore_eos": True}
-    (choice,) = cluster.complete(**body, return_token_ids=True)["choices"]
-    return list(choice["token_ids"])
+def require(cluster: LiveCluster, whole: Transformers, prompt: Sequence[int], n_new: int) -> None:
+    assert cluster.ask(prompt, n_new)[0] == whole.generate(prompt, n_new)
 
 
 def test_long_prompts_are_computed_in_stages_cold_and_cached(
-    cluster: Any, generate: Generate
+    cluster: LiveCluster, whole: Transformers
 ) -> None:
-    last = f"prefill-{cluster.cluster.plan.n_prefill - 1}"
     for n_tokens in (500, 1000):
         prompt = prompt_of(n_tokens, 7)
-        before = n_shares(cluster.process(last))
-        assert ask(cluster, prompt, 12) == generate(prompt, 12)
-        assert n_shares(cluster.process(last)) > before
-        assert ask(cluster, prompt, 12) == generate(prompt, 12)
+        before = n_shares(cluster.process("prefill-1"))
+        require(cluster, whole, prompt, 12)
+        assert n_shares(cluster.process("prefill-1")) > before
+        require(cluster, whole, prompt, 12)
         longer = [*prompt, *prompt_of(400, 8)]  # its cached prefix is read by each stage
-        assert ask(cluster, longer, 12) == generate(longer, 12)
-
-
-def test_prompts_of_all_lengths_share_the_members(cluster: Any, generate: Generate) -> None:
-    prompts = [prompt_of(n, 20 + i) for i, n in enumerate((700, 5, 900, 40, 17, 600))]
-    with ThreadPoolExecutor(len(prompts)) as clients:
-        found = list(clients.map(lambda prompt: ask(cluster, prompt, 8), prompts))
-    assert found == [generate(prompt, 8) for prompt in prompts]
+        require(cluster, whole, longer, 12)
 
 
 @contextmanager
-def member(cluster: Any, name: str, *flags: str) -> Iterator[ServiceProcess]:
+def member(cluster: LiveCluster, name: str, *flags: str) -> Iterator[ServiceProcess]:
     """One prefill worker more, for the length of a block."""
     plan, folder = cluster.cluster.plan, cluster.cluster.folder
     common = ["--metadata", plan.metadata_url, "--model", plan.model, "--host", plan.host]
@@ -109,23 +84,20 @@ def member(cluster: Any, name: str, *flags: str) -> Iterator[ServiceProcess]:
             process.signal(signal.SIGKILL)
 
 
-@pytest.mark.parametrize("only", [(), ("--stage-layers-only",)])
 def test_a_member_of_more_stages_than_layers_is_refused_by_name_and_the_others_go_on(
-    cluster: Any, generate: Generate, only: Sequence[str]
+    cluster: LiveCluster, whole: Transformers
 ) -> None:
-    with member(cluster, "odd", "--group=odd", "--stage=0/7", *only) as odd:
+    with member(cluster, "odd", "--group=odd", "--stage=0/7") as odd:
         cluster.until(lambda: odd.exit_code is not None)
         assert odd.exit_code
         assert odd.refusal and "6 layers" in odd.refusal and "at most 6" in odd.refusal
-    prompt = prompt_of(40, 60)
-    assert ask(cluster, prompt, 4) == generate(prompt, 4)
+    require(cluster, whole, prompt_of(40, 60), 4)
 
 
 def test_members_with_half_of_the_layers_compute_long_prompts_beside_a_worker_with_all(
-    start_cluster: Callable[..., Any], model: Path, generate: Generate
+    start_cluster: StartCluster, model: Path, whole: Transformers
 ) -> None:
-    both = ["--dtype", "float32", "--block-size", "16"]
-    extra = {"prefill": [*both, "--no-measure"], "decode": both}
+    extra = {"prefill": [*FP32, "--no-measure"], "decode": FP32}
     parts = ["--group=parts", "--stage-layers-only", "--group-chunk-tokens=64"]
     with (
         start_cluster(str(model), extra=extra) as live,
@@ -134,8 +106,7 @@ def test_members_with_half_of_the_layers_compute_long_prompts_beside_a_worker_wi
     ):
         live.until(lambda: {"part-0", "part-1"} <= set(live.live()))
         for n_tokens in (40, 800, 1000):  # a longer one begins with the one before it
-            prompt = prompt_of(n_tokens, 70)
-            assert ask(live, prompt, 8) == generate(prompt, 8)
+            require(live, whole, prompt_of(n_tokens, 70), 8)
         for process, layers in ((first, "0 to 1"), (last, "2 to 5")):
             assert f"layers {layers} of 6 are loaded" in "\n".join(process.last_lines(400))
             assert n_shares(process) > 0
@@ -143,17 +114,17 @@ def test_members_with_half_of_the_layers_compute_long_prompts_beside_a_worker_wi
 
 @pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGKILL])
 def test_a_member_lost_in_mid_prompt_costs_no_token(
-    cluster: Any, generate: Generate, how: signal.Signals
+    cluster: LiveCluster, whole: Transformers, how: signal.Signals
 ) -> None:
-    last = f"prefill-{cluster.cluster.plan.n_prefill - 1}"
+    last = "prefill-1"
     prompt = prompt_of(3000, 40 + int(how))
     n_before = len(cluster.decisions())
     with ThreadPoolExecutor(1) as clients:
-        asked = clients.submit(ask, cluster, prompt, 8)
+        asked = clients.submit(cluster.ask, prompt, 8)
         cluster.until(lambda: len(cluster.decisions()) > n_before)
         cluster.process(last).signal(how)
         try:
-            assert asked.result() == generate(prompt, 8)
+            assert asked.result()[0] == whole.generate(prompt, 8)
         finally:
             cluster.process(last).signal(signal.SIGCONT)
     if how is signal.SIGSTOP:

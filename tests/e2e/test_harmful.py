@@ -1,14 +1,13 @@
 """A request that hangs or takes down its workers: stopped after three, others are served."""
 
 import signal
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import httpx
 import pytest
 
 from halfmoon_runtime.worker.forward_watchdog import HUNG_STATUS
+from tests.e2e.conftest import LiveCluster, StartCluster
 
 pytestmark = pytest.mark.e2e
 
@@ -16,10 +15,9 @@ pytestmark = pytest.mark.e2e
 MODEL = "fake://slow?token_s=0.01&max_context=8192"
 LIMIT = ["--forward-limit-s", "1", "--chunk-tokens", "512"]
 HANGS = [i % 900 for i in range(400)]
-StartCluster = Callable[..., Any]
 
 
-def prefills_of(cluster: Any, request_id: str) -> list[str]:
+def prefills_of(cluster: LiveCluster, request_id: str) -> list[str]:
     """The prefill workers that a client's request was placed at, in turn."""
     return [
         decision["placement"]["chosen"]["worker_id"]

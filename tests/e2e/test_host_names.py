@@ -1,58 +1,21 @@
 """A conductor by itself, asked under names that are not its own."""
 
-import json
-import os
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from halfmoon_sandbox.bound_process import start_bound
+from tests.e2e.conftest import lone_conductor
 
 pytestmark = pytest.mark.e2e
 
-READY_WITHIN_S = 100.0
 TENANTS = """
 [[tenants]]
 name = "lab"
 key_sha256 = ["{hash}"]
 """
 REBOUND = {"host": "rebound.example:8000"}
-
-
-@contextmanager
-def conductor(folder: Path, *flags: str, **variables: str) -> Iterator[dict[str, Any]]:
-    """Start a conductor with ports of its own; yield what it says of itself."""
-    status = folder / "status.json"
-    keys = ("HALFMOON_CLUSTER_KEY", "HALFMOON_CLUSTER_KEY_FILE")
-    environment = {name: value for name, value in os.environ.items() if name not in keys}
-    ports = ["--http-port", "0", "--metadata-port", "0", "--metrics-port", "0"]
-    with (folder / "log").open("wb") as log:
-        process = start_bound(
-            [sys.executable, "-m", "halfmoon_conductor", "--model", "fake://tiny", *ports, *flags],
-            env={**environment, "HALFMOON_STATUS_FILE": str(status), **variables},
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
-    try:
-        deadline = time.monotonic() + READY_WITHIN_S
-        told: dict[str, Any] = {}
-        while told.get("stage") != "ready":
-            assert process.poll() is None and time.monotonic() < deadline, told
-            if status.exists():
-                told = json.loads(status.read_text())
-            time.sleep(0.02)
-        yield told
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(60)
 
 
 def statuses(told: dict[str, Any], headers: dict[str, str]) -> dict[str, int]:
@@ -72,8 +35,13 @@ def statuses(told: dict[str, Any], headers: dict[str, str]) -> dict[str, int]:
         }
 
 
-def test_without_keys_no_port_answers_to_a_name_of_elsewhere(tmp_path: Path) -> None:
-    with conductor(tmp_path, "--allowed-hosts", "llm.example") as told:
+def test_without_keys_no_port_answers_to_a_name_of_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HALFMOON_CLUSTER_KEY", "HALFMOON_CLUSTER_KEY_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    with lone_conductor(tmp_path, "--allowed-hosts", "llm.example") as process:
+        told = process.status
         assert set(statuses(told, REBOUND).values()) == {421}
         for ours in ({}, {"host": "llm.example"}, {"host": "localhost:1"}):
             assert 421 not in statuses(told, ours).values()
@@ -87,7 +55,8 @@ def test_with_keys_any_name_is_answered_and_the_key_decides(tmp_path: Path) -> N
     file = tmp_path / "tenants.toml"
     file.write_text(TENANTS.format(hash="0" * 64))
     key = {"HALFMOON_CLUSTER_KEY": "a key of this cluster"}
-    with conductor(tmp_path, "--tenants", str(file), **key) as told:
+    with lone_conductor(tmp_path, "--tenants", str(file), environment=key) as process:
+        told = process.status
         answers = statuses(told, REBOUND)
         assert 421 not in answers.values()
         assert answers[f"GET {told['url']}/v1/models"] == 401

@@ -1,16 +1,14 @@
-"""Everything hostile that is known, sent in turn to a live cluster while a victim asks on.
+"""Every hostile request that is known, sent in turn to a live cluster while a victim asks on.
 
 The victim's latencies are printed, with the process that each hostile act is aimed at; what is
 asserted is that no process ends and that the victim gets its exact tokens each time.
 """
 
-import asyncio
-import base64
 import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -20,21 +18,8 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from halfmoon_protocol.ids import ConductorId, RequestId
-from halfmoon_protocol.messages import (
-    Cancel,
-    DecodeReserved,
-    Hello,
-    Message,
-    ReserveDecode,
-    StartDecode,
-    Welcome,
-)
-from halfmoon_protocol.sampling import Sampling, Stopping
-from halfmoon_runtime.channels.network import PeerUnreachable
-from halfmoon_runtime.channels.zmq_network import ZmqNetwork
+from tests.e2e.conftest import LiveCluster, StartCluster
 from tests.nightly import by_day
-from tests.programs import run_program
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -43,15 +28,13 @@ PAUSE_S = 0.3
 PROMPT = [5 + i % 300 for i in range(100)]
 SPINNING = {"type": "integer", "multipleOf": 2**31}
 Act = Callable[[Any], Any]
-StartCluster = Callable[..., Any]
 
 
 class Victim:
     """Asks the same again and again, and remembers what it got, when, and how fast."""
 
-    def __init__(self, cluster: Any) -> None:
+    def __init__(self, cluster: LiveCluster) -> None:
         self._cluster = cluster
-        self._model = cluster.model
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._ask_on)
         self.expected = self._ask()
@@ -80,14 +63,8 @@ class Victim:
             if got != self.expected:
                 self.failures.append((act, f"got {got!r}"))
 
-    def _ask(self) -> str:
-        answer = httpx.post(
-            f"{self._cluster.url}/v1/completions",
-            json={"model": self._model, "prompt": PROMPT, "max_tokens": 8, "temperature": 0},
-            timeout=60,
-        )
-        assert answer.status_code == 200, answer.text
-        return str(answer.json()["choices"][0]["text"])
+    def _ask(self) -> list[int]:
+        return self._cluster.ask(PROMPT, 8)[0]
 
 
 # -- over HTTP ---------------------------------------------------------------------------------
@@ -278,123 +255,6 @@ OVER_HTTP: dict[str, Act] = {
 }
 
 
-# -- as a neighbour ----------------------------------------------------------------------------
-
-
-def record(**changes: Any) -> Act:
-    """A member's record in the metadata server."""
-
-    def act(cluster: Any) -> None:
-        found = httpx.get(cluster.metadata_url, params={"prefix": "halfmoon/members/"})
-        assert found.status_code == 200
-        info = {
-            "worker_id": "hostile",
-            "role": "prefill",
-            "generation": 1,
-            "host": "h",
-            "commands": "tcp://127.0.0.1:1",
-            "events": "tcp://127.0.0.1:1",
-            **changes,
-        }
-        key = f"halfmoon/members/{info['worker_id']}"
-        httpx.put(cluster.metadata_url, params={"key": key}, content=json.dumps(info), timeout=30)
-
-    return act
-
-
-def spoken(role: str, *messages: Callable[[Any], Message], name: str = "conductor-x") -> Act:
-    """Messages to each worker of a role, over a connection of our own.
-
-    Each is made of the worker's latest answer, None at first; a reservation waits for its answer.
-    """
-
-    async def speak(cluster: Any) -> None:
-        network = ZmqNetwork()
-        try:
-            for info in workers(cluster, role):
-                link = await network.dial(info["commands"], info["events"])
-                answer: Any = None
-                await link.send(Hello(conductor_id=ConductorId(name), session=10**9))
-                while not isinstance(answer, Welcome):
-                    answer = await link.receive()
-                for make in messages:
-                    message = make(answer)
-                    await link.send(message)
-                    while isinstance(message, ReserveDecode):
-                        answer = await link.receive()
-                        if isinstance(answer, DecodeReserved):
-                            break
-                with pytest.raises((TimeoutError, PeerUnreachable)):
-                    async with asyncio.timeout(0.5):
-                        while True:
-                            await link.receive()
-        finally:
-            await network.close()
-
-    return lambda cluster: asyncio.run(speak(cluster))
-
-
-def workers(cluster: Any, role: str) -> list[dict[str, Any]]:
-    listed = httpx.get(cluster.metadata_url, params={"prefix": "halfmoon/members/"}).json()
-    infos = [json.loads(base64.b64decode(value)) for value in listed.values()]
-    return [info for info in infos if info["role"] == role and info["worker_id"] != "hostile"]
-
-
-R = RequestId("hostile")
-
-
-def reserve(n_tokens: int = 5, most: int = 20) -> Callable[[Any], Message]:
-    return lambda _: ReserveDecode(
-        request_id=R, n_tokens=n_tokens, stopping=Stopping(max_new_tokens=most)
-    )
-
-
-def start(token: int = 5, most: int = 20, **sampling: Any) -> Callable[[Any], Message]:
-    return lambda _: StartDecode(
-        request_id=R,
-        first_token=token,
-        sampling=Sampling(temperature=0.0, **sampling),
-        stopping=Stopping(max_new_tokens=most),
-        n_prompt=5,
-        history=(1, 2, 3, 4, 5) if sampling else (),
-    )
-
-
-def put_foreign_objects(cluster: Any) -> None:
-    folder = cluster.cluster.folder
-    (folder / "object").write_bytes(bytes(300_000))
-    run_program(
-        *("halfmoon_cli", "kv", "put", "x", str(folder / "object")),
-        *("--block-size-kib", "256", "--metadata", cluster.metadata_url),
-    )
-
-
-AS_A_NEIGHBOUR: dict[str, Act] = {
-    "a group of 10^9 stages": record(stage={"group": "g", "index": 0, "n_stages": 10**9}),
-    "a worker of endless blocks": record(n_blocks=2**62, max_context=2**62),
-    "a worker with absurd costs": record(
-        worker_id="hostile", prefill_cost={"c0_s": -1e308, "c1_s": 1e308, "c2_s": 1e308}
-    ),
-    "start_decode twice": spoken("decode", reserve(), start(), start()),
-    "one token, then started": spoken("decode", reserve(5, 1), start(5, 1)),
-    "a token outside the vocabulary": spoken("decode", reserve(), start(2**31)),
-    "a bias outside the vocabulary": spoken(
-        "decode", reserve(), start(5, logit_bias=((10**9, 1.0),))
-    ),
-    "a grammar that spins": spoken(
-        "decode",
-        reserve(),
-        start(5, grammar='start: %json {"type":"integer","multipleOf":2147483648}'),
-    ),
-    "cancels of anything": spoken(
-        "decode", *[lambda _, i=i: Cancel(request_id=RequestId(f"r-{i}")) for i in range(1000)]
-    ),
-    "another conductor of the same name": spoken("decode", reserve(), start(), name="conductor-0"),
-    "the same at prefill": spoken("prefill", name="conductor-0"),
-    "objects of another size": put_foreign_objects,
-}
-
-
 def test_no_hostile_request_ends_a_process_or_fails_a_victim(
     start_cluster: StartCluster, tiny_model: Path
 ) -> None:
@@ -403,7 +263,7 @@ def test_no_hostile_request_ends_a_process_or_fails_a_victim(
         Victim(cluster) as victim,
     ):
         live = cluster.live()
-        for name, act in _acts():
+        for name, act in OVER_HTTP.items():
             victim.act, n_before = name, len(victim.waits)
             began_s = time.monotonic()
             said = act(cluster)
@@ -420,8 +280,3 @@ def test_no_hostile_request_ends_a_process_or_fails_a_victim(
     assert victim.expected
     slowest_s, act_then = max(victim.waits)
     print(f"{len(victim.waits)} requests of the victim; slowest {slowest_s:.2f} s at {act_then!r}")
-
-
-def _acts() -> Iterator[tuple[str, Act]]:
-    yield from OVER_HTTP.items()
-    yield from AS_A_NEIGHBOUR.items()

@@ -7,14 +7,13 @@ are refused. They repeat those requests, and no others.
 
 import re
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
 from halfmoon_runtime.observability.operator_tokens import operator_token
+from tests.e2e.conftest import StartCluster
 from tests.e2e.redis_server import RedisServer
 from tests.e2e.steady_load import Load, restart_in_turn
 from tests.installed_programs import needs_programs
@@ -39,7 +38,6 @@ FAULTS = (
     "cheese",
 )
 
-StartCluster = Callable[..., Any]
 _BAD_HANDSHAKE = re.compile(r"reason=handshake\b.* where=(\S+)")
 
 

@@ -1,16 +1,12 @@
 """A conductor serves on beside hundreds of members, half of which it can't reach."""
 
 import os
-import re
 import subprocess
 import sys
-from collections.abc import Callable
-from typing import Any
 
-import httpx
 import pytest
 
-from tests.e2e.conftest import LiveCluster
+from tests.e2e.conftest import StartCluster
 
 pytestmark = pytest.mark.e2e
 
@@ -55,10 +51,10 @@ asyncio.run(main(sys.argv[1], int(sys.argv[2])))
 
 
 def test_service_goes_on_beside_members_of_whom_half_can_not_be_reached(
-    start_cluster: Callable[..., Any],
+    start_cluster: StartCluster,
 ) -> None:
     with start_cluster("fake://tiny", n_prefill=1, n_decode=1, n_kvstore=1) as cluster:
-        first = ask(cluster)
+        first = cluster.ask([1, 2, 3], 5)[0]
         members = subprocess.Popen(
             [sys.executable, "-c", MEMBERS, cluster.metadata_url, str(N_MEMBERS)],
             stdout=subprocess.PIPE,
@@ -67,26 +63,11 @@ def test_service_goes_on_beside_members_of_whom_half_can_not_be_reached(
         try:
             assert members.stdout is not None
             assert "registered\n" in members.stdout  # which may log before
-            cluster.until(lambda: n_live(cluster) == N_MEMBERS + 3)
-            cluster.until(lambda: n_unreachable(cluster) == N_MEMBERS)
-            assert ask(cluster) == first
+            cluster.until(lambda: cluster.metrics()["halfmoon_workers"] == N_MEMBERS + 3)
+            cluster.until(lambda: cluster.metrics()["halfmoon_unreachable_workers"] == N_MEMBERS)
+            assert cluster.ask([1, 2, 3], 5)[0] == first
         finally:
             members.kill()
             members.wait()
-        cluster.until(lambda: n_live(cluster) == 3)
-        assert ask(cluster) == first
-
-
-def ask(cluster: LiveCluster) -> Any:
-    return cluster.complete(prompt=[1, 2, 3], max_tokens=5, temperature=0)["choices"]
-
-
-def n_live(cluster: LiveCluster) -> int:
-    metrics = httpx.get(f"{cluster.url}/metrics", timeout=30).text
-    return sum(map(int, re.findall(r"^halfmoon_workers\{.*\} (\d+)", metrics, re.MULTILINE)))
-
-
-def n_unreachable(cluster: LiveCluster) -> int:
-    metrics = httpx.get(f"{cluster.url}/metrics", timeout=30).text
-    found = re.findall(r"^halfmoon_unreachable_workers\{.*\} (\d+)", metrics, re.MULTILINE)
-    return sum(map(int, found))
+        cluster.until(lambda: cluster.metrics()["halfmoon_workers"] == 3)
+        assert cluster.ask([1, 2, 3], 5)[0] == first

@@ -23,6 +23,7 @@ from halfmoon_cli.common.demo_model import demo_model_folder
 from halfmoon_conductor.tenants import add_tenant
 from halfmoon_metadata.tcp_ports import free_port
 from halfmoon_runtime.observability.operator_tokens import operator_token
+from tests.e2e.conftest import LiveCluster, StartCluster
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 from playwright.sync_api import (  # noqa: E402
@@ -63,7 +64,6 @@ SIZES = {
 FIRST_SCREEN = FloatRect(x=0, y=0, width=1440, height=620)
 LIST, OTHER = "A list, then a question", "Another question"
 
-StartCluster = Callable[..., AbstractContextManager[Any]]
 OpenPage = Callable[..., AbstractContextManager[Page]]
 TakePicture = Callable[[Locator, str], None]
 
@@ -149,7 +149,7 @@ SIZE: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def cluster(start_cluster: StartCluster) -> Iterator[Any]:
+def cluster(start_cluster: StartCluster) -> Iterator[LiveCluster]:
     with start_cluster(FAKE, **SIZE) as live:
         yield live
 
@@ -162,6 +162,16 @@ def wait_until_answered(page: Page, n: int = 1) -> None:
     expect(page.locator("#chat .reused")).to_have_count(n)
 
 
+def send(page: Page, text: str, **settings: str) -> None:
+    """Ask in the playground, with settings by their labels."""
+    if settings:
+        page.get_by_text("System message, length, temperature").click()
+    for label, value in settings.items():
+        page.get_by_label(label.replace("_", " "), exact=label == "System_message").fill(value)
+    page.get_by_label("Your message").fill(text)
+    page.get_by_role("button", name="Send").click()
+
+
 def overflow(page: Page) -> int:
     """Pixels by which the page is wider than its window."""
     width: int = page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
@@ -171,45 +181,35 @@ def overflow(page: Page) -> int:
 # -- what is shown -------------------------------------------------------------------------------
 
 
-def test_the_map_has_every_worker_and_says_what_to_do_where_nothing_has_happened_yet(
-    start_cluster: StartCluster, open_page: OpenPage
-) -> None:
-    with start_cluster(FAKE, **SIZE) as cluster, open_page(cluster.url) as page:
-        expect(page.locator("#map .card")).to_have_count(6)
-        for worker in cluster.live():
-            expect(card(page, worker)).to_have_attribute("data-state", "live")
-        expect(page.locator(".conductor")).to_contain_text("conductor-0")
-        expect(page.locator("#live")).to_have_text("live")
-        expect(page.locator("#model")).to_have_text("moon")
-        pages = card(page, "prefill-0").get_by_role("meter", name="pages")
-        expect(pages).to_have_attribute("aria-valuetext", "0 %")
-        expect(page.locator("#decisions-body")).to_contain_text("No requests yet")
-        expect(page.locator("#pool-body")).to_contain_text("No hot prefix yet")
-        expect(page.locator("#ttft .plot")).to_have_attribute(
-            "aria-label", "Time to first token: nothing yet"
-        )
-
-
-def test_a_request_is_seen_in_numbers_latencies_and_decisions(
-    cluster: Any, open_page: OpenPage
+def test_a_request_is_seen_in_numbers_charts_and_decisions_beside_the_configuration(
+    cluster: LiveCluster, open_page: OpenPage
 ) -> None:
     with open_page(cluster.url) as page:
         answer = cluster.complete(prompt=[7] * 300, max_tokens=20)
-        row = page.locator("tr.decision").filter(has_text=answer["id"].partition("-")[2][:8])
+        row = decision_row(page, answer["id"])
         expect(row).to_contain_text("20 tokens")
         expect(row.locator('[data-label="prompt"]')).to_have_text("300")
         (decision,) = [d for d in cluster.decisions() if d["request_id"] == answer["id"]]
         expect(row).to_contain_text(decision["placement"]["chosen"]["worker_id"])
         expect(row).to_contain_text(decision["placement"]["decode"])
-        for chart in ("#ttft", "#tbt"):
-            expect(page.locator(f"{chart} .plot")).to_have_attribute(
-                "aria-label", re.compile("half of them within")
-            )
+        for chart, label in (
+            ("ttft", r"half of them within"),
+            ("tbt", r"half of them within"),
+            ("throughput", r"Tokens per second: lately [1-9]"),
+            ("hits", r"cache: lately \d+ %"),
+        ):
+            plot = page.locator(f"#{chart} .plot")
+            expect(plot).to_have_attribute("aria-label", re.compile(label))
         expect(page.locator("#summary")).to_contain_text(re.compile(r"[1-9]\d* in a minute"))
+        expect(page.locator("#failures")).to_contain_text("none")
+        expect(page.locator("#events li.joined").first).to_contain_text("joined")
+        page.get_by_text("Running configuration").click()
+        setting = page.locator(".settings div").filter(has_text="ttft slo s")
+        expect(setting).to_contain_text("2")
 
 
 def test_a_chart_has_its_limit_its_range_and_the_numbers_under_the_pointer(
-    cluster: Any, open_page: OpenPage
+    cluster: LiveCluster, open_page: OpenPage
 ) -> None:
     second = {"at_s": 998, "ttft": None, "tbt": {"n": 3, "p50_s": 0.02, "p90_s": 0.08}}
     told = {"now_s": 1000.0, "ttft_slo_s": 2.0, "tbt_slo_s": 0.25, "seconds": [second]}
@@ -237,7 +237,7 @@ def test_a_chart_has_its_limit_its_range_and_the_numbers_under_the_pointer(
 
 
 def test_an_open_decision_tells_why_there_and_why_not_elsewhere_and_is_marked_on_the_map(
-    cluster: Any, open_page: OpenPage
+    cluster: LiveCluster, open_page: OpenPage
 ) -> None:
     cluster.complete(prompt=[8] * 200, max_tokens=4)
     with open_page(cluster.url) as page:
@@ -264,7 +264,7 @@ def test_an_open_decision_tells_why_there_and_why_not_elsewhere_and_is_marked_on
 
 
 def test_the_pool_shows_tiers_holders_and_copies_under_way(
-    cluster: Any, open_page: OpenPage
+    cluster: LiveCluster, open_page: OpenPage
 ) -> None:
     told = cluster.get("/debug/cluster")
     stores = of_role(told, "kvstore")
@@ -303,7 +303,7 @@ def test_the_pool_shows_tiers_holders_and_copies_under_way(
 
 @pytest.mark.pictured
 def test_a_step_is_red_by_its_limit_alone(
-    cluster: Any, open_page: OpenPage, picture: TakePicture
+    cluster: LiveCluster, open_page: OpenPage, picture: TakePicture
 ) -> None:
     told = cluster.get("/debug/cluster")
     for worker, tbt_s in zip(of_role(told, "decode"), (0.095, 0.01), strict=True):
@@ -330,7 +330,9 @@ def of_role(told: Any, role: str) -> list[Any]:
     return sorted(workers, key=lambda worker: str(worker["worker_id"]))
 
 
-def test_a_decision_is_found_by_a_part_of_its_request_id(cluster: Any, open_page: OpenPage) -> None:
+def test_a_decision_is_found_by_a_part_of_its_request_id(
+    cluster: LiveCluster, open_page: OpenPage
+) -> None:
     wanted = cluster.complete(prompt=[11] * 30, max_tokens=2)["id"].partition("-")[2]
     cluster.complete(prompt=[12] * 30, max_tokens=2)
     with open_page(cluster.url) as page:
@@ -345,31 +347,13 @@ def test_a_decision_is_found_by_a_part_of_its_request_id(cluster: Any, open_page
         expect(page.locator("tr.decision").nth(1)).to_be_visible()
 
 
-def test_activity_and_the_running_configuration_are_shown(
-    cluster: Any, open_page: OpenPage
-) -> None:
-    cluster.complete(prompt=[13] * 300, max_tokens=20)
-    with open_page(cluster.url) as page:
-        expect(page.locator("#throughput .plot")).to_have_attribute(
-            "aria-label", re.compile(r"Tokens per second: lately [1-9]")
-        )
-        expect(page.locator("#hits .plot")).to_have_attribute(
-            "aria-label", re.compile(r"cache: lately \d+ %")
-        )
-        expect(page.locator("#failures")).to_contain_text("none")
-        expect(page.locator("#events li.joined").first).to_contain_text("joined")
-        page.get_by_text("Running configuration").click()
-        setting = page.locator(".settings div").filter(has_text="ttft slo s")
-        expect(setting).to_contain_text("2")
-
-
 # -- a group, a fault that is healed, and traces ---------------------------------------------------
 
 TRACE_URL = "http://127.0.0.1:16686/trace/{trace_id}"
 
 
 @pytest.fixture(scope="module")
-def traced_group(start_cluster: StartCluster) -> Iterator[Any]:
+def traced_group(start_cluster: StartCluster) -> Iterator[LiveCluster]:
     """A cluster with a group of two prefill workers, whose conductor traces requests."""
     extra = {
         "conductor": [*LIMITS, "--trace-url", TRACE_URL],
@@ -384,7 +368,7 @@ def traced_group(start_cluster: StartCluster) -> Iterator[Any]:
 
 @pytest.mark.pictured
 def test_prefill_workers_that_compute_together_stand_in_one_frame(
-    traced_group: Any, open_page: OpenPage, picture: TakePicture
+    traced_group: LiveCluster, open_page: OpenPage, picture: TakePicture
 ) -> None:
     prompt = [i % 900 for i in range(3000)]
     with open_page(traced_group.url) as page:
@@ -419,7 +403,7 @@ def decision_row(page: Page, answer_id: str) -> Locator:
 
 @pytest.mark.pictured
 def test_a_lost_worker_its_requests_and_its_return_stand_among_the_events(
-    traced_group: Any, open_page: OpenPage, picture: TakePicture
+    traced_group: LiveCluster, open_page: OpenPage, picture: TakePicture
 ) -> None:
     def under_way() -> list[Any]:
         courses = [(d, d["course"] or {}) for d in traced_group.decisions()]
@@ -440,6 +424,7 @@ def test_a_lost_worker_its_requests_and_its_return_stand_among_the_events(
             re.compile(rf"{lost} left: .+; [1-9]\d* requests? placed again")
         )
         expect(card(page, lost)).to_have_attribute("data-state", "gone")
+        expect(page.locator("#map-note")).to_contain_text(", 1 gone")
         expect(page.locator("#failures .mark")).to_have_count(1)
         expect(page.locator("#failures rect.chosen")).not_to_have_count(0)
         traced_group.cluster.restart(lost)
@@ -456,7 +441,7 @@ def test_a_lost_worker_its_requests_and_its_return_stand_among_the_events(
 
 @pytest.mark.pictured
 def test_a_decision_on_a_sampled_request_leads_to_its_trace_and_no_other_does(
-    traced_group: Any, open_page: OpenPage, picture: TakePicture
+    traced_group: LiveCluster, open_page: OpenPage, picture: TakePicture
 ) -> None:
     def ask(trace_id: str, flags: str) -> str:
         answer = httpx.post(
@@ -483,7 +468,7 @@ def test_a_decision_on_a_sampled_request_leads_to_its_trace_and_no_other_does(
 
 
 def test_the_playground_streams_and_the_second_time_shows_what_was_reused_and_from_where(
-    cluster: Any, open_page: OpenPage
+    cluster: LiveCluster, open_page: OpenPage
 ) -> None:
     with open_page(cluster.url) as page:
         page.get_by_role("button", name=LIST).click()
@@ -519,7 +504,7 @@ def test_the_playground_streams_and_the_second_time_shows_what_was_reused_and_fr
 
 
 def test_what_is_asked_for_is_what_the_form_and_the_conversation_say(
-    cluster: Any, open_page: OpenPage
+    cluster: LiveCluster, open_page: OpenPage
 ) -> None:
     with open_page(cluster.url) as page:
 
@@ -553,32 +538,27 @@ def test_what_is_asked_for_is_what_the_form_and_the_conversation_say(
     assert third == second
 
 
-@pytest.mark.parametrize(
-    ("stream", "told"),
-    [
-        ('data: {"id": "chatcmpl-1", "choices": []}\n\n', "the stream broke off"),
-        ('data: {"error": {"message": "decode-0 is gone"}}\n\n', "decode-0 is gone"),
-    ],
-)
-def test_an_answer_that_breaks_off_says_so(
-    cluster: Any, open_page: OpenPage, stream: str, told: str
-) -> None:
+def test_an_answer_that_breaks_off_says_so(cluster: LiveCluster, open_page: OpenPage) -> None:
+    streams = [
+        ('{"id": "chatcmpl-1", "choices": []}', "the stream broke off"),
+        ('{"error": {"message": "decode-0 is gone"}}', "decode-0 is gone"),
+    ]
     with open_page(cluster.url) as page:
+        said = iter([f"data: {data}\n\n" for data, _ in streams])
         page.route(
             "**/v1/chat/completions",
-            lambda route: route.fulfill(body=stream, content_type="text/event-stream"),
+            lambda route: route.fulfill(body=next(said), content_type="text/event-stream"),
         )
-        page.get_by_label("Your message").fill("Hello")
-        page.get_by_role("button", name="Send").click()
-        expect(page.locator("#chat .meta.error")).to_have_text(told)
+        for _, told in streams:
+            send(page, "Hello")
+            expect(page.locator("#chat .meta.error").last).to_have_text(told)
 
 
-def test_an_answer_can_be_stopped_and_nothing_runs_on(cluster: Any, open_page: OpenPage) -> None:
+def test_an_answer_can_be_stopped_and_nothing_runs_on(
+    cluster: LiveCluster, open_page: OpenPage
+) -> None:
     with open_page(cluster.url) as page:
-        page.get_by_text("System message, length, temperature").click()
-        page.get_by_label("Tokens at the most").fill("3000")
-        page.get_by_label("Your message").fill("Go on for long.")
-        page.keyboard.press("Enter")
+        send(page, "Go on for long.", Tokens_at_the_most="3000")
         expect(page.locator(".said.assistant")).to_contain_text(re.compile(r"t\d+"))
         page.get_by_role("button", name="Stop").click()
         expect(page.locator("#chat .meta")).to_contain_text("stopped")
@@ -586,7 +566,9 @@ def test_an_answer_can_be_stopped_and_nothing_runs_on(cluster: Any, open_page: O
         cluster.until(lambda: cluster.decisions()[-1]["course"]["end"] == "cancelled")
 
 
-def test_nothing_is_sent_before_it_is_known_who_answers(cluster: Any, open_page: OpenPage) -> None:
+def test_nothing_is_sent_before_it_is_known_who_answers(
+    cluster: LiveCluster, open_page: OpenPage
+) -> None:
     with open_page(cluster.url) as page:
         message, send = page.get_by_label("Your message"), page.get_by_role("button", name="Send")
         expect(send).to_be_enabled()  # it has asked, and won't until it is loaded anew
@@ -603,23 +585,21 @@ def test_nothing_is_sent_before_it_is_known_who_answers(cluster: Any, open_page:
         wait_until_answered(page)
 
 
-def test_what_looks_like_markup_is_text(cluster: Any, open_page: OpenPage) -> None:
+def test_what_looks_like_markup_is_text(cluster: LiveCluster, open_page: OpenPage) -> None:
     with open_page(cluster.url) as page:
         text = "<img src=x onerror=\"document.title='moved'\"><b>bold</b>"
-        page.get_by_label("Your message").fill(text)
-        page.get_by_role("button", name="Send").click()
+        send(page, text)
         expect(page.locator(".said.user")).to_have_text(text)
         wait_until_answered(page)
         assert page.locator("#chat img, #chat b").count() == 0
         assert page.title() == "Halfmoon"
 
 
-def test_a_refusal_is_told_where_the_answer_would_be(cluster: Any, open_page: OpenPage) -> None:
+def test_a_refusal_is_told_where_the_answer_would_be(
+    cluster: LiveCluster, open_page: OpenPage
+) -> None:
     with open_page(cluster.url, may_fail="status of 400") as page:
-        page.get_by_text("System message, length, temperature").click()
-        page.get_by_label("System message", exact=True).fill("Be brief. " * 500)
-        page.get_by_label("Your message").fill("Hello")
-        page.get_by_role("button", name="Send").click()
+        send(page, "Hello", System_message="Be brief. " * 500)
         expect(page.locator("#chat .meta.error")).to_contain_text("4096")
         expect(page.get_by_label("Your message")).to_have_value("Hello")
 
@@ -664,13 +644,6 @@ def test_a_worker_changes_its_role_by_the_switch_on_its_card(
         assert live.complete(prompt=[1] * 40, max_tokens=4)["usage"]["completion_tokens"] == 4
 
 
-def test_a_worker_of_one_role_has_no_switch(cluster: Any, open_page: OpenPage) -> None:
-    with open_page(cluster.url) as page:
-        expect(card(page, "decode-0")).to_have_attribute("data-state", "live")
-        expect(page.locator("#map .role-line:visible")).to_have_count(0)
-        expect(page.locator("#roles-note")).to_be_hidden()
-
-
 # -- how it looks --------------------------------------------------------------------------------
 
 
@@ -680,7 +653,7 @@ def background(page: Page) -> str:
 
 
 def test_colours_follow_the_system_until_somebody_chooses(
-    cluster: Any, open_page: OpenPage
+    cluster: LiveCluster, open_page: OpenPage
 ) -> None:
     with open_page(cluster.url, color_scheme="dark") as page:
         dark = background(page)
@@ -699,7 +672,7 @@ def test_colours_follow_the_system_until_somebody_chooses(
         assert background(page) == dark
 
 
-def test_a_narrow_window_has_nothing_beside_it(cluster: Any, open_page: OpenPage) -> None:
+def test_a_narrow_window_has_nothing_beside_it(cluster: LiveCluster, open_page: OpenPage) -> None:
     cluster.complete(prompt=[9] * 200, max_tokens=4)
     with open_page(cluster.url) as page:
         page.set_viewport_size(NARROW)
@@ -716,10 +689,18 @@ def test_a_narrow_window_has_nothing_beside_it(cluster: Any, open_page: OpenPage
             assert page.locator("#decisions-body .scroll").evaluate(table) <= 0, width
 
 
-def test_everything_that_can_be_used_has_a_name(cluster: Any, open_page: OpenPage) -> None:
+def test_all_workers_are_there_and_everything_that_can_be_used_has_a_name(
+    cluster: LiveCluster, open_page: OpenPage
+) -> None:
     cluster.complete(prompt=[10] * 20, max_tokens=2)
     with open_page(cluster.url) as page:
         expect(page.locator("tr.decision").first).to_be_visible()
+        expect(page.locator("#map .card")).to_have_count(6)
+        for worker in cluster.live():
+            expect(card(page, worker)).to_have_attribute("data-state", "live")
+        # Workers of one role have no switch.
+        expect(page.locator("#map .role-line:visible")).to_have_count(0)
+        expect(page.locator("#roles-note")).to_be_hidden()
         for role in ("banner", "main"):
             expect(page.get_by_role(role)).to_have_count(1)
         nameless = page.evaluate(
@@ -728,6 +709,8 @@ def test_everything_that_can_be_used_has_a_name(cluster: Any, open_page: OpenPag
                 .map((e) => e.outerHTML)"""
         )
         assert nameless == []
+    policy = httpx.get(f"{cluster.url}/").headers["content-security-policy"]
+    assert "default-src 'self'" in policy and "unsafe" not in policy
 
 
 @pytest.mark.pictured
@@ -774,7 +757,7 @@ def test_screenshots_of_all_widths_in_both_colours(
 
 
 @contextmanager
-def others_asking(live: Any) -> Iterator[None]:
+def others_asking(live: LiveCluster) -> Iterator[None]:
     """Two more clients, with lists of their own."""
     over = threading.Event()
 
@@ -806,7 +789,7 @@ def save_small(png: bytes, path: Path) -> None:
         image.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
-# -- keys, and what goes wrong -------------------------------------------------------------------
+# -- keys, and a conductor that is gone ----------------------------------------------------------
 
 
 def test_with_tenants_a_key_is_asked_for_and_kept_in_the_tab_alone(
@@ -831,8 +814,7 @@ def test_with_tenants_a_key_is_asked_for_and_kept_in_the_tab_alone(
         page.get_by_role("button", name="Enter a key").click()
         give(plain)
         expect(page.locator("#banner")).to_contain_text("no operator's")
-        page.get_by_label("Your message").fill("Hello")
-        page.get_by_role("button", name="Send").click()
+        send(page, "Hello")
         wait_until_answered(page)
         page.get_by_role("button", name="Another key").click()
         give(operator)
@@ -855,7 +837,7 @@ def test_a_token_in_the_address_opens_the_page_and_leaves_the_address_bar(
     key = "the cluster's key for tests"
     monkeypatch.setenv("HALFMOON_CLUSTER_KEY", key)
     with (
-        start_cluster(FAKE, n_kvstore=0) as live,
+        start_cluster(FAKE, n_kvstore=1) as live,
         open_page(live.url, may_fail="status of 401") as page,
     ):
         expect(page.locator("#key-dialog")).to_be_visible()
@@ -863,26 +845,23 @@ def test_a_token_in_the_address_opens_the_page_and_leaves_the_address_bar(
         expect(page.locator("#key-dialog")).to_be_visible()
         assert page.evaluate("sessionStorage.length") == 0
         page.goto(f"{live.url}/#token={operator_token(key)}")
-        expect(page.locator("#map .card")).to_have_count(2)
+        expect(page.locator("#map .card")).to_have_count(3)
         expect(page.locator("#key-dialog")).to_be_hidden()
         assert page.url == f"{live.url}/"
         page.reload()
-        expect(page.locator("#map .card")).to_have_count(2)
+        expect(page.locator("#map .card")).to_have_count(3)
         assert operator_token(key) not in page.evaluate("JSON.stringify(localStorage)")
 
-
-def test_a_worker_that_dies_is_shown_as_gone(cluster: Any, open_page: OpenPage) -> None:
-    """The last one: the others are to find all workers."""
-    with open_page(cluster.url) as page:
-        expect(card(page, "decode-1")).to_have_attribute("data-state", "live")
-        cluster.process("decode-1").signal(signal.SIGKILL)
-        expect(card(page, "decode-1")).to_have_attribute("data-state", "gone")
-        expect(card(page, "decode-1")).to_contain_text("gone")
-        expect(page.locator("#map-note")).to_contain_text("5 workers, 1 gone")
-        expect(page.locator("#events li.left")).to_contain_text("decode-1 left: ")
-
-
-def test_the_page_says_by_its_headers_that_nothing_comes_from_elsewhere(cluster: Any) -> None:
-    answer = httpx.get(f"{cluster.url}/")
-    assert "default-src 'self'" in answer.headers["content-security-policy"]
-    assert "unsafe" not in answer.headers["content-security-policy"]
+        # Nothing has happened yet, and the page says what to do.
+        for place, text in (
+            (".conductor", "conductor-0"),
+            ("#live", "live"),
+            ("#model", "moon"),
+            ("#decisions-body", "No requests yet"),
+            ("#pool-body", "No hot prefix yet"),
+        ):
+            expect(page.locator(place)).to_contain_text(text)
+        pages = card(page, "prefill-0").get_by_role("meter", name="pages")
+        expect(pages).to_have_attribute("aria-valuetext", "0 %")
+        plot = page.locator("#ttft .plot")
+        expect(plot).to_have_attribute("aria-label", "Time to first token: nothing yet")

@@ -1,11 +1,8 @@
 """What a client says of itself in its HTTP request, down to the order in which work is done."""
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 
 from halfmoon_conductor.tenants import add_tenant
@@ -13,12 +10,13 @@ from halfmoon_protocol.messages import PrefillDone, StartPrefill
 from halfmoon_scheduling.commands import Send
 from halfmoon_scheduling.conductor.journal import read_journal
 from halfmoon_scheduling.events import MessageReceived, RequestArrived
+from tests.e2e.conftest import LiveCluster, StartCluster
 
 pytestmark = pytest.mark.e2e
 
 
 def test_an_urgent_prompt_is_computed_before_what_came_earlier_and_the_core_knows_the_tenant(
-    start_cluster: Callable[..., Any], tmp_path: Path
+    start_cluster: StartCluster, tmp_path: Path
 ) -> None:
     journal, tenants = tmp_path / "conductor.journal", tmp_path / "tenants.toml"
     keys = {name: add_tenant(tenants, name) for name in ("lab", "shop")}
@@ -36,9 +34,9 @@ def test_an_urgent_prompt_is_computed_before_what_came_earlier_and_the_core_know
 
         def ask(tenant: str, prompt: list[int], priority: int) -> int:
             body = {"model": "slow", "prompt": prompt, "max_tokens": 2, "priority": priority}
-            key = {"Authorization": f"Bearer {keys[tenant]}"}
-            url = f"{live.url}/v1/completions"
-            return httpx.post(url, json=body, headers=key, timeout=60).status_code
+            return (
+                LiveCluster(live.cluster, keys[tenant]).post("/v1/completions", **body).status_code
+            )
 
         answers = []
         for tenant, n_tokens, priority in (("lab", 8000, 0), ("lab", 64, 5), ("shop", 64, -5)):

@@ -1,26 +1,25 @@
 """Processes that die, hang or are started again while a worker changes its role."""
 
+import json
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
+from typer.testing import CliRunner, Result
 
+from halfmoon_cli.__main__ import app
 from halfmoon_testing.models.tiny_models import make_tiny_model
+from tests.e2e.conftest import BrokenStream, LiveCluster, StartCluster
 from tests.e2e.redis_server import RedisServer
 from tests.e2e.role_clients import (
     FLEXIBLE,
-    BrokenStream,
-    Transformers,
     members_of,
-    metrics,
     order_role,
     prompt_of,
-    stream,
-    workers,
 )
+from tests.e2e.transformers_alone import Transformers
 from tests.installed_programs import needs_programs
 
 pytestmark = [
@@ -53,14 +52,14 @@ def alone(model: Path) -> Transformers:
 
 
 @pytest.fixture(scope="module")
-def shared(start_cluster: Callable[..., Any], model: Path, redis: RedisServer) -> Iterator[Any]:
+def shared(start_cluster: StartCluster, model: Path, redis: RedisServer) -> Iterator[LiveCluster]:
     extra = {"prefill": FLEXIBLE, "decode": FLEXIBLE}
     with start_cluster(str(model), n_decode=2, metadata=redis.url, extra=extra) as cluster:
         yield cluster
 
 
 @pytest.fixture
-def cluster(shared: Any) -> Any:
+def cluster(shared: LiveCluster) -> LiveCluster:
     """Its two decode workers take requests as such."""
     for name in ("decode-0", "decode-1"):
         if name in members_of(shared, "prefill"):
@@ -73,13 +72,13 @@ def cluster(shared: Any) -> Any:
 class LongAnswers:
     """Long answers under way at both decode workers."""
 
-    def __init__(self, cluster: Any, clients: ThreadPoolExecutor) -> None:
+    def __init__(self, cluster: LiveCluster, clients: ThreadPoolExecutor) -> None:
         self.prompts = [prompt_of(40, i) for i in range(N_CLIENTS)]
         n_tokens = [0] * N_CLIENTS
         n_before = len(cluster.decisions())
 
         def ask(i: int) -> list[int]:
-            return stream(cluster, self.prompts[i], N_LONG, lambda n: n_tokens.__setitem__(i, n))
+            return cluster.stream(self.prompts[i], N_LONG, lambda n: n_tokens.__setitem__(i, n))
 
         self.asked: list[Future[list[int]]] = [clients.submit(ask, i) for i in range(N_CLIENTS)]
         cluster.until(lambda: min(n_tokens) > 10)
@@ -99,25 +98,25 @@ def clients() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-def wait_until_prefill_knows_all(cluster: Any) -> None:
+def wait_until_prefill_knows_all(cluster: LiveCluster) -> None:
     """Workers that came back a moment ago are reached without the metadata server after that."""
 
     def n_looks() -> float:
-        found = metrics(cluster, "prefill-0", result="done")
+        found = cluster.metrics("prefill-0", result="done")
         return found["halfmoon_prefill_member_refreshes_total"]
 
     enough = n_looks() + 2  # one may be under way
     cluster.until(lambda: n_looks() >= enough)
 
 
-def require_answers(cluster: Any, alone: Transformers) -> None:
+def require_answers(cluster: LiveCluster, alone: Transformers) -> None:
     for salt in (50, 51):
         prompt = prompt_of(200, salt)
-        assert stream(cluster, prompt, 12) == alone.generate(prompt, 12)
+        assert cluster.stream(prompt, 12) == alone.generate(prompt, 12)
 
 
 def test_a_worker_killed_while_it_changes_costs_no_token(
-    cluster: Any, clients: ThreadPoolExecutor, alone: Transformers
+    cluster: LiveCluster, clients: ThreadPoolExecutor, alone: Transformers
 ) -> None:
     answers = LongAnswers(cluster, clients)
     order_role(cluster, answers.worker, "prefill")
@@ -125,13 +124,13 @@ def test_a_worker_killed_while_it_changes_costs_no_token(
     process.signal(signal.SIGKILL)
     answers.require_all(alone)
     assert process.wait(20)
-    cluster.cluster.restart(answers.worker)
-    cluster.until(lambda: answers.worker in members_of(cluster, "decode"))  # its service's role
+    cluster.restart(answers.worker)
+    assert answers.worker in members_of(cluster, "decode")  # its service's role
     require_answers(cluster, alone)
 
 
 def test_a_worker_stopped_while_it_changes_costs_no_token_and_finishes_its_change(
-    cluster: Any, clients: ThreadPoolExecutor, alone: Transformers
+    cluster: LiveCluster, clients: ThreadPoolExecutor, alone: Transformers
 ) -> None:
     answers = LongAnswers(cluster, clients)
     generation = order_role(cluster, answers.worker, "prefill").generation
@@ -139,16 +138,16 @@ def test_a_worker_stopped_while_it_changes_costs_no_token_and_finishes_its_chang
     process.signal(signal.SIGSTOP)
     try:
         answers.require_all(alone)
-        assert answers.worker not in workers(cluster)
+        assert answers.worker not in cluster.workers()
     finally:
         process.signal(signal.SIGCONT)
     cluster.until(lambda: answers.worker in members_of(cluster, "prefill"))
-    assert workers(cluster)[answers.worker]["generation"] > generation
+    assert cluster.workers()[answers.worker]["generation"] > generation
     require_answers(cluster, alone)
 
 
 def test_a_worker_finishes_its_change_while_the_conductor_is_started_again(
-    cluster: Any, clients: ThreadPoolExecutor, alone: Transformers
+    cluster: LiveCluster, clients: ThreadPoolExecutor, alone: Transformers
 ) -> None:
     answers = LongAnswers(cluster, clients)
     generation = order_role(cluster, answers.worker, "prefill").generation
@@ -160,24 +159,46 @@ def test_a_worker_finishes_its_change_while_the_conductor_is_started_again(
             asked.result(timeout=60)
     cluster.cluster.restart("conductor-0")
     cluster.until(lambda: answers.worker in members_of(cluster, "prefill"))
-    assert workers(cluster)[answers.worker]["generation"] > generation
-    cluster.until(lambda: len(workers(cluster)) == 4)
+    assert cluster.workers()[answers.worker]["generation"] > generation
+    cluster.until(lambda: len(cluster.workers()) == 4)
     require_answers(cluster, alone)
 
 
 def test_a_worker_finishes_its_change_when_an_empty_redis_is_started_again(
-    cluster: Any, redis: RedisServer, clients: ThreadPoolExecutor, alone: Transformers
+    cluster: LiveCluster, redis: RedisServer, clients: ThreadPoolExecutor, alone: Transformers
 ) -> None:
     answers = LongAnswers(cluster, clients)
     wait_until_prefill_knows_all(cluster)
     generation = order_role(cluster, answers.worker, "prefill").generation
     redis.kill()
     answers.require_all(alone)
-    cluster.until(lambda: answers.worker not in workers(cluster))  # it waits for the server
+    cluster.until(lambda: answers.worker not in cluster.workers())  # it waits for the server
     require_answers(cluster, alone)
     redis.start()
     cluster.until(lambda: answers.worker in members_of(cluster, "prefill"))
-    assert workers(cluster)[answers.worker]["generation"] > generation
-    cluster.until(lambda: len(workers(cluster)) == 4)
+    assert cluster.workers()[answers.worker]["generation"] > generation
+    cluster.until(lambda: len(cluster.workers()) == 4)
     require_answers(cluster, alone)
-    assert metrics(cluster, answers.worker)["halfmoon_model_loads_total"] == 1
+    assert cluster.metrics(answers.worker)["halfmoon_model_loads_total"] == 1
+
+
+def test_an_operator_changes_a_role_by_command_and_the_last_worker_of_one_keeps_its_own(
+    cluster: LiveCluster, alone: Transformers
+) -> None:
+    def roles(*words: str) -> Result:
+        return CliRunner().invoke(app, ["roles", "--url", cluster.url, *words])
+
+    done = roles("set", "decode-1", "prefill")
+    assert done.exit_code == 0, done.output
+    assert "decode-1 is pinned to prefill" in done.output and "set decode-1 auto" in done.output
+    cluster.until(lambda: "decode-1" in members_of(cluster, "prefill"))
+    shown = roles().output
+    (line,) = [line for line in shown.splitlines() if line.startswith("decode-1 ")]
+    assert line.split()[:5] == ["decode-1", "prefill", "prefill,", "decode", "prefill"]
+    assert "role_changes is off" in shown
+    for worker, told in (("decode-0", "the last decode worker"), ("decode-7", "'decode-7'")):
+        refused = roles("set", worker, "prefill")
+        assert refused.exit_code == 1 and told in refused.stderr and "--url" not in refused.stderr
+    row = json.loads(roles("set", "decode-1", "auto", "--json").stdout)["worker"]
+    assert (row["role"], row["pinned"]) == ("prefill", None)
+    require_answers(cluster, alone)

@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.conftest import LiveCluster, StartCluster
 from tests.e2e.role_clients import (
     FLEXIBLE,
-    Transformers,
     members_of,
     prompt_of,
     require_one_load,
-    stream,
-    workers,
 )
 
 pytestmark = pytest.mark.e2e
@@ -24,7 +22,7 @@ pytestmark = pytest.mark.e2e
 class Clients:
     """Clients that ask one request after another, each of the kind that is wanted then."""
 
-    def __init__(self, cluster: Any, n: int, kind: tuple[int, int]) -> None:
+    def __init__(self, cluster: LiveCluster, n: int, kind: tuple[int, int]) -> None:
         self.cluster = cluster
         #: Tokens of the prompts, and of the answers, from now on.
         self.kind = kind
@@ -44,7 +42,7 @@ class Clients:
             salt = client % 4 if is_long else 1000 + 16 * turn + client
             n_new += 7 * client if is_long else 0
             prompt = prompt_of(n_prompt, salt)
-            self.answers.append((prompt, n_new, stream(self.cluster, prompt, n_new)))
+            self.answers.append((prompt, n_new, self.cluster.stream(prompt, n_new)))
 
     def __enter__(self) -> "Clients":
         return self
@@ -69,7 +67,7 @@ class Clients:
 
 
 def test_the_conductor_changes_roles_both_ways_as_the_load_shifts_and_no_token_is_lost(
-    start_cluster: Callable[..., Any], tiny_model: Path
+    start_cluster: StartCluster, tiny_model: Path, alone: Any
 ) -> None:
     policy = ["--role-changes", "--role-lasting-s", "1", "--role-rest-s", "1"]
     # Any running answer is a load at decode, and any prompt that waits one at prefill.
@@ -80,7 +78,7 @@ def test_the_conductor_changes_roles_both_ways_as_the_load_shifts_and_no_token_i
         "decode": FLEXIBLE,
     }
     with start_cluster(str(tiny_model), n_prefill=2, n_decode=1, extra=extra) as cluster:
-        before = {name: worker["generation"] for name, worker in workers(cluster).items()}
+        before = {name: worker["generation"] for name, worker in cluster.workers().items()}
         with Clients(cluster, 8, (60, 300)) as clients:
             clients.until(lambda: len(members_of(cluster, "decode")) == 2)
             (to_decode,) = members_of(cluster, "decode") - {"decode-0"}
@@ -89,12 +87,12 @@ def test_the_conductor_changes_roles_both_ways_as_the_load_shifts_and_no_token_i
             clients.until(lambda: len(members_of(cluster, "prefill")) == 2)
             (to_prefill,) = members_of(cluster, "prefill") - there
             clients.until(lambda: len(clients.answers) > n_answers + 30)
-        after = {name: worker["generation"] for name, worker in workers(cluster).items()}
+        after = {name: worker["generation"] for name, worker in cluster.workers().items()}
         n_changes = {name: [to_decode, to_prefill].count(name) for name in (to_decode, to_prefill)}
         for name, n in n_changes.items():
             assert after[name] == before[name] + n
             require_one_load(cluster, name, n)
-    alone, required = Transformers(tiny_model), set()
+    required = set()
     for prompt, n_new, tokens in clients.answers:
         if (*prompt, n_new, *tokens) not in required:  # clients repeat their prompts
             alone.require_greedy(prompt, tokens, n_new)

@@ -2,37 +2,36 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from halfmoon_cli.__main__ import app
+from tests.e2e.conftest import LiveCluster, StartCluster
 
 pytestmark = pytest.mark.e2e
 
-StartCluster = Callable[..., Any]
 #: Tokens of the cluster's blocks, and of the trace's.
 BLOCK = 16
 
 
 @pytest.fixture(scope="module")
-def cluster(start_cluster: StartCluster) -> Iterator[Any]:
+def cluster(start_cluster: StartCluster) -> Iterator[LiveCluster]:
     blocks = {role: ["--block-size", str(BLOCK)] for role in ("prefill", "decode")}
     with start_cluster("fake://tiny", n_prefill=2, extra=blocks) as running:
         yield running
 
 
-def halfmoon(cluster: Any, *arguments: str) -> Result:
+def halfmoon(cluster: LiveCluster, *arguments: str) -> Result:
     command, *rest = arguments
     result = CliRunner().invoke(app, [command, "--url", cluster.url, *rest], env={"COLUMNS": "200"})
     assert result.exit_code == 0, result.output + cluster.logs()
     return result
 
 
-def test_asking_the_same_again_shows_what_was_reused(cluster: Any) -> None:
+def test_asking_the_same_again_shows_what_was_reused(cluster: LiveCluster) -> None:
     asked = ("chat", "--max-tokens", "4", "--stats", "--temperature", "0", "a question " * 9)
     first = halfmoon(cluster, *asked)
     assert cached_tokens(first) == 0
@@ -52,7 +51,7 @@ def cached_tokens(answer: Result) -> int:
 
 
 def test_a_trace_finds_the_prefixes_cached_that_its_hash_ids_say(
-    cluster: Any, tmp_path: Path
+    cluster: LiveCluster, tmp_path: Path
 ) -> None:
     # Six prompts of three whole blocks and a bit: the first two blocks are those of the one before.
     rows = [
@@ -66,10 +65,10 @@ def test_a_trace_finds_the_prefixes_cached_that_its_hash_ids_say(
     ]
     trace, path = tmp_path / "trace.jsonl", tmp_path / "run.json"
     trace.write_text("\n".join(map(json.dumps, rows)))
+    bench = ("bench", "--json", str(path))
     halfmoon(
         cluster,
-        *("bench", "--trace", str(trace), "--block-tokens", str(BLOCK)),
-        *("--ttft-slo", "60", "--json", str(path)),
+        *(*bench, "--trace", str(trace), "--block-tokens", str(BLOCK), "--ttft-slo", "60"),
     )
     (run,) = json.loads(path.read_text())["runs"]
     summary = run["summary"]
@@ -79,25 +78,18 @@ def test_a_trace_finds_the_prefixes_cached_that_its_hash_ids_say(
     # All but the first one's: never more than what is shared, and that at once or a moment later.
     assert 0 < summary["n_cached_tokens"] <= 5 * 2 * BLOCK
     assert summary["bundled"] == 0.0
+    # Token ids are those of the tokenizer, or of a vocabulary that is named.
+    lengths = ("--input-tokens", "60", "--shared-prefix", "40", "--output-tokens", "3")
+    for form in ((), ("--vocab", "900")):
+        halfmoon(cluster, *bench, "--rate", "50", "--requests", "8", *lengths, *form)
+        summary = json.loads(path.read_text())["runs"][0]["summary"]
+        assert (summary["n_finished"], summary["n_output_tokens"]) == (8, 24)
+        assert summary["n_prompt_tokens"] == 8 * 100
 
 
-@pytest.mark.parametrize("form", [(), ("--vocab", "900")])
-def test_prompts_of_token_ids_are_answered_with_and_without_a_tokenizer(
-    cluster: Any, tmp_path: Path, form: tuple[str, ...]
+def test_the_status_of_a_cluster_has_its_workers_and_what_was_just_decided(
+    cluster: LiveCluster,
 ) -> None:
-    path = tmp_path / "run.json"
-    halfmoon(
-        cluster,
-        *("bench", "--rate", "50", "--requests", "8", "--input-tokens", "60", "--json", str(path)),
-        *("--shared-prefix", "40", "--output-tokens", "3", *form),
-    )
-    (run,) = json.loads(path.read_text())["runs"]
-    summary = run["summary"]
-    assert (summary["n_finished"], summary["n_output_tokens"]) == (8, 24)
-    assert summary["n_prompt_tokens"] == 8 * 100
-
-
-def test_the_status_of_a_cluster_has_its_workers_and_what_was_just_decided(cluster: Any) -> None:
     halfmoon(cluster, "chat", "--max-tokens", "3", "what is new? " * 9)
     told = json.loads(halfmoon(cluster, "status", "--json").stdout)
     n_cached, n_tokens = told["cluster"]["reuse"]["n_cached"], told["cluster"]["reuse"]["n_tokens"]

@@ -11,12 +11,13 @@ import httpx
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from tests.e2e.conftest import LiveCluster, StartCluster
+
 pytestmark = pytest.mark.e2e
 
 SLOW = "fake://slow?step_s=0.004&max_context=8192"
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 PARENT_ID = "00f067aa0ba902b7"
-StartCluster = Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ def collector() -> Iterator[Collector]:
 
 
 @pytest.fixture(scope="module")
-def cluster(start_cluster: StartCluster, collector: Collector) -> Iterator[Any]:
+def cluster(start_cluster: StartCluster, collector: Collector) -> Iterator[LiveCluster]:
     """One whose processes export to the collector, soon."""
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("HALFMOON_TRACES", "true")
@@ -137,14 +138,9 @@ def cluster(start_cluster: StartCluster, collector: Collector) -> Iterator[Any]:
             yield cluster
 
 
-def complete(cluster: Any, prompt: list[int], n_new: int, **headers: str) -> httpx.Response:
+def complete(cluster: LiveCluster, prompt: list[int], n_new: int, **headers: str) -> httpx.Response:
     body = {"model": cluster.model, "prompt": prompt, "max_tokens": n_new, "temperature": 0}
     return httpx.post(f"{cluster.url}/v1/completions", json=body, headers=headers, timeout=60)
-
-
-def reused(cluster: Any, prompt: list[int]) -> int:
-    usage = cluster.complete(prompt=prompt, max_tokens=1)["usage"]
-    return int(usage["prompt_tokens_details"]["cached_tokens"])
 
 
 def trace_id_of(answer: httpx.Response) -> str:
@@ -177,11 +173,11 @@ WORKED = {
 
 
 def test_a_request_is_one_trace_from_http_to_the_last_token(
-    cluster: Any, collector: Collector
+    cluster: LiveCluster, collector: Collector
 ) -> None:
     prompt = list(range(600))
     first = complete(cluster, prompt, 5)
-    cluster.until(lambda: reused(cluster, prompt) == 576)
+    cluster.until(lambda: cluster.ask(prompt, 1)[1] == 576)
     again = complete(cluster, [*prompt[:576], 7, 8, 9], 5)
     spans = collector.whole(trace_id_of(first))
     assert tree(spans) == {"POST /v1/completions": {"text_completion slow": {"try": WORKED}}}
@@ -200,37 +196,43 @@ def test_a_request_is_one_trace_from_http_to_the_last_token(
             assert parent.began_ns <= span.began_ns <= span.ended_ns <= parent.ended_ns, (
                 f"{span.name} is not within {parent.name}"
             )
-    generation = named["text_completion slow"].attributes
-    assert generation["gen_ai.usage.input_tokens"] == 600
-    assert generation["gen_ai.usage.output_tokens"] == 5
-    assert generation["gen_ai.response.finish_reasons"] == ["length"]
-    assert named["POST /v1/completions"].attributes["http.response.status_code"] == 200
-    assert named["place"].attributes["halfmoon.prefill"] == "prefill-0"
+    for name, expected in {
+        "text_completion slow": {
+            "gen_ai.usage.input_tokens": 600,
+            "gen_ai.usage.output_tokens": 5,
+            "gen_ai.response.finish_reasons": ["length"],
+        },
+        "POST /v1/completions": {"http.response.status_code": 200},
+        "place": {"halfmoon.prefill": "prefill-0"},
+        "compute": {"halfmoon.tokens": 600, "halfmoon.chunks": 2},
+        "landing": {"halfmoon.path": ["shm"]},
+        "steps": {"halfmoon.new_tokens": 3},
+    }.items():
+        assert expected.items() <= named[name].attributes.items(), name
     assert named["place"].attributes["halfmoon.estimate.ttft_s"] > 0
-    assert named["compute"].attributes["halfmoon.tokens"] == 600
-    assert named["compute"].attributes["halfmoon.chunks"] == 2
     assert named["landing"].attributes["halfmoon.bytes"] > 0
-    assert named["landing"].attributes["halfmoon.path"] == ["shm"]
-    assert named["steps"].attributes["halfmoon.new_tokens"] == 3
     # The second time most of it came from the kvstore.
     collector.until(lambda: "lease" in by_name(collector.trace(trace_id_of(again))))
     named = by_name(collector.whole(trace_id_of(again)))
     assert (named["lease"].service, named["lease"].worker) == ("halfmoon-kvstore", "kvstore-0")
     assert named["lease"].parent_id == named["try"].span_id
-    assert named["lease"].attributes["halfmoon.blocks"] == 9
-    assert named["lease"].attributes["halfmoon.blocks_from_disk"] == 0
-    assert named["fetch"].attributes["halfmoon.blocks_from_disk"] == 0
-    assert named["fetch"].attributes["halfmoon.blocks"] == 9
-    assert named["fetch"].attributes["halfmoon.source"] == "kvstore-0"
+    for name, expected in {
+        "lease": {"halfmoon.blocks": 9, "halfmoon.blocks_from_disk": 0},
+        "fetch": {
+            "halfmoon.blocks": 9,
+            "halfmoon.blocks_from_disk": 0,
+            "halfmoon.source": "kvstore-0",
+        },
+        "prefill": {"halfmoon.cached_tokens": 576},
+        "compute": {"halfmoon.tokens": 3},
+        "text_completion slow": {"gen_ai.usage.cache_read.input_tokens": 576},
+    }.items():
+        assert expected.items() <= named[name].attributes.items(), name
     assert named["fetch"].attributes["halfmoon.bytes"] > 0
-    assert named["prefill"].attributes["halfmoon.cached_tokens"] == 576
-    assert named["compute"].attributes["halfmoon.tokens"] == 3
-    asked = named["text_completion slow"].attributes
-    assert asked["gen_ai.usage.cache_read.input_tokens"] == 576
 
 
 def test_a_clients_trace_goes_on_here_and_its_word_on_sampling_is_obeyed(
-    cluster: Any, collector: Collector
+    cluster: LiveCluster, collector: Collector
 ) -> None:
     sampled = f"00-{TRACE_ID}-{PARENT_ID}-01"
     unsampled = f"00-{'ab' * 16}-{PARENT_ID}-00"
@@ -250,7 +252,7 @@ def test_a_clients_trace_goes_on_here_and_its_word_on_sampling_is_obeyed(
 
 
 def test_each_choice_is_a_generation_and_a_stop_string_no_failure(
-    cluster: Any, collector: Collector
+    cluster: LiveCluster, collector: Collector
 ) -> None:
     body = {"model": cluster.model, "prompt": [1, 2, 3], "max_tokens": 500}
     answer = cluster.post("/v1/completions", **body, n=2, seed=5, stop=" t")
@@ -265,7 +267,7 @@ def test_each_choice_is_a_generation_and_a_stop_string_no_failure(
     assert all("cancelled" in span.events for span in spans if span.name in ("try", "decode"))
 
 
-def test_a_refused_request_says_why(cluster: Any, collector: Collector) -> None:
+def test_a_refused_request_says_why(cluster: LiveCluster, collector: Collector) -> None:
     answer = complete(cluster, list(range(900)), 5, **{"x-ttft-slo-s": "0.000001"})
     assert answer.status_code == 429
     spans = by_name(collector.whole(trace_id_of(answer), worked=False))
@@ -278,7 +280,7 @@ def test_a_refused_request_says_why(cluster: Any, collector: Collector) -> None:
 
 
 def test_a_killed_decode_shows_and_the_trace_goes_on_with_the_next_try(
-    cluster: Any, collector: Collector
+    cluster: LiveCluster, collector: Collector
 ) -> None:
     n_new = 1500  # six seconds: the answer is not over when its client has read a little of it
     body = {"model": cluster.model, "prompt": [1, 2, 3], "max_tokens": n_new, "stream": True}

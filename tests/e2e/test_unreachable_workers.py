@@ -1,8 +1,5 @@
 """Workers with an address at which the conductor can't reach them: said at both ends."""
 
-import time
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import httpx
@@ -10,25 +7,11 @@ import pytest
 from typer.testing import CliRunner
 
 from halfmoon_cli.__main__ import app
-from halfmoon_cli.up.embedded_cluster import ClusterPlan, EmbeddedCluster, ServiceProcess
+from halfmoon_cli.up.embedded_cluster import ClusterPlan, EmbeddedCluster
 from halfmoon_metadata.tcp_ports import free_port
+from tests.e2e.conftest import LiveCluster
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
-
-
-def until(cluster: EmbeddedCluster, condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 200
-    while not condition():
-        assert not cluster.dead(), [process.last_lines() for process in cluster.dead()]
-        assert time.monotonic() < deadline, {
-            name: (process.status, process.last_lines(40))
-            for name, process in cluster.processes.items()
-        }
-        time.sleep(0.05)
-
-
-def has_problem(worker: ServiceProcess) -> bool:
-    return "problem" in worker.status
 
 
 def test_decode_workers_with_a_wrong_advertised_host_are_named_by_conductor_and_worker(
@@ -46,13 +29,10 @@ def test_decode_workers_with_a_wrong_advertised_host_are_named_by_conductor_and_
         extra={"decode": ["--advertise-host=127.0.0.2"]},
     )
     with EmbeddedCluster(plan, tmp_path) as cluster:
-
-        def get(path: str) -> httpx.Response:
-            return httpx.get(f"{plan.url}{path}", timeout=10)
-
-        until(cluster, cluster.ready)
-        until(cluster, lambda: len(get("/debug/cluster").json()["unreachable"]) == 2)
-        view = get("/debug/cluster").json()
+        live = LiveCluster(cluster)
+        live.until(cluster.ready)
+        live.until(lambda: len(live.get("/debug/cluster")["unreachable"]) == 2)
+        view = live.get("/debug/cluster")
         assert [each["worker_id"] for each in view["workers"]] == ["prefill-0"]
         for each in view["unreachable"]:
             assert each["role"] == "decode"
@@ -60,23 +40,22 @@ def test_decode_workers_with_a_wrong_advertised_host_are_named_by_conductor_and_
             assert "connection refused" in each["reason"]
             assert "--advertise-host" in each["advice"]
 
-        ready = get("/ready")
+        ready = httpx.get(f"{plan.url}/ready", timeout=10)
         assert (ready.status_code, ready.json()["missing"]) == (503, ["decode"])
         said = ready.json()["reason"]
         assert "decode-0 at tcp://127.0.0.2:" in said and "--advertise-host" in said
-        body = {"model": "tiny", "prompt": [1, 2], "max_tokens": 1}
-        refused = httpx.post(f"{plan.url}/v1/completions", json=body, timeout=10)
+        refused = live.post("/v1/completions", model="tiny", prompt=[1, 2], max_tokens=1)
         assert refused.status_code == 503
         assert "decode-1 at tcp://127.0.0.2:" in refused.json()["error"]["message"]
-        assert 'halfmoon_unreachable_workers{role="decode"} 2.0' in get("/metrics").text
+        assert live.metrics(role="decode")["halfmoon_unreachable_workers"] == 2
         shown = CliRunner().invoke(app, ["status", "--url", plan.url], env={"COLUMNS": "400"})
         assert "decode-0 is unreachable at tcp://127.0.0.2:" in shown.output, shown.output
         log = cluster.processes["conductor-0"].log_path
-        until(cluster, lambda: "worker_unreachable" in log.read_text())
+        live.until(lambda: "worker_unreachable" in log.read_text())
 
         for name in ("decode-0", "decode-1"):
             worker = cluster.processes[name]
-            until(cluster, partial(has_problem, worker))
+            live.until(lambda worker=worker: "problem" in worker.status)
             problem = str(worker.status["problem"])
             assert problem.startswith("conductor-0 can't reach this worker at tcp://127.0.0.2:")
             assert "--advertise-host" in problem

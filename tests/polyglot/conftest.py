@@ -5,7 +5,6 @@ import itertools
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -15,10 +14,10 @@ import httpx
 import pytest
 
 from halfmoon_cli.up.embedded_cluster import ClusterPlan, EmbeddedCluster
-from halfmoon_metadata.cluster_key_source import cluster_key_from_environment
 from halfmoon_metadata.tcp_ports import free_port
 from halfmoon_runtime.observability.operator_tokens import operator_token
 from halfmoon_sandbox.bound_process import start_bound
+from tests.e2e.conftest import LiveCluster
 from tests.installed_programs import skip_without
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -86,20 +85,19 @@ class NodeProcess:
             return self.process.wait()
 
 
-class MixedCluster:
+class MixedCluster(LiveCluster):
     """A cluster of both kinds of workers, and what tests ask of it."""
 
     def __init__(self, cluster: EmbeddedCluster, folder: Path, program: Path) -> None:
-        self.cluster = cluster
+        key = cluster.plan.environment.get("HALFMOON_CLUSTER_KEY")
+        super().__init__(cluster, operator_token(key) if key else "")
         self.folder = folder
         self.nodes: dict[str, NodeProcess] = {}
         self._program = program
-        key = cluster.plan.environment.get("HALFMOON_CLUSTER_KEY") or cluster_key_from_environment()
-        self._headers = {"authorization": f"Bearer {operator_token(key)}"} if key else {}
 
     def start_node(self, role: str, name: str, *arguments: str) -> NodeProcess:
         """Start a worker in TypeScript."""
-        common = ["--worker-id", name, "--metadata", self.cluster.plan.metadata_url]
+        common = ["--worker-id", name, "--metadata", self.metadata_url]
         environment = dict(self.cluster.plan.environment)
         script = self._program / role / "main.js"
         log = self.folder / f"{name}.log"
@@ -111,55 +109,9 @@ class MixedCluster:
         """Return the workers in TypeScript that have ended."""
         return [name for name, node in self.nodes.items() if node.process.poll() is not None]
 
-    def get(self, path: str) -> Any:
-        answer = httpx.get(f"{self.cluster.plan.url}{path}", timeout=10, headers=self._headers)
-        answer.raise_for_status()
-        return answer.json()
-
-    def complete(self, **body: Any) -> dict[str, Any]:
-        url = f"{self.cluster.plan.url}/v1/completions"
-        model = self.get("/v1/models")["data"][0]["id"]
-        answer = httpx.post(url, json={"model": model, **body}, timeout=60, headers=self._headers)
-        assert answer.status_code == 200, f"{answer.text}\n{self.logs()}"
-        said = answer.json()
-        assert isinstance(said, dict)
-        return said
-
-    def stream(self, **body: Any) -> Iterator[str]:
-        """Yield the data of an answer's events."""
-        url = f"{self.cluster.plan.url}/v1/completions"
-        model = self.get("/v1/models")["data"][0]["id"]
-        with httpx.stream(
-            "POST",
-            url,
-            json={"model": model, "stream": True, **body},
-            timeout=60,
-            headers=self._headers,
-        ) as answer:
-            for line in answer.iter_lines():
-                if line.startswith("data: ") and line != "data: [DONE]":
-                    yield line.removeprefix("data: ")
-
-    def workers(self) -> dict[str, Any]:
-        """Return what the conductor knows of each worker that it uses."""
-        found = self.get("/debug/cluster")["workers"]
-        return {w["worker_id"]: w for w in found if not w["refused"] and not w["draining"]}
-
-    def n_indexed(self) -> int:
-        """Return how many blocks the conductor knows of."""
-        return sum(
-            int(w["load"]["n_indexed"]) for w in self.workers().values() if w["role"] == "kvstore"
-        )
-
-    def until(self, condition: Callable[[], bool], within_s: float = READY_WITHIN_S) -> None:
-        deadline = time.monotonic() + within_s
-        while not condition():
-            assert time.monotonic() < deadline, f"not within {within_s} s\n{self.logs()}"
-            time.sleep(0.02)
-
-    def logs(self) -> str:
+    def logs(self, n_lines: int = 40) -> str:
         paths = sorted(self.folder.glob("*.log"))
-        return "\n".join(f"--- {p.name}\n{p.read_text()[-3000:]}" for p in paths)
+        return "\n".join(f"--- {p.name}\n{p.read_text()[-80 * n_lines :]}" for p in paths)
 
 
 StartMixed = Callable[..., Any]
@@ -181,11 +133,11 @@ def mixed_cluster(
             assert not cluster.dead() and not mixed.dead(), mixed.logs()
             try:
                 ready = httpx.get(f"{plan.url}/ready", timeout=5)
-                return ready.status_code == 200 and len(mixed.workers()) == expected
+                return ready.status_code == 200 and len(mixed.live()) == expected
             except httpx.HTTPError:
                 return False
 
-        mixed.until(is_complete)
+        mixed.until(is_complete, READY_WITHIN_S)
         yield mixed
 
 

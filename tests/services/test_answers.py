@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from halfmoon_engine.fake_engine import FakeEngine, FakeModelSpec
-from halfmoon_protocol.blocks import block_hashes
+from halfmoon_engine.fake_engine import FakeEngine
 from halfmoon_protocol.ids import RequestId, WorkerId
 from halfmoon_protocol.messages import (
     AnswerChain,
@@ -20,27 +19,26 @@ from halfmoon_protocol.messages import (
     KvstoreRefused,
     Place,
     ReserveBlocks,
-    ReserveDecode,
     RevokeBlocks,
-    StartDecode,
     TokensProduced,
 )
-from halfmoon_protocol.sampling import Sampling, Stopping
 from halfmoon_testing.worker_caller import WorkerCaller
 from halfmoon_transfer.backends.fault_injection import FaultInjection, FaultPlan
 from halfmoon_transfer.engine import TransferEngine
 from halfmoon_workers.decode import answer_keeper
+from tests.services.asking import (
+    LAYOUT,
+    ORACLE,
+    SLOW,
+    chain_of,
+    dial,
+    prompt_of,
+    reserve,
+    start_decode,
+)
 
 LocalCluster = Callable[..., Any]
-ORACLE = FakeEngine()
-LAYOUT = ORACLE.layout
 SIZE = LAYOUT.block_size
-GREEDY = Sampling(temperature=0.0)
-SLOW = FakeModelSpec(step_s=0.005)
-
-
-def words(n: int, salt: int) -> list[int]:
-    return [(i * 11 + salt * 173 + 5) % 990 for i in range(n)]
 
 
 def whole(n_tokens: int) -> int:
@@ -57,7 +55,7 @@ async def turns(cluster: Any, n_turns: int, **more: Any) -> list[tuple[int, int]
     said: list[int] = []
     seen: list[tuple[int, int]] = []
     for turn in range(n_turns):
-        prompt = [*said, *words(21 + 9 * turn, turn)]
+        prompt = [*said, *prompt_of(21 + 9 * turn, turn)]
         events = [event async for event in cluster.events(prompt, 50, **more)]
         answer = [event.token for event in events]
         assert answer == ORACLE.expected(prompt, 50)
@@ -67,14 +65,11 @@ async def turns(cluster: Any, n_turns: int, **more: Any) -> list[tuple[int, int]
     return seen
 
 
-@pytest.mark.parametrize("workers", [(1, 1, 1), (2, 2, 2)])
+@pytest.mark.parametrize("n", [1, 2])
 async def test_each_turn_reads_all_whole_blocks_of_the_prompts_and_answers_before_it(
-    local_cluster: LocalCluster, workers: tuple[int, int, int]
+    local_cluster: LocalCluster, n: int
 ) -> None:
-    n_prefill, n_decode, n_kvstore = workers
-    async with local_cluster(
-        n_prefill=n_prefill, n_decode=n_decode, n_kvstore=n_kvstore
-    ) as cluster:
+    async with local_cluster(n_prefill=n, n_decode=n, n_kvstore=n) as cluster:
         for n_cached, n_before in await turns(cluster, 6):
             assert n_cached == whole(max(0, n_before - 1))  # the last token was never run
 
@@ -109,7 +104,7 @@ async def test_an_answer_behind_a_prompt_of_less_than_a_block_is_found(
 
 async def test_another_tenant_finds_nothing_of_an_answer(local_cluster: LocalCluster) -> None:
     async with local_cluster() as cluster:
-        prompt = words(5, 1)
+        prompt = prompt_of(5, 1)
         answer = await cluster.generate(prompt, 40, salt="a", tenant="a")
         await cluster.settled()
         for salt, n_cached in (("b", 0), ("a", whole(44))):
@@ -122,7 +117,7 @@ async def test_answers_count_against_the_quota_of_their_tenant(local_cluster: Lo
     async with local_cluster(tenant_quotas_mib=f"lab={mib}") as cluster:
         store = cluster.worker("kvstore-0")
         for salt in range(3):
-            prompt = words(20, salt)
+            prompt = prompt_of(20, salt)
             assert await cluster.generate(prompt, 60, tenant="lab") == ORACLE.expected(prompt, 60)
             await cluster.settled()
         assert store.tiers.tenants.n_blocks("lab") == store.tiers.memory.n_stored == 3
@@ -131,7 +126,7 @@ async def test_answers_count_against_the_quota_of_their_tenant(local_cluster: Lo
 async def test_a_full_kvstore_costs_no_token_and_no_page(local_cluster: LocalCluster) -> None:
     async with local_cluster(kvstore_mib=1) as cluster:
         n_slots = (1 << 20) // LAYOUT.block_bytes
-        prompts = [words(20, salt) for salt in range(12)]
+        prompts = [prompt_of(20, salt) for salt in range(12)]
         n_new = 2 * n_slots * SIZE // len(prompts)  # twice as many blocks as fit
         answers = await asyncio.gather(*(cluster.generate(p, n_new) for p in prompts))
         assert answers == [ORACLE.expected(p, n_new) for p in prompts]
@@ -143,7 +138,7 @@ async def test_a_kvstore_killed_in_mid_answer_costs_no_token_and_no_page(
     local_cluster: LocalCluster,
 ) -> None:
     async with local_cluster(lambda: FakeEngine(SLOW)) as cluster:
-        prompt = words(20, 1)
+        prompt = prompt_of(20, 1)
         stream = cluster.events(prompt, 200)
         tokens = [(await anext(stream)).token for _ in range(40)]
         await cluster.kill("kvstore-0")
@@ -155,7 +150,7 @@ async def test_a_kvstore_killed_in_mid_answer_costs_no_token_and_no_page(
 
 async def test_what_a_client_that_leaves_has_got_is_kept(local_cluster: LocalCluster) -> None:
     async with local_cluster(lambda: FakeEngine(SLOW)) as cluster:
-        prompt = words(20, 1)
+        prompt = prompt_of(20, 1)
         stream = cluster.events(prompt, 1000)
         tokens = [(await anext(stream)).token for _ in range(60)]
         await stream.aclose()
@@ -163,26 +158,12 @@ async def test_what_a_client_that_leaves_has_got_is_kept(local_cluster: LocalClu
         assert await cluster.n_cached([*prompt, *tokens, 1]) >= whole(20 + 59)
 
 
-async def test_preempted_requests_and_kept_answers_get_along(local_cluster: LocalCluster) -> None:
-    """Twelve pages for four requests that grow to four pages each."""
-    prompts = [words(20, i) for i in range(4)]
-    async with local_cluster(lambda: FakeEngine(SLOW), n_pages=12) as cluster:
-        answers = await asyncio.gather(*(cluster.generate(p, 44) for p in prompts))
-        assert answers == [ORACLE.expected(p, 44) for p in prompts]
-        await cluster.settled()
-        given_up = cluster.worker("decode-0").metrics()["halfmoon_decode_failures_total"][1]
-        assert given_up.values["preempted",]
-        for prompt, answer in zip(prompts, answers, strict=True):
-            again = await cluster.generate([*prompt, *answer], 5)
-            assert again == ORACLE.expected([*prompt, *answer], 5)
-
-
 async def test_a_decode_worker_killed_while_it_puts_leaves_nothing_wrong_behind(
     local_cluster: LocalCluster,
 ) -> None:
     slow = FaultInjection("memory", FaultPlan(delay_s=0.05))
     async with local_cluster(n_decode=2, backends=(slow,)) as cluster:
-        prompt = words(40, 1)
+        prompt = prompt_of(40, 1)
         asking = asyncio.create_task(cluster.generate(prompt, 300))
 
         def busy() -> list[str]:
@@ -212,24 +193,13 @@ class Scene:
 
     async def decode(self, name: str, n_tokens: int, n_new: int) -> None:
         """Start a request on whatever is in its landing."""
-        request_id = RequestId(name)
-        stopping = Stopping(max_new_tokens=n_new)
-        reserve = ReserveDecode(request_id=request_id, n_tokens=n_tokens, stopping=stopping)
-        await self.caller.send(reserve)
+        await self.caller.send(reserve(name, n_tokens, n_new))
         self.n_asked += 1
         await self.caller.wait_for(DecodeReserved, self.n_asked)
-        prompt = words(n_tokens, 7)
-        hashes = block_hashes(prompt, model=LAYOUT.model, block_size=SIZE)
-        tail = tuple(prompt[len(hashes) * SIZE :])
-        start = StartDecode(
-            request_id=request_id,
-            first_token=1,
-            sampling=GREEDY,
-            stopping=stopping,
-            n_prompt=n_tokens,
-            answer_chain=AnswerChain(self.address, hashes[-1], tail),
-        )
-        await self.caller.send(start)
+        prompt = prompt_of(n_tokens, 7)
+        hashes = chain_of(prompt)
+        chain = AnswerChain(self.address, hashes[-1], tuple(prompt[len(hashes) * SIZE :]))
+        await self.caller.send(start_decode(name, 1, n_tokens, n_new, answer_chain=chain))
 
     async def ended(self, name: str) -> None:
         """Wait for the last token of a request."""
@@ -264,8 +234,7 @@ def scene(local_cluster: LocalCluster) -> Any:
     async def open_scene(**settings: Any) -> Any:
         async with local_cluster(n_prefill=0, n_kvstore=0, **settings) as cluster:
             home = await cluster.network.bind("home")
-            commands = cluster.worker("decode-0").info.commands
-            caller = await WorkerCaller.dial(cluster.network, commands)
+            caller = await dial(cluster, "decode-0")
             backends = cluster.backends
             with TransferEngine.open("home", metadata=cluster.store, backends=backends) as transfer:
                 at = Scene(cluster, caller, home, transfer)
@@ -337,8 +306,8 @@ async def test_bytes_are_those_of_the_pages_and_what_gets_no_room_ends_the_answe
     async with scene() as at:
         await at.decode("a", 40, 60)
         peer, put = await at.next_put()
-        assert put.parent == block_hashes(words(40, 7), model=LAYOUT.model, block_size=SIZE)[-1]
-        assert put.token_ids[:9] == (*words(40, 7)[32:], 1)
+        assert put.parent == chain_of(prompt_of(40, 7))[-1]
+        assert put.token_ids[:9] == (*prompt_of(40, 7)[32:], 1)
         page = at.worker.batch.page_of(RequestId("a"), 2)
         await at.give_room(peer, put)
         async with asyncio.timeout(60):

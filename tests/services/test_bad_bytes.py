@@ -11,17 +11,14 @@ from halfmoon_scheduling.config import SchedulingConfig
 from halfmoon_transfer.backends.backend_interface import Backend, CarryRequest
 from halfmoon_transfer.backends.fault_injection import FaultInjection, FaultPlan, FaultyBackend
 from halfmoon_transfer.planning.transfer_plan import SliceOutcome
+from tests.nightly import by_day
+from tests.services.asking import ORACLE, prompt_of
 
 LocalCluster = Callable[..., Any]
-ORACLE = FakeEngine()
-
-
-def prompt_of(n: int, salt: int = 0) -> list[int]:
-    return [(i * 7 + salt * 131) % 990 for i in range(n)]
 
 
 @pytest.mark.parametrize("inner", ["memory", "tcp"])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(by_day(1, at_night=3)))
 async def test_dropped_and_damaged_slices_cost_time_and_no_token(
     local_cluster: LocalCluster, inner: str, seed: int
 ) -> None:
@@ -34,7 +31,7 @@ async def test_dropped_and_damaged_slices_cost_time_and_no_token(
 
 
 @pytest.mark.parametrize("inner", ["memory", "shm", "tcp"])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(by_day(1, at_night=3)))
 async def test_kv_that_is_damaged_on_its_way_to_decode_is_written_again(
     local_cluster: LocalCluster, inner: str, seed: int
 ) -> None:

@@ -4,13 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from halfmoon_engine.fake_engine import FakeEngine
-
-ORACLE = FakeEngine()
-
-
-def prompt_of(n: int, salt: int = 0) -> list[int]:
-    return [(i * 7 + salt * 131) % 990 for i in range(n)]
+from tests.services.asking import ORACLE, prompt_of
 
 
 async def test_a_prefix_from_the_disk_is_counted_as_such_and_gives_the_same_tokens(

@@ -83,48 +83,40 @@ async def test_json_of_a_schema_beside_requests_that_say_what_they_like(
         await cluster.settled()
 
 
-@pytest.mark.parametrize("parser", ["hermes", "llama3_json"])
-async def test_random_weights_call_a_tool_that_they_must_call(
+async def test_random_weights_call_a_tool_that_they_must_or_may_call_with_valid_arguments(
     local_cluster: Callable[..., Any],
     make_engine: Callable[[], Engine],
     text_of: Callable[[list[int]], str],
-    parser: ToolCallFormat,
 ) -> None:
-    grammar = calls_only_grammar(parser, [("paint", SCHEMA)], 1)
+    parsers: list[ToolCallFormat] = ["hermes", "llama3_json"]
     async with local_cluster(make_engine) as cluster:
-        sampling = Sampling(temperature=0.0, grammar=grammar)
-        answer = await cluster.generate([40] * 20, 0, sampling=sampling, stopping=STOPPING)
-    reader = ToolCallParser(parser, 1)
-    _, calls = reader.feed(text_of(answer))
-    words, more = reader.finish()
-    (call,) = [*calls, *more]
-    assert (words, call.name) == ("", "paint")
-    jsonschema.validate(json.loads(call.arguments), SCHEMA)
 
+        async def said(prompt: list[int], sampling: Sampling, stopping: Stopping) -> str:
+            return text_of(await cluster.generate(prompt, 0, sampling=sampling, stopping=stopping))
 
-@pytest.mark.parametrize("parser", ["hermes", "llama3_json"])
-async def test_beside_a_strict_tool_random_weights_say_words_or_call_it_with_valid_arguments(
-    local_cluster: Callable[..., Any],
-    make_engine: Callable[[], Engine],
-    text_of: Callable[[list[int]], str],
-    parser: ToolCallFormat,
-) -> None:
-    grammar = free_text_grammar(parser, [("paint", SCHEMA)], 2)
-    stopping = Stopping(max_new_tokens=60, stop_token_ids=EOS_TOKEN_IDS)
-    async with local_cluster(make_engine) as cluster:
-        for seed in range(4):
-            sampling = Sampling(temperature=1.0, seed=seed, grammar=grammar)
-            text = text_of(
-                await cluster.generate([40 + seed] * 20, 0, sampling=sampling, stopping=stopping)
-            )
-            reader = ToolCallParser(parser, 2, ("paint",), "exact")
-            read = [reader.feed(text), reader.finish(cut=True)]
-            assert "<tool_call>" not in "".join(words for words, _ in read)
-            for call in (call for _, calls in read for call in calls):
-                if call.whole:
-                    jsonschema.validate(json.loads(call.arguments), SCHEMA)
-            # Words under a grammar are Unicode, broken off at the limit at the most.
-            assert "\N{REPLACEMENT CHARACTER}" not in text[:-3]
+        for parser in parsers:
+            must = calls_only_grammar(parser, [("paint", SCHEMA)], 1)
+            sampling = Sampling(temperature=0.0, grammar=must)
+            reader = ToolCallParser(parser, 1)
+            _, calls = reader.feed(await said([40] * 20, sampling, STOPPING))
+            words, more = reader.finish()
+            (call,) = [*calls, *more]
+            assert (words, call.name) == ("", "paint")
+            jsonschema.validate(json.loads(call.arguments), SCHEMA)
+            # Beside a strict tool: words or calls.
+            may = free_text_grammar(parser, [("paint", SCHEMA)], 2)
+            stopping = Stopping(max_new_tokens=60, stop_token_ids=EOS_TOKEN_IDS)
+            for seed in range(4):
+                sampling = Sampling(temperature=1.0, seed=seed, grammar=may)
+                text = await said([40 + seed] * 20, sampling, stopping)
+                reader = ToolCallParser(parser, 2, ("paint",), "exact")
+                read = [reader.feed(text), reader.finish(cut=True)]
+                assert "<tool_call>" not in "".join(words for words, _ in read)
+                for call in (call for _, calls in read for call in calls):
+                    if call.whole:
+                        jsonschema.validate(json.loads(call.arguments), SCHEMA)
+                # Words under a grammar are Unicode, broken off at the limit at the most.
+                assert "\N{REPLACEMENT CHARACTER}" not in text[:-3]
 
 
 async def test_a_retry_goes_on_within_the_grammar_where_the_dead_worker_stopped(
@@ -205,23 +197,13 @@ async def test_a_request_whose_token_is_late_can_be_given_up(
             await cluster.settled()
 
 
-@pytest.mark.parametrize("text", ["", "a"])
-async def test_a_dead_end_of_a_grammar_is_an_error_with_a_code(
-    local_cluster: Callable[..., Any], make_engine: Callable[[], Engine], text: str
-) -> None:
-    sampling = Sampling(temperature=0.0, grammar=f'start: "{text}" X\nX: /b/ & /c/')
-    async with local_cluster(make_engine) as cluster:
-        with pytest.raises(UnusableGrammar, match="matches no text"):
-            await cluster.generate([5, 6, 7], 0, sampling=sampling, stopping=STOPPING)
-        await cluster.settled()
+SPINNING = '%json {"type":"integer","multipleOf":2147483648}'
 
 
-@pytest.mark.parametrize("at", ["prefill", "decode"])
-async def test_a_grammar_over_its_limits_is_the_requests_fault_and_is_not_placed_again(
-    local_cluster: Callable[..., Any], make_engine: Callable[[], Engine], at: str
+async def test_a_grammar_that_ends_nowhere_or_takes_too_long_is_the_requests_fault(
+    local_cluster: Callable[..., Any], make_engine: Callable[[], Engine]
 ) -> None:
-    spinning = 'start: %json {"type":"integer","multipleOf":2147483648}'
-    grammar = spinning if at == "prefill" else f"start: /[a-z]{{3}}/ tail\ntail: {spinning[7:]}"
+    """And is not placed again, whether prefill or decode comes to know of it."""
     async with local_cluster(make_engine, n_prefill=2, n_decode=2) as cluster:
         alone = await cluster.generate([8, 9], 60)
         attempts: list[int] = []
@@ -232,12 +214,18 @@ async def test_a_grammar_over_its_limits_is_the_requests_fault_and_is_not_placed
             place(stream)
 
         cluster.gateway._start_try = counted
-        sampling = Sampling(temperature=0.0, grammar=grammar)
-        failing = cluster.generate([5, 6, 7], 0, sampling=sampling, stopping=STOPPING)
-        others = cluster.generate([8, 9], 60)
-        outcomes: Any = await asyncio.gather(failing, others, return_exceptions=True)
-        assert isinstance(outcomes[0], InvalidRequest)
-        assert "processor time" in str(outcomes[0])
-        assert outcomes[1] == alone
-        assert len(attempts) == 2  # one each
-        await cluster.settled()
+        for grammar, kind, told in (
+            ('start: "" X\nX: /b/ & /c/', UnusableGrammar, "matches no text"),
+            ('start: "a" X\nX: /b/ & /c/', UnusableGrammar, "matches no text"),
+            (f"start: {SPINNING}", InvalidRequest, "processor time"),
+            (f"start: /[a-z]{{3}}/ tail\ntail: {SPINNING}", InvalidRequest, "processor time"),
+        ):
+            attempts.clear()
+            sampling = Sampling(temperature=0.0, grammar=grammar)
+            failing = cluster.generate([5, 6, 7], 0, sampling=sampling, stopping=STOPPING)
+            others = cluster.generate([8, 9], 60)
+            outcomes: Any = await asyncio.gather(failing, others, return_exceptions=True)
+            assert isinstance(outcomes[0], kind) and told in str(outcomes[0])
+            assert outcomes[1] == alone
+            assert len(attempts) == 2  # one each
+            await cluster.settled()

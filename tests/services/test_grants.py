@@ -14,7 +14,6 @@ import pytest
 
 from halfmoon_engine.fake_engine import FakeEngine
 from halfmoon_metadata import MemoryStore
-from halfmoon_protocol.blocks import block_hashes
 from halfmoon_protocol.ids import BlockHash, RequestId, Ticket
 from halfmoon_protocol.messages import (
     BlocksCommitted,
@@ -31,14 +30,10 @@ from halfmoon_protocol.messages import (
     ReleaseLease,
     RenewLease,
     ReserveBlocks,
-    ReserveDecode,
     RevokeBlocks,
-    StartDecode,
-    StartPrefill,
     TokensProduced,
 )
 from halfmoon_protocol.regions import Region
-from halfmoon_protocol.sampling import Sampling, Stopping
 from halfmoon_testing.scheduling_inputs import a_worker
 from halfmoon_testing.worker_caller import WorkerCaller
 from halfmoon_transfer.backends.addresses import split_address
@@ -48,14 +43,21 @@ from halfmoon_transfer.engine import TransferEngine
 from halfmoon_transfer.grant_lender import GrantLender
 from halfmoon_transfer.interface import Op, Overloaded, Piece, Rejected
 from halfmoon_workers.decode.nearby_writers import has_writers_nearby
-from tests.services.test_memory_reuse import GatedEngine
+from tests.services.asking import (
+    LAYOUT,
+    ORACLE,
+    GatedEngine,
+    chain_of,
+    dial,
+    prompt_of,
+    reserve,
+    start_decode,
+    start_prefill,
+)
 
 LocalCluster = Callable[..., Any]
-ORACLE = FakeEngine()
-LAYOUT = ORACLE.layout
 SIZE = LAYOUT.block_bytes
-GREEDY = Sampling(temperature=0.0)
-LONG = Stopping(max_new_tokens=50)
+N_NEW = 50
 
 
 class Scene:
@@ -68,9 +70,11 @@ class Scene:
 
     async def caller(self, name: str) -> WorkerCaller:
         if name not in self.callers:
-            commands = self.cluster.worker(name).info.commands
-            self.callers[name] = await WorkerCaller.dial(self.cluster.network, commands)
+            self.callers[name] = await dial(self.cluster, name)
         return self.callers[name]
+
+    async def say(self, name: str, *messages: Any) -> None:
+        await (await self.caller(name)).send(*messages)
 
     async def ask(self, name: str, question: Any, kind: type) -> Any:
         """The answer of this kind to a question."""
@@ -97,23 +101,21 @@ class Scene:
 
     # -- landings --------------------------------------------------------------------------
 
-    async def reserve(self, request_id: str = "a", n_tokens: int = 40) -> DecodeReserved:
-        wanted = ReserveDecode(request_id=RequestId(request_id), n_tokens=n_tokens, stopping=LONG)
+    async def reserve(
+        self, request_id: str = "a", n_tokens: int = 40, **more: Any
+    ) -> DecodeReserved:
+        wanted = reserve(request_id, n_tokens, N_NEW, **more)
         landed = await self.ask("decode-0", wanted, DecodeReserved)
         assert isinstance(landed, DecodeReserved)
         return landed
 
-    def start(self, landed: DecodeReserved, prompt: list[int]) -> StartPrefill:
-        return StartPrefill(
-            request_id=landed.request_id,
-            token_ids=tuple(prompt),
-            n_prompt=len(prompt),
-            block_hashes=(),
-            landing=landed.landing,
-            landing_expires_s=60.0,
-            sampling=GREEDY,
-            stopping=LONG,
-        )
+    async def prefill(
+        self, landed: DecodeReserved, prompt: list[int], worker: str = "prefill-0"
+    ) -> PrefillDone:
+        start = start_prefill(landed.request_id, prompt, landed.landing, N_NEW)
+        done = await self.ask(worker, start, PrefillDone)
+        assert isinstance(done, PrefillDone)
+        return done
 
     # -- blocks ----------------------------------------------------------------------------
 
@@ -150,7 +152,7 @@ def scene(local_cluster: LocalCluster) -> Any:
             at = Scene(cluster, peer)
             yield at
             for name in ("a", "b", "mine", "victim"):
-                await (await at.caller("decode-0")).send(Cancel(request_id=RequestId(name)))
+                await at.say("decode-0", Cancel(request_id=RequestId(name)))
             await cluster.settled()
             for caller in at.callers.values():
                 await caller.close()
@@ -182,14 +184,10 @@ async def test_a_landings_key_writes_its_pages_and_nothing_else(scene: Any) -> N
 async def test_pages_that_others_read_are_not_among_those_that_a_landing_writes(
     scene: Any,
 ) -> None:
-    prompt = [(i * 7) % 990 for i in range(40)]
+    prompt = prompt_of(40)
     async with scene() as at:
         assert await at.cluster.generate(prompt, 4) == ORACLE.expected(prompt, 4)
-        hashes = block_hashes(prompt, model=LAYOUT.model, block_size=LAYOUT.block_size)
-        wanted = ReserveDecode(
-            request_id=RequestId("a"), n_tokens=40, stopping=LONG, block_hashes=tuple(hashes)
-        )
-        landed = await at.ask("decode-0", wanted, DecodeReserved)
+        landed = await at.reserve(block_hashes=chain_of(prompt))
         assert landed.n_held_blocks == 2
         held, own = landed.landing.pages[:2], landed.landing.pages[2:]
         for page in held:
@@ -206,14 +204,15 @@ async def test_a_write_after_a_landings_end_is_refused_and_the_next_owners_bytes
     async with scene(decode_settings=settings) as at:
         first = await at.reserve("a")
         region, page = first.landing.region, first.landing.pages[0]
-        await at.move("write", region, page * SIZE)
+        if end != "run out":  # it may have, before a busy machine writes
+            await at.move("write", region, page * SIZE)
         if end == "connection lost":
             at.cluster.worker("decode-0")._on_owner_lost(RequestId("a"))
         elif end == "run out":
             await (await at.caller("decode-0")).wait_for(DecodeFailed)
         else:
             cancel = Cancel(request_id=RequestId("a"), landing_in_doubt=end == "in doubt")
-            await (await at.caller("decode-0")).send(cancel)
+            await at.say("decode-0", cancel)
         # A thread of decode may let go of the last write a moment after it was acknowledged.
         batch = at.cluster.worker("decode-0").batch
         await at.cluster.until(lambda: batch.free_pages == 64)
@@ -225,82 +224,41 @@ async def test_a_write_after_a_landings_end_is_refused_and_the_next_owners_bytes
 
 
 async def test_a_landing_is_closed_once_it_is_decoded_from(scene: Any) -> None:
-    prompt = [(i * 7) % 990 for i in range(40)]
     async with scene(GatedEngine) as at:
         landed = await at.reserve("a")
-        done = await at.ask("prefill-0", at.start(landed, prompt), PrefillDone)
+        done = await at.prefill(landed, prompt_of(40))
         engine = at.cluster.members["decode-0"].engine
         engine.gate.clear()
-        caller = await at.caller("decode-0")
-        await caller.send(
-            StartDecode(
-                request_id=RequestId("a"),
-                first_token=done.first_token,
-                sampling=GREEDY,
-                stopping=LONG,
-                n_prompt=40,
-            )
-        )
+        await at.say("decode-0", start_decode("a", done.first_token, 40, N_NEW))
         await at.cluster.until(engine.inside.is_set)
-        await at.refused(
-            "write", landed.landing.region, landed.landing.pages[0] * SIZE, "no region of this key"
-        )
+        region, page = landed.landing.region, landed.landing.pages[0]
+        await at.refused("write", region, page * SIZE, "no region of this key")
         engine.gate.set()
-        await caller.send(Cancel(request_id=RequestId("a")))
+        await at.say("decode-0", Cancel(request_id=RequestId("a")))
 
 
 async def test_a_prefill_that_nobody_can_stop_writes_nothing_into_anothers_pages(
     scene: Any,
 ) -> None:
     """It has lost its conductor, and decode has given its pages to another request."""
-    prompt, other = [5] * 40, [(i * 7) % 990 for i in range(40)]
     settings = {"quarantine_s": 600.0}
     async with scene(GatedEngine, n_prefill=2, decode_settings=settings) as at:
         landed = await at.reserve("a")
         cut_off = at.cluster.members["prefill-0"].engine
         cut_off.gate.clear()
-        await (await at.caller("prefill-0")).send(at.start(landed, prompt))
+        await at.say("prefill-0", start_prefill("a", [5] * 40, landed.landing, N_NEW))
         await at.cluster.until(cut_off.inside.is_set)
-        decode = await at.caller("decode-0")
-        await decode.send(Cancel(request_id=RequestId("a"), landing_in_doubt=True))
+        await at.say("decode-0", Cancel(request_id=RequestId("a"), landing_in_doubt=True))
         again = await at.reserve("b")
         assert set(again.landing.pages) == set(landed.landing.pages)
-        done = await at.ask("prefill-1", at.start(again, other), PrefillDone)
+        done = await at.prefill(again, prompt_of(40), "prefill-1")
         pool = at.cluster.memories["decode-0"].view
         before = bytes(pool[:])
         cut_off.gate.set()
         (failed,) = await (await at.caller("prefill-0")).wait_for(PrefillFailed)
         assert "no region of this key" in failed.reason
         assert bytes(pool[:]) == before
-        assert done.first_token == ORACLE.expected(other, 1)[0]
-        await decode.send(Cancel(request_id=RequestId("b")))
-
-
-async def test_a_writer_that_stands_still_in_a_write_is_cut_off(scene: Any) -> None:
-    """It sends half of a slice; its landing ends, and the pages are another's at once."""
-    async with scene() as at:
-        landed = await at.reserve("a")
-        decode = at.cluster.members["decode-0"].transfer
-        key = landed.landing.region.key
-        offset = landed.landing.pages[0] * SIZE
-        entry, view = decode._regions.leases.acquire(
-            landed.landing.region.generation, key, offset, SIZE, write=True
-        )
-        cut: list[bytes] = []
-
-        def evict(evicted: bytes, on: Any = decode._router.backends["tcp"].evict) -> None:
-            cut.append(evicted)
-            decode._regions.leases.release(entry)  # as the thread does whose socket is cut
-            on(evicted)
-
-        decode._router.backends["tcp"].evict = evict
-        await (await at.caller("decode-0")).send(
-            Cancel(request_id=RequestId("a"), landing_in_doubt=True)
-        )
-        await at.cluster.until(lambda: at.cluster.worker("decode-0").batch.free_pages == 64)
-        again = await at.reserve("b")
-        assert cut == [key] and set(again.landing.pages) == set(landed.landing.pages)
-        assert len(view) == SIZE
+        assert done.first_token == ORACLE.expected(prompt_of(40), 1)[0]
 
 
 class StalledWrite:
@@ -349,14 +307,15 @@ async def stalled_write(at: Scene, landed: DecodeReserved) -> StalledWrite:
     return stalled
 
 
-async def test_a_write_that_does_not_end_holds_no_other_request(scene: Any) -> None:
+async def test_a_write_that_does_not_end_is_cut_off_and_holds_no_other_request(
+    scene: Any,
+) -> None:
     """Decode waits for it in a thread: its steps go on, and it answers all others."""
-    prompt = [(i * 7) % 990 for i in range(40)]
+    prompt = prompt_of(40)
     async with scene() as at:
         landed = await at.reserve("a")
         stalled = await stalled_write(at, landed)
-        cancel = Cancel(request_id=RequestId("a"), landing_in_doubt=True)
-        await (await at.caller("decode-0")).send(cancel)
+        await at.say("decode-0", Cancel(request_id=RequestId("a"), landing_in_doubt=True))
         await at.cluster.until(lambda: bool(stalled.cuts))
         assert await at.cluster.generate(prompt, 20) == ORACLE.expected(prompt, 20)
         again = await at.reserve("b")
@@ -371,19 +330,13 @@ async def test_a_write_that_does_not_end_holds_no_other_request(scene: Any) -> N
 async def test_a_start_waits_for_the_end_of_a_write_and_no_other_request_does(
     scene: Any, cancelled: bool
 ) -> None:
-    prompt = [(i * 7) % 990 for i in range(40)]
+    prompt = prompt_of(40)
     async with scene() as at:
         landed = await at.reserve("a")
-        done = await at.ask("prefill-0", at.start(landed, prompt), PrefillDone)
+        done = await at.prefill(landed, prompt)
         stalled = await stalled_write(at, landed)
         caller = await at.caller("decode-0")
-        start = StartDecode(
-            request_id=RequestId("a"),
-            first_token=done.first_token,
-            sampling=GREEDY,
-            stopping=LONG,
-            n_prompt=40,
-        )
+        start = start_decode("a", done.first_token, 40, N_NEW)
         await caller.send(start)
         await at.cluster.until(lambda: bool(stalled.cuts))
         await caller.send(start)  # said twice, it starts once
@@ -404,17 +357,16 @@ async def test_a_start_waits_for_the_end_of_a_write_and_no_other_request_does(
 
 
 async def test_a_replayed_start_after_its_landings_end_changes_no_request(scene: Any) -> None:
-    prompt, other = [5] * 40, [(i * 7) % 990 for i in range(40)]
     async with scene() as at:
         landed = await at.reserve("a")
-        old = at.start(landed, prompt)
-        await at.ask("prefill-0", old, PrefillDone)
-        await (await at.caller("decode-0")).send(Cancel(request_id=RequestId("a")))
+        await at.prefill(landed, [5] * 40)
+        await at.say("decode-0", Cancel(request_id=RequestId("a")))
+        old = start_prefill("a", [5] * 40, landed.landing, N_NEW)
         for _ in range(3):
-            victim = asyncio.create_task(at.cluster.generate(other, 20))
+            victim = asyncio.create_task(at.cluster.generate(prompt_of(40), 20))
             failed = await at.ask("prefill-0", old, PrefillFailed)
             assert "no region of this key" in failed.reason
-            assert await victim == ORACLE.expected(other, 20)
+            assert await victim == ORACLE.expected(prompt_of(40), 20)
 
 
 # -- leases --------------------------------------------------------------------------------------
@@ -444,8 +396,10 @@ async def test_a_leases_key_reads_its_blocks_and_no_other_leases(scene: Any) -> 
             await at.refused("write", mine.region, place.offset, "the other direction")
             await at.refused("read", other.region, place.offset, "grants other ranges")
         await at.refused("read", mine.region, other.places[0].offset, "grants other ranges")
-        caller = await at.caller("kvstore-0")
-        await caller.send(ReleaseLease(Ticket("3")), ReleaseLease(Ticket("4")))
+        nothing = await at.lease("5", 9)
+        assert not nothing.places
+        await at.refused("read", nothing.region, 0, "no region of this key")
+        await at.say("kvstore-0", ReleaseLease(Ticket("3")), ReleaseLease(Ticket("4")))
 
 
 @pytest.mark.parametrize("end", ["committed", "revoked", "connection lost", "run out"])
@@ -456,7 +410,8 @@ async def test_a_write_after_a_puts_end_is_refused_and_the_blocks_stay(
     async with scene(kvstore_settings={"reservation_ttl_s": ttl_s}) as at:
         put = await at.reserve_blocks("1", 1)
         (place,) = put.places
-        await at.move("write", put.region, place.offset)
+        if end != "run out":  # it may have, before a busy machine writes
+            await at.move("write", put.region, place.offset)
         caller = await at.caller("kvstore-0")
         memory = at.cluster.worker("kvstore-0").tiers.memory
         if end == "committed":
@@ -491,14 +446,6 @@ async def test_a_leases_key_ends_with_it_and_lives_on_when_it_is_renewed(scene: 
         await caller.send(ReleaseLease(Ticket("2")))
 
 
-async def test_a_lease_of_nothing_opens_nothing(scene: Any) -> None:
-    async with scene() as at:
-        await at.put("1", 1)
-        leased = await at.lease("2", 9)
-        assert not leased.places
-        await at.refused("read", leased.region, 0, "no region of this key")
-
-
 async def test_a_node_without_keys_left_refuses_for_a_time(
     scene: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -510,14 +457,13 @@ async def test_a_node_without_keys_left_refuses_for_a_time(
             raise Overloaded("segment kvstore-0 has 65536 grants, the limit; revoke some")
 
         monkeypatch.setattr(transfer, "grant", grant)
-        hashes = (BlockHash(b"\1\0" * 8),)
-        asked = LeaseBlocks(Ticket("2"), LAYOUT, hashes)
-        refused = await at.ask("kvstore-0", asked, KvstoreRefused)
-        assert "revoke some" in refused.reason and refused.retry_after_s > 0
-        new = (BlockHash(b"\3\0" * 8),)
-        put = ReserveBlocks(Ticket("3"), LAYOUT, new, None, (0,) * LAYOUT.block_size)
-        refused = await at.ask("kvstore-0", put, KvstoreRefused)
-        assert "revoke some" in refused.reason and refused.retry_after_s > 0
+        held, new = ((BlockHash(bytes([n, 0]) * 8),) for n in (1, 3))
+        for asked in (
+            LeaseBlocks(Ticket("2"), LAYOUT, held),
+            ReserveBlocks(Ticket("3"), LAYOUT, new, None, (0,) * LAYOUT.block_size),
+        ):
+            refused = await at.ask("kvstore-0", asked, KvstoreRefused)
+            assert "revoke some" in refused.reason and refused.retry_after_s > 0
 
 
 # -- the setting ---------------------------------------------------------------------------------
@@ -537,7 +483,7 @@ async def test_requests_are_exact_whatever_keys_they_use(
     local_cluster: LocalCluster, backends: tuple[str, ...], choice: str, uses_grants: bool
 ) -> None:
     settings = {"transfer_grants": choice}
-    prompts = [[(i * 7 + salt) % 990 for i in range(n)] for salt, n in enumerate((5, 100, 300))]
+    prompts = [prompt_of(n, n) for n in (5, 100, 300)]
     async with local_cluster(
         backends=backends, decode_settings=settings, kvstore_settings=settings
     ) as cluster:

@@ -1,7 +1,8 @@
 """Groups of prefill workers: a long prompt in stages, its cache, its ends, and its refusals."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
@@ -21,17 +22,17 @@ from halfmoon_protocol.messages import (
     StartShare,
 )
 from halfmoon_protocol.regions import Landing, Region
-from halfmoon_protocol.sampling import Sampling, Stopping
+from halfmoon_protocol.sampling import Stopping
 from halfmoon_scheduling.config import SchedulingConfig
-from halfmoon_testing.worker_caller import WorkerCaller
 from halfmoon_transfer import Lost
 from halfmoon_transfer.engine import TransferEngine
+from tests.services.asking import dial, prompt_of, start_prefill
 
 LocalCluster = Callable[..., Any]
 MODEL = FakeModelSpec(layers=6)
 SLOW = FakeModelSpec(layers=6, step_s=0.03)
 ORACLE = FakeEngine(MODEL)
-PROMPT = [(i * 7) % 990 for i in range(600)]
+PROMPT = prompt_of(600)
 #: A group takes each prompt of more than one chunk.
 EAGER = SchedulingConfig(group_least_gain=1.0)
 
@@ -46,47 +47,31 @@ def n_shares_done(cluster: Any, name: str) -> int:
 
 
 @pytest.mark.parametrize("size", [2, 3])
-async def test_a_long_prompt_is_computed_by_all_stages(
-    local_cluster: LocalCluster, size: int
-) -> None:
-    async with local_cluster(fake(), n_prefill=size, group_size=size, config=EAGER) as cluster:
-        assert await cluster.generate(PROMPT, 8) == ORACLE.expected(PROMPT, 8)
-        await cluster.settled()
-        assert [n_shares_done(cluster, f"prefill-{i}") for i in range(size)] == [1] * size
-
-
-async def test_the_last_stage_masks_stop_tokens_that_come_too_early(
-    local_cluster: LocalCluster,
-) -> None:
-    stopping = Stopping(
-        max_new_tokens=8, stop_token_ids=tuple(ORACLE.expected(PROMPT, 1)), min_new_tokens=3
-    )
-    async with local_cluster(fake(), n_prefill=2, group_size=2, config=EAGER) as cluster:
-        tokens = await cluster.generate(PROMPT, 8, stopping=stopping)
-        assert tokens[:3] == ORACLE.expected(PROMPT, 3, stopping=stopping)
-        await cluster.settled()
-        assert n_shares_done(cluster, "prefill-1") == 1
-
-
-async def test_a_short_prompt_is_computed_by_one_member(local_cluster: LocalCluster) -> None:
-    async with local_cluster(fake(), n_prefill=2, group_size=2, config=EAGER) as cluster:
-        assert await cluster.generate(PROMPT[:50], 8) == ORACLE.expected(PROMPT[:50], 8)
-        await cluster.settled()
-        assert n_shares_done(cluster, "prefill-0") == n_shares_done(cluster, "prefill-1") == 0
-
-
-@pytest.mark.parametrize("size", [2, 3])
-async def test_each_stage_reads_its_layers_of_a_cached_prefix(
+async def test_a_long_prompt_is_computed_by_all_stages_cold_and_cached_and_a_short_one_by_none(
     local_cluster: LocalCluster, size: int
 ) -> None:
     longer = [*PROMPT, *(i % 900 for i in range(400))]
+    early = tuple(ORACLE.expected(PROMPT, 1))
+    masking = Stopping(max_new_tokens=8, stop_token_ids=early, min_new_tokens=3)
     async with local_cluster(fake(), n_prefill=size, group_size=size, config=EAGER) as cluster:
-        await cluster.generate(PROMPT, 2)
+
+        def shares() -> list[int]:
+            return [n_shares_done(cluster, f"prefill-{i}") for i in range(size)]
+
+        assert await cluster.generate(PROMPT[:50], 8) == ORACLE.expected(PROMPT[:50], 8)
         await cluster.settled()
+        assert shares() == [0] * size
+        # The last stage masks stop tokens that come too early.
+        tokens = await cluster.generate(PROMPT, 8, stopping=masking)
+        assert len(tokens) >= 3
+        assert tokens == ORACLE.expected(PROMPT, len(tokens), stopping=masking)
+        await cluster.settled()
+        assert shares() == [1] * size
+        # Each stage reads its layers of a cached prefix.
         assert await cluster.n_cached(longer) == len(PROMPT) // 16 * 16
         assert await cluster.generate(longer, 6) == ORACLE.expected(longer, 6)
         await cluster.settled()
-        assert n_shares_done(cluster, "prefill-1") >= 2
+        assert min(shares()) >= 2
 
 
 async def test_prompts_of_the_group_and_of_its_members_run_beside_each_other(
@@ -189,10 +174,7 @@ async def test_a_whole_prompt_at_one_stages_layers_is_refused_by_name(
 ) -> None:
     async with local_cluster(fake(), config=EAGER) as cluster:
         names = await add_parts(cluster)
-        with TransferEngine.open(
-            "stranger", metadata=cluster.store, backends=("memory",)
-        ) as transfer:
-            at = Stranger(cluster, transfer)
+        async with strange(cluster) as at:
             for index, name in enumerate(names):
                 failed = await at.ask(name, at.start(), PrefillFailed)
                 assert failed.reason == (
@@ -200,8 +182,6 @@ async def test_a_whole_prompt_at_one_stages_layers_is_refused_by_name(
                     "group 'parts' only"
                 )
                 assert (failed.retryable, failed.culprit) == (True, name)
-            assert await cluster.generate(PROMPT, 4) == ORACLE.expected(PROMPT, 4)
-            await cluster.settled()
 
 
 async def test_the_log_names_a_group_without_all_of_its_stages(
@@ -232,17 +212,8 @@ class Stranger:
         return StageAddress(info.worker_id, info.generation, info.commands)
 
     def start(self, *stages: StageAddress) -> StartPrefill:
-        return StartPrefill(
-            request_id=RequestId("mine"),
-            token_ids=tuple(range(200)),
-            n_prompt=200,
-            block_hashes=(),
-            landing=Landing(self.region, tuple(range(16)), self.layout),
-            landing_expires_s=60.0,
-            sampling=Sampling(temperature=0.0),
-            stopping=Stopping(max_new_tokens=8),
-            stages=stages,
-        )
+        landing = Landing(self.region, tuple(range(16)), self.layout)
+        return start_prefill("mine", range(200), landing, stages=stages)
 
     def order(self, **more: Any) -> StartShare:
         start = self.start()
@@ -258,8 +229,7 @@ class Stranger:
         return StartShare(request_id=RequestId("mine"), **(fields | more))
 
     async def ask(self, worker: str, message: Any, answer: type[Any]) -> Any:
-        commands = self.cluster.worker(worker).info.commands
-        caller = await WorkerCaller.dial(self.cluster.network, commands)
+        caller = await dial(self.cluster, worker)
         await caller.send(message)
         (answered,) = await caller.wait_for(answer)
         await caller.send(Cancel(request_id=RequestId("mine")))
@@ -268,20 +238,27 @@ class Stranger:
         return answered
 
 
+@asynccontextmanager
+async def strange(cluster: Any) -> AsyncIterator[Stranger]:
+    """It goes on serving, whatever a stranger says in the block."""
+    backends = ("memory",)
+    with TransferEngine.open("stranger", metadata=cluster.store, backends=backends) as transfer:
+        yield Stranger(cluster, transfer)
+        assert await cluster.generate(PROMPT, 4) == ORACLE.expected(PROMPT, 4)
+        await cluster.settled()
+
+
 @pytest.fixture
 def group(local_cluster: LocalCluster) -> Any:
-    """A group of two that goes on serving, whatever a stranger says in the block."""
-    from contextlib import asynccontextmanager
+    """A group of two, and a stranger."""
 
     @asynccontextmanager
     async def opened() -> Any:
-        async with local_cluster(fake(), n_prefill=2, group_size=2, config=EAGER) as cluster:
-            with TransferEngine.open(
-                "stranger", metadata=cluster.store, backends=("memory",)
-            ) as transfer:
-                yield Stranger(cluster, transfer)
-                assert await cluster.generate(PROMPT, 4) == ORACLE.expected(PROMPT, 4)
-                await cluster.settled()
+        async with (
+            local_cluster(fake(), n_prefill=2, group_size=2, config=EAGER) as cluster,
+            strange(cluster) as stranger,
+        ):
+            yield stranger
 
     return opened
 
@@ -292,61 +269,48 @@ async def test_a_group_named_rightly_answers_a_stranger(group: Any) -> None:
         assert done.first_token == ORACLE.expected(range(200), 1)[0]
 
 
-@pytest.mark.parametrize(
-    ("worker", "named", "said"),
-    [
-        ("prefill-0", ["prefill-0"], "prefill-0 can't be two stages of group 'group-0'"),
-        ("prefill-0", ["prefill-1", "prefill-1"], "has 2 stages, 3 were named: each stage must be"),
-        ("prefill-1", ["prefill-0"], "is stage 1 of group 'group-0', not stage 0"),
-        ("prefill-0", ["decode-0"], "stage 1, decode-0"),
-    ],
-)
-async def test_a_group_with_wrong_stages_is_refused_by_name(
-    group: Any, worker: str, named: list[str], said: str
-) -> None:
+async def test_a_group_with_wrong_stages_is_refused_by_name(group: Any) -> None:
     async with group() as at:
-        if named == ["decode-0"]:  # drops what it is told: no share begins
-            gone = msgspec.structs.replace(at.address("prefill-1"), commands="mem://nowhere/1")
-            start = at.start(msgspec.structs.replace(gone, worker_id=WorkerId("decode-0")))
-        else:
-            start = at.start(*map(at.address, named))
-        failed = await at.ask(worker, start, PrefillFailed)
-        assert said in failed.reason
+        one, other = at.address("prefill-0"), at.address("prefill-1")
+        nowhere = {"commands": "mem://nowhere/1", "worker_id": WorkerId("decode-0")}
+        gone = msgspec.structs.replace(other, **nowhere)
+        for worker, named, said in (
+            ("prefill-0", [one], "prefill-0 can't be two stages of group 'group-0'"),
+            ("prefill-0", [other, other], "has 2 stages, 3 were named: each stage must be"),
+            ("prefill-1", [one], "is stage 1 of group 'group-0', not stage 0"),
+            ("prefill-0", [gone], "stage 1, decode-0"),  # it drops what it is told
+        ):
+            failed = await at.ask(worker, at.start(*named), PrefillFailed)
+            assert said in failed.reason
 
 
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        ({"stage": Stage("group-1", 1, 2)}, "has group 'group-0', stage 0 says 'group-1'"),
-        ({"stage": Stage("group-0", 0, 2)}, "has index 1, stage 0 says 0"),
-        ({"stage": Stage("group-0", 1, 3)}, "has n_stages 2, stage 0 says 3"),
-        (
-            {"stage": Stage("group-0", 1, 2, first_layer=3, n_layers=3)},
-            "has first_layer 2, stage 0 says 3",
-        ),
-        ({"stage": Stage("group-0", 1, 2)}, "has first_layer 2, stage 0 says 0"),
-        ({"layout": FakeEngine(FakeModelSpec(layers=4)).layout}, "n_layers is 6 at prefill-1"),
-        ({"token_ids": (5000,)}, "token_ids has token 5000"),
-    ],
-)
-async def test_a_share_of_a_contradicting_stage_is_refused_by_name(
-    group: Any, changed: dict[str, Any], said: str
-) -> None:
+CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
+    ({"stage": Stage("group-1", 1, 2)}, "has group 'group-0', stage 0 says 'group-1'"),
+    ({"stage": Stage("group-0", 0, 2)}, "has index 1, stage 0 says 0"),
+    ({"stage": Stage("group-0", 1, 3)}, "has n_stages 2, stage 0 says 3"),
+    (
+        {"stage": Stage("group-0", 1, 2, first_layer=3, n_layers=3)},
+        "has first_layer 2, stage 0 says 3",
+    ),
+    ({"stage": Stage("group-0", 1, 2)}, "has first_layer 2, stage 0 says 0"),
+    ({"layout": FakeEngine(FakeModelSpec(layers=4)).layout}, "n_layers is 6 at prefill-1"),
+    ({"token_ids": (5000,)}, "token_ids has token 5000"),
+]
+
+
+async def test_a_share_of_a_contradicting_stage_is_refused_by_name(group: Any) -> None:
     async with group() as at:
-        ended = await at.ask("prefill-1", at.order(**changed), ShareEnded)
-        assert said in ended.reason
+        for changed, said in CONTRADICTIONS:
+            ended = await at.ask("prefill-1", at.order(**changed), ShareEnded)
+            assert said in ended.reason
 
 
 async def test_a_worker_of_no_group_refuses_shares_and_groups(local_cluster: LocalCluster) -> None:
-    async with local_cluster(fake(), n_prefill=2) as cluster:
-        with TransferEngine.open(
-            "stranger", metadata=cluster.store, backends=("memory",)
-        ) as transfer:
-            at = Stranger(cluster, transfer)
-            ended = await at.ask("prefill-1", at.order(), ShareEnded)
-            assert "prefill-1 is in no group" in ended.reason
-            failed = await at.ask("prefill-0", at.start(at.address("prefill-1")), PrefillFailed)
-            assert "prefill-0 is in no group" in failed.reason
+    async with local_cluster(fake(), n_prefill=2) as cluster, strange(cluster) as at:
+        ended = await at.ask("prefill-1", at.order(), ShareEnded)
+        assert "prefill-1 is in no group" in ended.reason
+        failed = await at.ask("prefill-0", at.start(at.address("prefill-1")), PrefillFailed)
+        assert "prefill-0 is in no group" in failed.reason
 
 
 async def test_a_stage_whose_writes_may_still_land_puts_the_landing_in_doubt(
@@ -366,8 +330,7 @@ async def test_a_stage_whose_writes_may_still_land_puts_the_landing_in_doubt(
             monkeypatch.setattr(further, "is_unsettled", lambda region: True)
             monkeypatch.setattr(further, "settle", settle)
             start = at.start(at.address("prefill-1"))
-            commands = cluster.worker("prefill-0").info.commands
-            caller = await WorkerCaller.dial(cluster.network, commands)
+            caller = await dial(cluster, "prefill-0")
             await caller.send(msgspec.structs.replace(start, landing_expires_s=3.0))
             await cluster.until(lambda: bool(cluster.worker("prefill-1").jobs))
             await caller.send(Cancel(request_id=RequestId("mine")))

@@ -21,7 +21,6 @@ import pytest
 from halfmoon_conductor.workers.worker_links import _Member
 from halfmoon_engine.fake_engine import FakeEngine
 from halfmoon_protocol import error_codes
-from halfmoon_protocol.blocks import block_hashes
 from halfmoon_protocol.examples import EXAMPLES
 from halfmoon_protocol.ids import BlockHash, ConductorId, RequestId, Ticket, WorkerId
 from halfmoon_protocol.messages import (
@@ -44,11 +43,9 @@ from halfmoon_protocol.messages import (
     RenewLease,
     ReplicateBlocks,
     ReserveBlocks,
-    ReserveDecode,
     RevokeBlocks,
     ShareEnded,
     SnapshotBlocks,
-    StartDecode,
     StartPrefill,
     TokensProduced,
     Unwelcome,
@@ -57,16 +54,25 @@ from halfmoon_protocol.messages import (
     WorkerInfo,
 )
 from halfmoon_protocol.regions import Landing
-from halfmoon_protocol.sampling import Sampling, Stopping
-from halfmoon_runtime.worker.message_loop import FAILED_MESSAGES
+from halfmoon_protocol.sampling import Sampling
 from halfmoon_testing.scheduling_inputs import a_worker
 from halfmoon_testing.worker_caller import WorkerCaller, mutate_message
 from halfmoon_transfer.engine import TransferEngine
+from tests.nightly import by_day
+from tests.services.asking import (
+    LAYOUT,
+    ORACLE,
+    address_of,
+    chain_of,
+    dial,
+    n_failed,
+    reserve,
+    start_decode,
+    start_prefill,
+)
 
 LocalCluster = Callable[..., Any]
-N_SEQUENCES = int(os.environ.get("HALFMOON_SEQUENCES", "500"))
-ORACLE = FakeEngine()
-LAYOUT = ORACLE.layout
+N_SEQUENCES = int(os.environ.get("HALFMOON_SEQUENCES") or by_day(200, at_night=2000))
 SIZE = LAYOUT.block_size
 NAMES = ("", "conductor-0", "conductor-0", "somebody")
 N_PAGES = 8
@@ -79,13 +85,6 @@ def random() -> Random:
     seed = int(os.environ.get("HALFMOON_SEED") or drawn)
     print(f"HALFMOON_SEED={seed}")
     return Random(seed)
-
-
-def n_failed() -> float:
-    """Messages that only the last line of defence has caught."""
-    return sum(
-        s.value for m in FAILED_MESSAGES.collect() for s in m.samples if s.name.endswith("_total")
-    )
 
 
 REFUSALS = (DecodeRefused, DecodeFailed, PrefillFailed, ShareEnded, KvstoreRefused)
@@ -102,8 +101,7 @@ class Crowd:
         self.n_said = 0
 
     async def dial(self, name: str) -> WorkerCaller:
-        info = self.worker.info
-        caller = await WorkerCaller.dial(self.cluster.network, info.commands)
+        caller = await dial(self.cluster, self.worker.info.worker_id)
         if name:
             await caller.send(Hello(conductor_id=ConductorId(name), session=1))
         return caller
@@ -188,6 +186,33 @@ def name_for(random: Random, held: list[RequestId]) -> RequestId:
     return RequestId(f"mine-{random.randrange(4)}")
 
 
+def n_of(request_id: str) -> int:
+    """Tokens of the prompt of a caller's request."""
+    return {"mine-0": 1, "mine-1": 16, "mine-2": 17}.get(request_id, 40)
+
+
+def a_greeting(random: Random) -> Message:
+    hello = Hello(conductor_id=ConductorId(random.choice(NAMES)), session=1)
+    return random.choice((hello, Unwelcome(reason="not mine")))
+
+
+def a_start(
+    cluster: Any, random: Random, request_id: str, n_tokens: int, landing: Landing
+) -> StartPrefill:
+    tokens, store = [random.randrange(997) for _ in range(n_tokens)], address_of(cluster)
+    return start_prefill(
+        request_id,
+        tokens,
+        landing,
+        n_new=3,
+        block_hashes=chain_of(tokens, salt="own"),
+        landing_expires_s=random.choice((0.0, 0.001, 9.0, 9.0)),
+        sampling=sampling(random),
+        cached=random.choice((None, CachedPrefix(store, 2, (store,)))),
+        store_in=random.choice((None, store)),
+    )
+
+
 class Strict(FakeEngine):
     """An engine that fails a whole batch for one token outside of its vocabulary, as a model's
     does, and counts that."""
@@ -216,57 +241,38 @@ def hush() -> list[Message]:
 async def test_nothing_said_to_a_decode_worker_harms_another_conductors_requests(
     local_cluster: LocalCluster, random: Random, local_prefill_tokens: int
 ) -> None:
-    def start_prefill(caller: WorkerCaller) -> Message:
+    def start_local(caller: WorkerCaller) -> Message:
         """Mostly of a landing that this caller has reserved."""
         landed = [m for m in caller.received if isinstance(m, DecodeReserved)]
         if not landed:
             return Cancel(request_id=name_for(random, []))
         chosen = random.choice(landed[-3:])
-        n_tokens = {"mine-0": 1, "mine-1": 16, "mine-2": 17}.get(chosen.request_id, 40)
-        tokens = tuple(random.randrange(997) for _ in range(n_tokens))
-        hashes = tuple(block_hashes(tokens, model=LAYOUT.model, salt="own", block_size=SIZE))
-        info = cluster.worker("kvstore-0").info
-        store = KvstoreAddress(info.worker_id, info.generation, info.commands)
-        return StartPrefill(
-            request_id=chosen.request_id,
-            token_ids=tokens,
-            n_prompt=n_tokens,
-            block_hashes=hashes,
-            landing=chosen.landing,
-            landing_expires_s=random.choice((0.0, 0.001, 9.0, 9.0)),
-            sampling=sampling(random),
-            stopping=Stopping(max_new_tokens=3),
-            cached=random.choice((None, CachedPrefix(store, 2, (store,)))),
-            store_in=random.choice((None, store)),
-        )
+        return a_start(cluster, random, chosen.request_id, n_of(chosen.request_id), chosen.landing)
 
     def make(caller: WorkerCaller) -> Message:
         if local_prefill_tokens and random.random() < 0.3:
-            return start_prefill(caller)
+            return start_local(caller)
         request_id = name_for(random, worker.batch.request_ids())
-        n_tokens = {"mine-0": 1, "mine-1": 16, "mine-2": 17}.get(request_id, 40)
-        stopping = Stopping(max_new_tokens=random.choice((1, 2, 5, 30)))
+        n_new = random.choice((1, 2, 5, 30))
         match random.randrange(11):
             case 0 | 1 | 2:
-                return ReserveDecode(request_id=request_id, n_tokens=n_tokens, stopping=stopping)
+                return reserve(request_id, n_of(request_id), n_new)
             case 3 | 4 | 5 | 6 | 7 | 8:
                 own = [m.request_id for m in caller.received if isinstance(m, DecodeReserved)]
                 if own and random.random() < 0.8:
                     request_id = random.choice(own)
-                    n_tokens = {"mine-0": 1, "mine-1": 16, "mine-2": 17}.get(request_id, 40)
-                return StartDecode(
-                    request_id=request_id,
-                    first_token=random.choice((0, 5, 7, 996, 997, 2**31)),
+                return start_decode(
+                    request_id,
+                    random.choice((0, 5, 7, 996, 997, 2**31)),
+                    random.choice((1, n_of(request_id))),
+                    n_new,
                     sampling=sampling(random),
-                    stopping=stopping,
-                    n_prompt=random.choice((1, n_tokens)),
-                    history=(random.choice((1, 996, 997)),) * n_tokens,
+                    history=(random.choice((1, 996, 997)),) * n_of(request_id),
                 )
             case 9:
                 return Cancel(request_id=request_id, landing_in_doubt=random.random() < 0.5)
             case _:
-                hello = Hello(conductor_id=ConductorId(random.choice(NAMES)), session=1)
-                return random.choice((hello, Unwelcome(reason="not mine")))
+                return a_greeting(random)
 
     settings = {
         "landing_ttl_s": 3.0,
@@ -286,33 +292,17 @@ async def test_nothing_said_to_a_prefill_worker_harms_another_conductors_request
 ) -> None:
     def make(_: WorkerCaller) -> Message:
         request_id = name_for(random, list(worker.jobs))
-        n_tokens = random.choice((1, 15, 16, 17, 40, 100))
-        tokens = tuple(random.randrange(997) for _ in range(n_tokens))
-        hashes = tuple(block_hashes(tokens, model=LAYOUT.model, salt="own", block_size=SIZE))
-        info = cluster.worker("kvstore-0").info
-        store = KvstoreAddress(info.worker_id, info.generation, info.commands)
         pages = random.sample(range(N_PAGES), random.choice((0, 1, 3, N_PAGES)))
         match random.randrange(8):
             case 0 | 1 | 2 | 3:
-                return StartPrefill(
-                    request_id=request_id,
-                    token_ids=tokens,
-                    n_prompt=n_tokens,
-                    block_hashes=hashes,
-                    landing=Landing(memory.region, tuple(pages), LAYOUT),
-                    landing_expires_s=random.choice((0.0, 0.001, 9.0, 9.0)),
-                    sampling=sampling(random),
-                    stopping=Stopping(max_new_tokens=3),
-                    cached=random.choice((None, CachedPrefix(store, 2, (store,)))),
-                    store_in=random.choice((None, store)),
-                    priority=random.choice((0, -5, 2**40)),
-                )
+                landing = Landing(memory.region, tuple(pages), LAYOUT)
+                n_tokens = random.choice((1, 15, 16, 17, 40, 100))
+                start = a_start(cluster, random, request_id, n_tokens, landing)
+                return msgspec.structs.replace(start, priority=random.choice((0, -5, 2**40)))
             case 4 | 5:
                 return Cancel(request_id=request_id)
-            case 6:
-                return Hello(conductor_id=ConductorId(random.choice(NAMES)), session=1)
             case _:
-                return Unwelcome(reason="not mine")
+                return a_greeting(random)
 
     async with local_cluster(Strict, chunk_tokens=16, n_pages=200) as cluster:
         crowd = Crowd(cluster, "prefill-0", random)
@@ -370,10 +360,8 @@ async def test_nothing_said_to_a_kvstore_harms_another_clients_blocks(
                 return random.choice((DropBlocks(hashes=others), VerifyBlocks(hashes=others)))
             case 10:
                 return SnapshotBlocks(ticket=ticket)
-            case 11:
-                return Hello(conductor_id=ConductorId(random.choice(NAMES)), session=1)
             case _:
-                return Unwelcome(reason="not mine")
+                return a_greeting(random)
 
     def let_go() -> list[Message]:
         tickets = [Ticket(f"t-{i}") for i in range(5)]

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from halfmoon_engine.fake_engine import FakeEngine, FakeModelSpec
+from halfmoon_engine.fake_engine import FakeEngine
 from halfmoon_protocol.ids import BlockHash, ConductorId, RequestId, WorkerId
 from halfmoon_protocol.messages import (
     AnswerChain,
@@ -24,41 +24,30 @@ from halfmoon_protocol.messages import (
     Unwelcome,
     Welcome,
 )
-from halfmoon_protocol.sampling import Sampling, Stopping
-from halfmoon_runtime.worker.message_loop import FAILED_MESSAGES
+from halfmoon_protocol.sampling import Sampling
 from halfmoon_testing.worker_caller import WorkerCaller
+from tests.services.asking import (
+    ORACLE,
+    SLOW,
+    dial,
+    n_failed,
+    prompt_of,
+    reserve,
+    start_decode,
+)
 
 LocalCluster = Callable[..., Any]
-ORACLE = FakeEngine()
-GREEDY = Sampling(temperature=0.0)
 MINE = RequestId("mine")
-SLOW = FakeModelSpec(step_s=0.005)
 NOWHERE = KvstoreAddress(WorkerId("nowhere"), 1, "mem://nowhere")
-PROMPT = [(i * 7) % 990 for i in range(40)]
+PROMPT = prompt_of(40)
 
 
-def n_failed() -> float:
-    """Messages that only the last line of defence has caught."""
-    return sum(
-        s.value for m in FAILED_MESSAGES.collect() for s in m.samples if s.name.endswith("_total")
-    )
-
-
-def reserve(request_id: str = MINE, n_tokens: int = 20, n_new: int = 8) -> ReserveDecode:
-    return ReserveDecode(
-        request_id=RequestId(request_id),
-        n_tokens=n_tokens,
-        stopping=Stopping(max_new_tokens=n_new),
-    )
+def reserving(request_id: str = MINE, n_new: int = 8) -> ReserveDecode:
+    return reserve(request_id, 20, n_new)
 
 
 def start(request_id: str = MINE, first_token: int = 7, **more: Any) -> StartDecode:
-    fields: dict[str, Any] = {
-        "sampling": GREEDY,
-        "n_prompt": 20,
-        "stopping": Stopping(max_new_tokens=8),
-    } | more
-    return StartDecode(request_id=RequestId(request_id), first_token=first_token, **fields)
+    return start_decode(request_id, first_token, **({"n_prompt": 20} | more))
 
 
 class Scene:
@@ -70,10 +59,6 @@ class Scene:
         self.cluster, self.stranger, self.victim = cluster, stranger, victim
         self.worker = cluster.worker("decode-0")
         (self.victims_id,) = self.worker.batch.request_ids()
-
-    async def caller(self) -> WorkerCaller:
-        info = self.worker.info
-        return await WorkerCaller.dial(self.cluster.network, info.commands)
 
 
 @pytest.fixture
@@ -87,9 +72,7 @@ def scene(local_cluster: LocalCluster) -> Any:
         async with local_cluster(lambda: FakeEngine(SLOW), n_pages=64) as cluster:
             victim = asyncio.create_task(cluster.generate(PROMPT, n_new))
             await cluster.until(lambda: cluster.worker("decode-0").batch.n_running == 1)
-            info = cluster.worker("decode-0").info
-            stranger = await WorkerCaller.dial(cluster.network, info.commands)
-            scene = Scene(cluster, stranger, victim)
+            scene = Scene(cluster, await dial(cluster, "decode-0"), victim)
             yield scene
             assert await victim == ORACLE.expected(PROMPT, n_new)
             await scene.stranger.send(Cancel(request_id=MINE))
@@ -101,7 +84,7 @@ def scene(local_cluster: LocalCluster) -> Any:
 
 async def test_a_start_said_twice_starts_once(scene: Any) -> None:
     async with scene() as at:
-        await at.stranger.send(reserve(), *[start()] * 3)
+        await at.stranger.send(reserving(), *[start()] * 3)
         await at.stranger.wait_for(TokensProduced, 7)
         await at.stranger.send(start())
         (failed,) = await at.stranger.wait_for(DecodeFailed)
@@ -112,41 +95,34 @@ async def test_a_start_said_twice_starts_once(scene: Any) -> None:
 
 async def test_a_reservation_of_one_token_can_not_be_started(scene: Any) -> None:
     async with scene() as at:
-        await at.stranger.send(reserve(n_new=1), start())
+        await at.stranger.send(reserving(n_new=1), start())
         (failed,) = await at.stranger.wait_for(DecodeFailed)
         assert "nothing to decode" in failed.reason and not failed.retryable
         assert at.worker.batch.request_ids() == [at.victims_id]
 
 
-@pytest.mark.parametrize(
-    ("wrong", "named"),
-    [
-        ({"first_token": 997}, "first_token is 997, the vocabulary has 997"),
-        ({"first_token": 2**32 - 1}, "4294967295"),
-        ({"n_prompt": 21}, "n_prompt is 21, 20 tokens were reserved"),
-        ({"sampling": Sampling(logit_bias=((997, 1.0),))}, "logit_bias has token 997"),
-        (
-            {"sampling": Sampling(repetition_penalty=2.0), "history": (1,) * 19},
-            "history has 19 tokens, 20 were reserved",
-        ),
-        (
-            {"sampling": Sampling(repetition_penalty=2.0), "history": (5000,) * 20},
-            "history has token 5000",
-        ),
-        (
-            {"answer_chain": AnswerChain(NOWHERE, BlockHash(bytes(16)), (1, 2))},
-            "answer_chain.tail has 2 tokens, a prompt of 20 has 4 behind its blocks of 16",
-        ),
-    ],
-)
-async def test_a_start_that_would_fail_its_step_is_refused_by_name(
-    scene: Any, wrong: dict[str, Any], named: str
-) -> None:
-    async with scene() as at:
-        await at.stranger.send(reserve(), start(**wrong))
-        (failed,) = await at.stranger.wait_for(DecodeFailed)
-        assert named in failed.reason and not failed.retryable
-        assert at.worker.batch.request_ids() == [at.victims_id]
+PENALTY = Sampling(repetition_penalty=2.0)
+WRONG_STARTS: list[tuple[dict[str, Any], str]] = [
+    ({"first_token": 997}, "first_token is 997, the vocabulary has 997"),
+    ({"first_token": 2**32 - 1}, "4294967295"),
+    ({"n_prompt": 21}, "n_prompt is 21, 20 tokens were reserved"),
+    ({"sampling": Sampling(logit_bias=((997, 1.0),))}, "logit_bias has token 997"),
+    ({"sampling": PENALTY, "history": (1,) * 19}, "history has 19 tokens, 20 were reserved"),
+    ({"sampling": PENALTY, "history": (5000,) * 20}, "history has token 5000"),
+    (
+        {"answer_chain": AnswerChain(NOWHERE, BlockHash(bytes(16)), (1, 2))},
+        "answer_chain.tail has 2 tokens, a prompt of 20 has 4 behind its blocks of 16",
+    ),
+]
+
+
+async def test_a_start_that_would_fail_its_step_is_refused_by_name(scene: Any) -> None:
+    async with scene(n_new=200) as at:
+        for n, (wrong, named) in enumerate(WRONG_STARTS):
+            await at.stranger.send(reserving(), start(**wrong))
+            *_, failed = await at.stranger.wait_for(DecodeFailed, n + 1)
+            assert named in failed.reason and not failed.retryable
+            assert MINE not in at.worker.batch.request_ids()
 
 
 async def test_an_answer_for_a_kvstore_that_is_nowhere_is_decoded_and_not_kept(
@@ -154,8 +130,7 @@ async def test_an_answer_for_a_kvstore_that_is_nowhere_is_decoded_and_not_kept(
 ) -> None:
     async with scene() as at:
         chain = AnswerChain(NOWHERE, BlockHash(bytes(16)), (1, 2, 3, 2**32 - 1))
-        rules = Stopping(max_new_tokens=40)
-        await at.stranger.send(reserve(n_new=40), start(answer_chain=chain, stopping=rules))
+        await at.stranger.send(reserving(n_new=40), start(answer_chain=chain, n_new=40))
         await at.stranger.wait_for(TokensProduced, 39)
         await at.cluster.until(lambda: at.worker.answers.is_idle)
         blocks = at.worker.metrics()["halfmoon_decode_answer_blocks_total"][1]
@@ -169,7 +144,7 @@ async def test_no_connection_has_a_say_over_what_another_one_asked_for(scene: An
             Cancel(request_id=at.victims_id),
             Cancel(request_id=at.victims_id, landing_in_doubt=True),
             start(at.victims_id),
-            reserve(at.victims_id),
+            reserving(at.victims_id),
         )
         (failed,) = await at.stranger.wait_for(DecodeFailed)
         (refused,) = await at.stranger.wait_for(DecodeRefused)
@@ -179,9 +154,9 @@ async def test_no_connection_has_a_say_over_what_another_one_asked_for(scene: An
 
 async def test_a_landing_is_started_by_the_connection_that_reserved_it(scene: Any) -> None:
     async with scene() as at:
-        await at.stranger.send(reserve())
+        await at.stranger.send(reserving())
         await at.stranger.wait_for(DecodeReserved)
-        other = await at.caller()
+        other = await dial(at.cluster, "decode-0")
         await other.send(start(), Cancel(request_id=MINE))
         await other.wait_for(DecodeFailed)
         await at.stranger.send(start())
@@ -192,18 +167,18 @@ async def test_a_second_conductor_of_the_victims_name_takes_nothing_from_it(scen
     async with scene() as at:
         await at.stranger.send(*[Hello(conductor_id=ConductorId("conductor-0"), session=1)] * 2)
         await at.stranger.wait_for(Welcome, 2)
-        await at.stranger.send(reserve(), start())
+        await at.stranger.send(reserving(), start())
         await at.stranger.wait_for(TokensProduced, 7)
 
 
 async def test_a_conductor_started_again_is_rid_of_what_it_had_asked_for(scene: Any) -> None:
     async with scene() as at:
         hello = Hello(conductor_id=ConductorId("again"), session=1)
-        await at.stranger.send(hello, reserve())
+        await at.stranger.send(hello, reserving())
         await at.stranger.wait_for(DecodeReserved)
         await at.stranger.close()
-        later = await at.caller()
-        await later.send(hello, reserve())
+        later = await dial(at.cluster, "decode-0")
+        await later.send(hello, reserving())
         await later.wait_for(DecodeReserved)
         at.stranger = later
         await later.send(Cancel(request_id=MINE))
@@ -215,18 +190,18 @@ async def test_the_word_of_one_conductor_ends_no_worker_that_another_one_uses(sc
         await at.stranger.send(Unwelcome(reason="before any hello"))
         await at.stranger.send(Hello(conductor_id=ConductorId("stranger"), session=1))
         await at.stranger.send(Unwelcome(reason="another layout"))
-        await at.stranger.send(reserve())
+        await at.stranger.send(reserving())
         await at.stranger.wait_for(DecodeReserved)
 
 
 async def test_a_draining_worker_takes_no_reservation_and_finishes_what_it_has(scene: Any) -> None:
     async with scene(n_new=20) as at:
-        await at.stranger.send(reserve("before"))
+        await at.stranger.send(reserving("before"))
         await at.stranger.wait_for(DecodeReserved)
         draining = msgspec.structs.replace(at.worker.info, draining=True)
         leaving = asyncio.create_task(at.worker.drain(draining, 60.0))
         await at.cluster.until(lambda: at.worker.info.draining)
-        await at.stranger.send(reserve())
+        await at.stranger.send(reserving())
         (refused,) = await at.stranger.wait_for(DecodeRefused)
         assert refused.retryable and "stopping" in refused.reason
         await at.stranger.send(start("before"))
@@ -234,7 +209,7 @@ async def test_a_draining_worker_takes_no_reservation_and_finishes_what_it_has(s
         await leaving
 
 
-UNLUCKY = next(token for token in range(997) if token not in ORACLE.expected(PROMPT, 30))
+UNLUCKY = next(token for token in range(997) if token not in ORACLE.expected(PROMPT, 150))
 
 
 class Brittle(FakeEngine):
@@ -247,14 +222,14 @@ class Brittle(FakeEngine):
 
 
 async def test_a_row_that_fails_its_step_fails_alone(local_cluster: LocalCluster) -> None:
-    tokens = ORACLE.expected(PROMPT, 30)
+    tokens = ORACLE.expected(PROMPT, 150)
     assert UNLUCKY not in tokens
     async with local_cluster(lambda: Brittle(SLOW)) as cluster:
-        victim = asyncio.create_task(cluster.generate(PROMPT, 30))
+        victim = asyncio.create_task(cluster.generate(PROMPT, 150))
         worker = cluster.worker("decode-0")
         await cluster.until(lambda: worker.batch.n_running == 1)
-        stranger = await WorkerCaller.dial(cluster.network, worker.info.commands)
-        await stranger.send(reserve(), start(first_token=UNLUCKY))
+        stranger = await dial(cluster, "decode-0")
+        await stranger.send(reserving(), start(first_token=UNLUCKY))
         (failed,) = await stranger.wait_for(DecodeFailed)
         assert "forward pass failed" in failed.reason
         assert await victim == tokens

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from halfmoon_engine.fake_engine import FakeEngine, FakeModelSpec
+from halfmoon_engine.fake_engine import FakeEngine
 from halfmoon_protocol.ids import BlockHash, RequestId, WorkerId
 from halfmoon_protocol.messages import (
     BlocksLeased,
@@ -23,25 +23,23 @@ from halfmoon_protocol.messages import (
     StartPrefill,
 )
 from halfmoon_protocol.regions import Landing, Region
-from halfmoon_protocol.sampling import Sampling, Stopping
-from halfmoon_runtime.worker.message_loop import FAILED_MESSAGES
+from halfmoon_protocol.sampling import Sampling
 from halfmoon_testing.worker_caller import WorkerCaller
 from halfmoon_transfer.engine import TransferEngine
+from tests.services.asking import (
+    LAYOUT,
+    ORACLE,
+    SLOW,
+    dial,
+    n_failed,
+    prompt_of,
+    start_prefill,
+)
 
 LocalCluster = Callable[..., Any]
-ORACLE = FakeEngine()
-LAYOUT = ORACLE.layout
 MINE = RequestId("mine")
-SLOW = FakeModelSpec(step_s=0.005)
-PROMPT = [(i * 7) % 990 for i in range(600)]
+PROMPT = prompt_of(600)
 N_PAGES = 16
-
-
-def n_failed() -> float:
-    """Messages that only the last line of defence has caught."""
-    return sum(
-        s.value for m in FAILED_MESSAGES.collect() for s in m.samples if s.name.endswith("_total")
-    )
 
 
 class Scene:
@@ -52,18 +50,9 @@ class Scene:
         self.worker = cluster.worker("prefill-0")
         (self.victims_id,) = self.worker.jobs
 
-    def start(self, request_id: str = MINE, n_tokens: int = 40, **more: Any) -> StartPrefill:
-        tokens = tuple(range(n_tokens))
-        fields: dict[str, Any] = {
-            "token_ids": tokens,
-            "n_prompt": max(1, n_tokens),
-            "block_hashes": (),
-            "landing": Landing(self.region, tuple(range(N_PAGES)), LAYOUT),
-            "landing_expires_s": 60.0,
-            "sampling": Sampling(temperature=0.0),
-            "stopping": Stopping(max_new_tokens=8),
-        }
-        return StartPrefill(request_id=RequestId(request_id), **(fields | more))
+    def start(self, request_id: str = MINE, **more: Any) -> StartPrefill:
+        landing = Landing(self.region, tuple(range(N_PAGES)), LAYOUT)
+        return start_prefill(request_id, range(40), **({"landing": landing} | more))
 
 
 @pytest.fixture
@@ -77,7 +66,7 @@ def scene(local_cluster: LocalCluster) -> Any:
             worker = cluster.worker("prefill-0")
             victim = asyncio.create_task(cluster.generate(PROMPT, 10))
             await cluster.until(lambda: len(worker.jobs) == 1)
-            stranger = await WorkerCaller.dial(cluster.network, worker.info.commands)
+            stranger = await dial(cluster, "prefill-0")
             with TransferEngine.open(
                 "stranger", metadata=cluster.store, backends=("memory",)
             ) as transfer:
@@ -130,14 +119,12 @@ def wrong_starts() -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize(("wrong", "named"), wrong_starts())
-async def test_a_start_that_would_fail_its_pass_is_refused_by_name(
-    scene: Any, wrong: dict[str, Any], named: str
-) -> None:
+async def test_a_start_that_would_fail_its_pass_is_refused_by_name(scene: Any) -> None:
     async with scene() as at:
-        await at.stranger.send(at.start(**wrong))
-        (failed,) = await at.stranger.wait_for(PrefillFailed)
-        assert named in failed.reason and not failed.retryable
+        for n, (wrong, named) in enumerate(wrong_starts()):
+            await at.stranger.send(at.start(f"mine-{n}", **wrong))
+            *_, failed = await at.stranger.wait_for(PrefillFailed, n + 1)
+            assert named in failed.reason and not failed.retryable
 
 
 async def test_a_landing_that_is_not_there_fails_its_own_request(scene: Any) -> None:
@@ -159,35 +146,30 @@ async def test_a_draining_worker_takes_no_start_and_finishes_what_it_has(scene: 
         await leaving
 
 
-@pytest.mark.parametrize(
-    "places",
-    [
+async def test_a_kvstore_that_leases_nonsense_is_done_without(scene: Any) -> None:
+    asked = BlockHash(b"h" * 16)
+    nonsense = [
         (Place(BlockHash(b"other".ljust(16)), 0, 1),),
-        (Place(BlockHash(b"h" * 16), 2**40, 1),),
-        (Place(BlockHash(b"h" * 16), 0, 1),) * 3,
-    ],
-    ids=["not asked for", "out of the region", "more than asked for"],
-)
-async def test_a_kvstore_that_leases_nonsense_is_done_without(
-    scene: Any, places: tuple[Place, ...]
-) -> None:
+        (Place(asked, 2**40, 1),),  # out of the region
+        (Place(asked, 0, 1),) * 3,  # more than asked for
+    ]
     async with scene() as at:
-        liar = await at.cluster.network.bind("liar")
+        for n, places in enumerate(nonsense):
+            liar = await at.cluster.network.bind(f"liar-{n}")
 
-        async def lie() -> None:
-            while True:
-                peer, message = await liar.receive()
-                if isinstance(message, LeaseBlocks):
-                    leased = BlocksLeased(
-                        ticket=message.ticket, region=at.region, places=places, expires_s=9.0
-                    )
-                    await liar.send(peer, leased)
+            async def lie(liar: Any = liar, places: Any = places) -> None:
+                while True:
+                    peer, message = await liar.receive()
+                    if isinstance(message, LeaseBlocks):
+                        leased = BlocksLeased(message.ticket, at.region, places, expires_s=9.0)
+                        await liar.send(peer, leased)
 
-        lying = asyncio.create_task(lie())
-        address = KvstoreAddress(WorkerId("liar"), 1, liar.commands)
-        hashes = (BlockHash(b"h" * 16), BlockHash(b"i" * 16))
-        await at.stranger.send(at.start(block_hashes=hashes, cached=CachedPrefix(address, 1)))
-        (done,) = await at.stranger.wait_for(PrefillDone)
-        assert done.n_cached == 0
-        assert done.first_token == ORACLE.expected(range(40), 1)[0]
-        lying.cancel()
+            lying = asyncio.create_task(lie())
+            cached = CachedPrefix(KvstoreAddress(WorkerId(f"liar-{n}"), 1, liar.commands), 1)
+            hashes = (asked, BlockHash(b"i" * 16))
+            await at.stranger.send(at.start(f"mine-{n}", block_hashes=hashes, cached=cached))
+            *_, done = await at.stranger.wait_for(PrefillDone, n + 1)
+            assert done.n_cached == 0
+            assert done.first_token == ORACLE.expected(range(40), 1)[0]
+            await at.stranger.send(Cancel(request_id=RequestId(f"mine-{n}")))
+            lying.cancel()

@@ -7,36 +7,36 @@ from typing import Any
 
 import pytest
 
-from halfmoon_engine.fake_engine import FakeEngine, FakeModelSpec
-from halfmoon_protocol.blocks import block_hashes
+from halfmoon_engine.fake_engine import FakeEngine
 from halfmoon_protocol.ids import BlockHash, RequestId
 from halfmoon_protocol.messages import (
     Cancel,
     DecodeRefused,
     DecodeReserved,
     PrefillFailed,
-    ReserveDecode,
-    StartDecode,
-    StartPrefill,
     TokensProduced,
 )
 from halfmoon_protocol.regions import Landing
-from halfmoon_protocol.sampling import Sampling, Stopping
+from halfmoon_protocol.sampling import Sampling
 from halfmoon_testing.worker_caller import WorkerCaller
 from halfmoon_transfer.backends.fault_injection import FaultInjection, FaultPlan
+from tests.services.asking import (
+    GREEDY,
+    LAYOUT,
+    ORACLE,
+    SLOW,
+    chain_of,
+    dial,
+    prompt_of,
+    reserve,
+    start_decode,
+    start_prefill,
+)
 
 LocalCluster = Callable[..., Any]
-ORACLE = FakeEngine()
-LAYOUT = ORACLE.layout
 SIZE = LAYOUT.block_size
-GREEDY = Sampling(temperature=0.0)
-SLOW = FakeModelSpec(step_s=0.005)
 #: What a decode worker needs to prefill all of these prompts by itself.
 LOCAL = {"local_prefill_tokens": 2048}
-
-
-def words(n: int, salt: int) -> list[int]:
-    return [(i * 11 + salt * 173 + 5) % 990 for i in range(n)]
 
 
 def count(cluster: Any, worker: str, metric: str, source: str) -> int:
@@ -60,7 +60,7 @@ async def turns(cluster: Any, n_turns: int) -> list[tuple[int, int, int]]:
     seen: list[tuple[int, int, int]] = []
     for turn in range(n_turns):
         before = landed(cluster)
-        prompt = [*said, *words(21 + 9 * turn, turn)]
+        prompt = [*said, *prompt_of(21 + 9 * turn, turn)]
         answer = await cluster.generate(prompt, 50)
         assert answer == ORACLE.expected(prompt, 50)
         sent, held = (n - was for n, was in zip(landed(cluster), before, strict=True))
@@ -101,13 +101,13 @@ async def test_what_is_left_of_a_prefix_is_used_and_the_rest_is_read_from_the_kv
     local_cluster: LocalCluster,
 ) -> None:
     async with local_cluster(n_pages=24, decode_settings=LOCAL) as cluster:
-        prompt = words(151, 1)
+        prompt = prompt_of(151, 1)
         await cluster.generate(prompt, 2)  # 9 full blocks, of 24 pages
         await cluster.settled()
-        other = words(300, 2)
+        other = prompt_of(300, 2)
         assert await cluster.generate(other, 2) == ORACLE.expected(other, 2)  # 19 pages
         await cluster.settled()
-        longer = [*prompt, *words(39, 3)]
+        longer = [*prompt, *prompt_of(39, 3)]
         before = landed(cluster)[1]
         events = [event async for event in cluster.events(longer, 20)]
         assert [event.token for event in events] == ORACLE.expected(longer, 20)
@@ -118,7 +118,7 @@ async def test_what_is_left_of_a_prefix_is_used_and_the_rest_is_read_from_the_kv
 async def test_a_prompt_s_scores_are_computed_over_pages_of_its_own(
     local_cluster: LocalCluster,
 ) -> None:
-    prompt = words(60, 1)
+    prompt = prompt_of(60, 1)
     async with local_cluster(decode_settings=LOCAL) as cluster:
         for _ in range(2):
             scored = Sampling(temperature=0.0, prompt_logprobs=0)
@@ -131,8 +131,8 @@ async def test_a_prompt_s_scores_are_computed_over_pages_of_its_own(
 async def test_requests_that_run_at_once_share_the_blocks_of_their_prompts(
     local_cluster: LocalCluster,
 ) -> None:
-    shared = words(100, 1)
-    prompts = [[*shared, *words(20 + i, 2 + i)] for i in range(4)]
+    shared = prompt_of(100, 1)
+    prompts = [[*shared, *prompt_of(20 + i, 2 + i)] for i in range(4)]
     async with local_cluster(lambda: FakeEngine(SLOW)) as cluster:
         first = cluster.events(prompts[0], 200)
         tokens = [(await anext(first)).token for _ in range(5)]
@@ -159,7 +159,7 @@ async def test_everything_is_sent_where_a_side_does_not_say_that_it_knows_better
 
 
 async def test_another_tenant_shares_no_page(local_cluster: LocalCluster) -> None:
-    prompt = words(100, 1)
+    prompt = prompt_of(100, 1)
     async with local_cluster() as cluster:
         for salt, n_held in (("a", 0), ("b", 0), ("a", 6)):
             before = landed(cluster)[1]
@@ -176,7 +176,7 @@ async def test_kept_pages_are_given_up_for_requests_that_need_them(
         await turns(cluster, 2)
         assert worker.pages.kept.n_unheld and worker.batch.free_pages == 16
         for salt in range(4):
-            prompt = words(150 + salt, 50 + salt)
+            prompt = prompt_of(150 + salt, 50 + salt)
             assert await cluster.generate(prompt, 60) == ORACLE.expected(prompt, 60)
         await cluster.settled()
         given_up = worker.metrics()["halfmoon_decode_failures_total"][1]
@@ -189,16 +189,21 @@ async def test_preempted_requests_find_their_pages_or_not_and_go_on(
     local_cluster: LocalCluster,
 ) -> None:
     """Twelve pages for four requests that grow to four pages each, with a prefix in common."""
-    prompts = [[*words(17, 9), *words(5, i)] for i in range(4)]
+    prompts = [[*prompt_of(17, 9), *prompt_of(5, i)] for i in range(4)]
     async with local_cluster(lambda: FakeEngine(SLOW), n_pages=12) as cluster:
         for _ in range(2):
             answers = await asyncio.gather(*(cluster.generate(p, 44) for p in prompts))
             assert answers == [ORACLE.expected(p, 44) for p in prompts]
             await cluster.settled()
+        given_up = cluster.worker("decode-0").metrics()["halfmoon_decode_failures_total"][1]
+        assert given_up.values["preempted",]
+        for prompt, answer in zip(prompts, answers, strict=True):
+            longer = [*prompt, *answer]
+            assert await cluster.generate(longer, 5) == ORACLE.expected(longer, 5)
 
 
 async def test_a_decode_worker_that_was_restarted_has_nothing(local_cluster: LocalCluster) -> None:
-    prompt = words(100, 1)
+    prompt = prompt_of(100, 1)
     async with local_cluster() as cluster:
         for _ in range(2):
             assert await cluster.generate(prompt, 10) == ORACLE.expected(prompt, 10)
@@ -214,11 +219,11 @@ async def test_a_prefill_killed_under_a_shared_landing_costs_no_request_a_token(
     local_cluster: LocalCluster,
 ) -> None:
     slow = FaultInjection("memory", FaultPlan(delay_s=0.05))
-    shared = words(100, 1)
+    shared = prompt_of(100, 1)
     async with local_cluster(
         lambda: FakeEngine(SLOW), n_prefill=2, backends=(slow,), n_kvstore=0
     ) as cluster:
-        first, second = [[*shared, *words(60, 2 + i)] for i in range(2)]
+        first, second = [[*shared, *prompt_of(60, 2 + i)] for i in range(2)]
         stream = cluster.events(first, 300)
         tokens = [(await anext(stream)).token for _ in range(3)]
         other = asyncio.create_task(cluster.generate(second, 20))
@@ -235,10 +240,10 @@ async def test_a_prefill_killed_under_a_shared_landing_costs_no_request_a_token(
 
 
 async def test_a_group_leaves_out_the_blocks_that_decode_has(local_cluster: LocalCluster) -> None:
-    shared = words(200, 1)
+    shared = prompt_of(200, 1)
     async with local_cluster(n_prefill=2, group_size=2) as cluster:
         for i in range(3):
-            prompt = [*shared, *words(300, 2 + i)]
+            prompt = [*shared, *prompt_of(300, 2 + i)]
             assert await cluster.generate(prompt, 20) == ORACLE.expected(prompt, 20)
             await cluster.settled()
         sent, held = landed(cluster)
@@ -263,37 +268,17 @@ class Scene:
         self, name: str, prompt: list[int], hashes: tuple[BlockHash, ...] | None = None
     ) -> DecodeReserved:
         n_before = sum(isinstance(m, DecodeReserved) for m in self.caller.received)
-        await self.caller.send(self.order(name, prompt, hashes))
+        known = chain_of(prompt) if hashes is None else hashes
+        await self.caller.send(reserve(name, len(prompt), 1000, block_hashes=known))
         *_, landed = await self.caller.wait_for(DecodeReserved, n_before + 1)
         assert isinstance(landed, DecodeReserved)
         return landed
 
-    def order(
-        self, name: str, prompt: list[int], hashes: tuple[BlockHash, ...] | None = None
-    ) -> ReserveDecode:
-        return ReserveDecode(
-            request_id=RequestId(name),
-            n_tokens=len(prompt),
-            stopping=Stopping(max_new_tokens=1000),
-            block_hashes=chain_of(prompt) if hashes is None else hashes,
-        )
-
     async def run(self, name: str, prompt: list[int]) -> None:
         """Have a request decode over whatever is in its landing, until it is cancelled."""
         await self.reserve(name, prompt)
-        start = StartDecode(
-            request_id=RequestId(name),
-            first_token=1,
-            sampling=GREEDY,
-            stopping=Stopping(max_new_tokens=1000),
-            n_prompt=len(prompt),
-        )
-        await self.caller.send(start)
+        await self.caller.send(start_decode(name, 1, len(prompt), 1000))
         await self.caller.wait_for(TokensProduced)
-
-
-def chain_of(prompt: list[int]) -> tuple[BlockHash, ...]:
-    return tuple(block_hashes(prompt, model=LAYOUT.model, block_size=SIZE))
 
 
 @pytest.fixture
@@ -301,8 +286,7 @@ def scene(local_cluster: LocalCluster) -> Any:
     @asynccontextmanager
     async def open_scene(**settings: Any) -> Any:
         async with local_cluster(n_prefill=0, n_kvstore=0, **settings) as cluster:
-            commands = cluster.worker("decode-0").info.commands
-            caller = await WorkerCaller.dial(cluster.network, commands)
+            caller = await dial(cluster, "decode-0")
             yield Scene(cluster, caller)
             for name in "abc":
                 await caller.send(Cancel(request_id=RequestId(name)))
@@ -314,7 +298,7 @@ def scene(local_cluster: LocalCluster) -> Any:
 
 async def test_a_landing_that_was_given_up_is_not_kept(scene: Any) -> None:
     async with scene() as at:
-        prompt = words(40, 1)
+        prompt = prompt_of(40, 1)
         await at.reserve("a", prompt)
         await at.caller.send(Cancel(request_id=RequestId("a")))
         assert (await at.reserve("b", prompt)).n_held_blocks == 0
@@ -324,7 +308,7 @@ async def test_a_landing_that_was_given_up_is_not_kept(scene: Any) -> None:
 async def test_pages_in_doubt_are_not_given_back_with_those_that_they_share(scene: Any) -> None:
     settings = {"quarantine_s": 60.0, "transfer_grants": "off"}  # their writer stays a danger
     async with scene(decode_settings=settings) as at:
-        prompt = words(100, 1)
+        prompt = prompt_of(100, 1)
         await at.run("a", prompt)
         shared = await at.reserve("b", prompt)
         assert shared.n_held_blocks == 100 // SIZE
@@ -338,7 +322,7 @@ async def test_pages_in_doubt_are_not_given_back_with_those_that_they_share(scen
 
 async def test_more_hashes_than_blocks_are_refused_with_the_numbers(scene: Any) -> None:
     async with scene() as at:
-        await at.caller.send(at.order("a", words(20, 1), chain_of(words(40, 1))))
+        await at.caller.send(reserve("a", 20, block_hashes=chain_of(prompt_of(40, 1))))
         (refused,) = await at.caller.wait_for(DecodeRefused)
         assert "block_hashes has 2 hashes, 20 tokens fill 1 blocks of 16" in refused.reason
         assert not refused.retryable
@@ -346,7 +330,7 @@ async def test_more_hashes_than_blocks_are_refused_with_the_numbers(scene: Any) 
 
 async def test_a_chain_of_one_block_again_and_again_shares_its_page_once(scene: Any) -> None:
     async with scene() as at:
-        prompt = words(100, 1)
+        prompt = prompt_of(100, 1)
         await at.run("a", prompt)
         absurd = await at.reserve("b", prompt, chain_of(prompt)[:1] * 6)
         assert absurd.n_held_blocks == 1
@@ -356,24 +340,14 @@ async def test_a_chain_of_one_block_again_and_again_shares_its_page_once(scene: 
 
 async def test_a_prefill_that_would_write_to_shared_pages_is_refused(scene: Any) -> None:
     async with scene(decode_settings=LOCAL) as at:
-        prompt = words(100, 1)
+        prompt = prompt_of(100, 1)
         await at.run("a", prompt)
         landed = await at.reserve("b", prompt)
         for i, (n_held, sampling) in enumerate(
             ((0, GREEDY), (5, GREEDY), (6, Sampling(temperature=0.0, prompt_logprobs=0)))
         ):
-            start = StartPrefill(
-                request_id=RequestId("b"),
-                token_ids=tuple(prompt),
-                n_prompt=100,
-                block_hashes=chain_of(prompt),
-                landing=landed.landing,
-                landing_expires_s=60.0,
-                sampling=sampling,
-                stopping=Stopping(max_new_tokens=1000),
-                n_held_blocks=n_held,
-            )
-            await at.caller.send(start)
+            more = {"block_hashes": chain_of(prompt), "n_held_blocks": n_held, "sampling": sampling}
+            await at.caller.send(start_prefill("b", prompt, landed.landing, 1000, **more))
             *_, failed = await at.caller.wait_for(PrefillFailed, i + 1)
             said = "prompt_logprobs" if n_held == 6 else f"n_held_blocks is {n_held}"
             assert said in failed.reason and not failed.retryable
@@ -383,22 +357,9 @@ async def test_a_prefill_worker_refuses_a_landing_that_lacks_nothing(
     local_cluster: LocalCluster,
 ) -> None:
     async with local_cluster(n_kvstore=0) as cluster:
-        commands = cluster.worker("prefill-0").info.commands
-        caller = await WorkerCaller.dial(cluster.network, commands)
-        pages = tuple(range(3))
-        region = cluster.memories["decode-0"].region
-        start = StartPrefill(
-            request_id=RequestId("a"),
-            token_ids=tuple(words(48, 1)),
-            n_prompt=48,
-            block_hashes=(),
-            landing=Landing(region, pages, LAYOUT),
-            landing_expires_s=60.0,
-            sampling=GREEDY,
-            stopping=Stopping(max_new_tokens=5),
-            n_held_blocks=3,
-        )
-        await caller.send(start)
+        caller = await dial(cluster, "prefill-0")
+        landing = Landing(cluster.memories["decode-0"].region, tuple(range(3)), LAYOUT)
+        await caller.send(start_prefill("a", prompt_of(48, 1), landing, n_held_blocks=3))
         (failed,) = await caller.wait_for(PrefillFailed)
         assert "n_held_blocks is 3: at least the last block of 48 tokens" in failed.reason
         await caller.close()

@@ -13,11 +13,9 @@ from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_protocol.messages import (
     DecodeReserved,
     Hello,
-    ReserveDecode,
-    StartPrefill,
 )
 from halfmoon_protocol.regions import Landing, Region
-from halfmoon_protocol.sampling import Sampling, Stopping
+from halfmoon_protocol.sampling import Stopping
 from halfmoon_runtime.clock import FakeClock
 from halfmoon_scheduling.decode.decode_batch import DecodeBatch
 from halfmoon_scheduling.decode.page_allocator import PageAllocator
@@ -25,6 +23,7 @@ from halfmoon_testing.worker_caller import WorkerCaller
 from halfmoon_transfer.regions.grant_revocation import GrantRevocation
 from halfmoon_workers.decode.landing_ends import LandingEnds
 from halfmoon_workers.decode.landing_keys import LandingKeys
+from tests.services.asking import GatedEngine, dial, reserve, start_prefill
 
 A = RequestId("a")
 STOPPING = Stopping(max_new_tokens=8)
@@ -192,18 +191,13 @@ def test_a_landing_that_ran_out_ends_as_one_in_doubt(shared: bool, n_free: int) 
     assert scene.free_after(1.0) == 4
 
 
-class GatedEngine(FakeEngine):
-    """Holds prompts up while its gate is shut."""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.gate, self.inside = threading.Event(), threading.Event()
-
-    def forward(self, runs: Any, **hooks: Any) -> Any:
-        if hooks:
-            self.inside.set()
-            assert self.gate.wait(90)
-        return super().forward(runs, **hooks)
+async def begin(cluster: Any) -> tuple[Any, WorkerCaller, Landing]:
+    """A prefill worker, a conductor of its own, and a landing at decode of which it has charge."""
+    decode, conductor = await dial(cluster, "decode-0"), await dial(cluster, "prefill-0")
+    await decode.send(reserve(A, 40))
+    (landed,) = await decode.wait_for(DecodeReserved)
+    await conductor.send(Hello(conductor_id=ConductorId("east"), session=1))
+    return cluster.worker("prefill-0"), conductor, landed.landing
 
 
 async def test_a_prefill_whose_conductor_is_gone_ends_within_seconds_and_writes_no_more(
@@ -211,13 +205,10 @@ async def test_a_prefill_whose_conductor_is_gone_ends_within_seconds_and_writes_
 ) -> None:
     """It sends nothing until its end: it has to look whether the conductor is there."""
     async with local_cluster(GatedEngine) as cluster:
-        prefill, engine = cluster.worker("prefill-0"), cluster.members["prefill-0"].engine
-        decode = await _caller(cluster, "decode-0")
-        await decode.send(ReserveDecode(request_id=A, n_tokens=40, stopping=STOPPING))
-        (landed,) = await decode.wait_for(DecodeReserved)
-        conductor = await _caller(cluster, "prefill-0")
-        await conductor.send(Hello(conductor_id=ConductorId("east"), session=1))
-        await conductor.send(_start(landed.landing))
+        prefill, conductor, landing = await begin(cluster)
+        engine = cluster.members["prefill-0"].engine
+        engine.gate.clear()
+        await conductor.send(start_prefill(A, range(40), landing, landing_expires_s=600.0))
         await cluster.until(engine.inside.is_set)
         pool = cluster.memories["decode-0"].view
         before = bytes(pool[:])
@@ -233,36 +224,14 @@ async def test_a_prefill_that_stood_still_writes_nothing_before_it_knows_what_it
 ) -> None:
     """By then decode may have given the landing's pages to another request."""
     async with local_cluster(FakeEngine) as cluster:
-        prefill = cluster.worker("prefill-0")
-        decode = await _caller(cluster, "decode-0")
-        await decode.send(ReserveDecode(request_id=A, n_tokens=40, stopping=STOPPING))
-        (landed,) = await decode.wait_for(DecodeReserved)
-        conductor = await _caller(cluster, "prefill-0")
-        await conductor.send(Hello(conductor_id=ConductorId("east"), session=1))
+        prefill, conductor, landing = await begin(cluster)
         pool = cluster.memories["decode-0"].view
         before = bytes(pool[:])
         prefill.conductors.is_current = lambda _: False
-        await conductor.send(_start(landed.landing))
+        await conductor.send(start_prefill(A, range(40), landing, landing_expires_s=600.0))
         await cluster.until(lambda: bool(prefill.jobs) and not prefill.machine.queue)
         (job,) = prefill.jobs.values()
         await cluster.until(lambda: bool(job.landing_writes))
         await conductor.close()
         await cluster.until(lambda: not prefill.jobs)
         assert bytes(pool[:]) == before
-
-
-def _start(landing: Landing) -> StartPrefill:
-    return StartPrefill(
-        request_id=A,
-        token_ids=tuple(range(40)),
-        n_prompt=40,
-        block_hashes=(),
-        landing=landing,
-        landing_expires_s=600.0,
-        sampling=Sampling(temperature=0.0),
-        stopping=STOPPING,
-    )
-
-
-async def _caller(cluster: Any, name: str) -> WorkerCaller:
-    return await WorkerCaller.dial(cluster.network, cluster.worker(name).info.commands)

@@ -17,19 +17,11 @@ def test_each_layer_is_in_one_group_and_the_groups_are_in_order(
     assert all(groups)
 
 
-def test_few_bytes_are_one_group() -> None:
+def test_groups_are_large_except_the_first_and_the_last_of_many_bytes() -> None:
     assert layer_groups(8, 64 * KIB) == (range(8),)
-
-
-def test_of_many_bytes_the_first_layer_is_alone_and_so_is_the_last() -> None:
     groups = layer_groups(28, 2 * MIB)
     assert groups[0] == range(1) and groups[-1] == range(27, 28)
     assert max(len(group) for group in groups) == 8
-
-
-def test_a_group_of_several_layers_has_at_most_16_mib() -> None:
+    # One of several layers has at most 16 MiB, and layers of more bytes are alone.
     assert [len(group) for group in layer_groups(8, 8 * MIB)] == [1, 2, 2, 2, 1]
-
-
-def test_layers_of_more_bytes_are_alone() -> None:
     assert [len(group) for group in layer_groups(4, 17 * MIB)] == [1, 1, 1, 1]

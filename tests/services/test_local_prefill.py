@@ -1,17 +1,13 @@
 """Prompts that a decode worker prefills by itself, between two steps of its batch."""
 
 import asyncio
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
 import pytest
 
-from halfmoon_engine.fake_engine import FakeEngine, FakeModelSpec
-from halfmoon_engine.interface import Run, TokenResult
-from halfmoon_protocol.blocks import block_hashes
 from halfmoon_protocol.ids import RequestId, WorkerId
 from halfmoon_protocol.messages import (
     CachedPrefix,
@@ -21,55 +17,32 @@ from halfmoon_protocol.messages import (
     KvstoreAddress,
     PrefillDone,
     PrefillFailed,
-    ReserveDecode,
     StageAddress,
-    StartDecode,
-    StartPrefill,
     TokensProduced,
 )
 from halfmoon_protocol.regions import Landing, Region
-from halfmoon_protocol.sampling import Sampling, Stopping
+from halfmoon_protocol.sampling import Sampling
 from halfmoon_testing.worker_caller import WorkerCaller
 from halfmoon_transfer.backends.fault_injection import FaultInjection, FaultPlan
+from tests.services.asking import (
+    GREEDY,
+    LAYOUT,
+    ORACLE,
+    SEEDED,
+    GatedEngine,
+    address_of,
+    chain_of,
+    dial,
+    prompt_of,
+    reserve,
+    start_decode,
+    start_prefill,
+)
 
 LocalCluster = Callable[..., Any]
-ORACLE = FakeEngine()
-GREEDY = Sampling(temperature=0.0)
-SEEDED = Sampling(seed=7, temperature=0.9, repetition_penalty=1.3)
 MINE = RequestId("mine")
 #: Prefixes are read from kvstores: `test_kept_pages` has those that are in the worker's pages.
 LOCAL = {"local_prefill_tokens": 256, "keep_pages": False}
-
-
-def prompt_of(n: int, salt: int = 0) -> list[int]:
-    return [(i * 7 + salt * 13) % 990 for i in range(n)]
-
-
-class RecordingEngine(FakeEngine):
-    """Keeps the lengths of each pass's runs; holds prompts, or steps, up while a gate is shut."""
-
-    def __init__(self, model: FakeModelSpec | None = None) -> None:
-        super().__init__(model)
-        self.passes: list[list[int]] = []
-        self.gate = threading.Event()
-        self.gate.set()
-        self.step_gate = threading.Event()
-        self.step_gate.set()
-        self.inside = threading.Event()
-        #: Passes of prompts that raise an error.
-        self.n_failing = 0
-
-    def forward(self, runs: Sequence[Run], **hooks: Any) -> list[TokenResult | None]:
-        self.passes.append([len(run.token_ids) for run in runs])
-        if hooks:
-            self.inside.set()
-            assert self.gate.wait(30)
-            if self.n_failing:
-                self.n_failing -= 1
-                raise RuntimeError("out of memory")
-        else:
-            assert self.step_gate.wait(30)
-        return super().forward(runs, **hooks)
 
 
 def n_prefilled(cluster: Any, worker: str) -> int:
@@ -86,18 +59,15 @@ def n_prefilled(cluster: Any, worker: str) -> int:
 async def test_a_short_prompt_is_prefilled_where_it_is_decoded(
     local_cluster: LocalCluster, sampling: Sampling
 ) -> None:
-    async with local_cluster(decode_settings=LOCAL) as cluster:
-        prompt = prompt_of(200)
+    async with local_cluster(GatedEngine, decode_settings=LOCAL) as cluster:
+        assert await cluster.generate(prompt_of(50), 1) == ORACLE.expected(prompt_of(50), 1)
+        passes = cluster.members["decode-0"].engine.passes
+        assert passes == [[50]], "one new token needs no step"
+        prompt = prompt_of(200, salt=1)
         tokens = await cluster.generate(prompt, 20, sampling=sampling)
         assert tokens == ORACLE.expected(prompt, 20, sampling=sampling)
-        assert (n_prefilled(cluster, "prefill-0"), n_prefilled(cluster, "decode-0")) == (0, 1)
-        await cluster.settled()
-
-
-async def test_a_prompt_of_one_new_token_needs_no_step(local_cluster: LocalCluster) -> None:
-    async with local_cluster(RecordingEngine, decode_settings=LOCAL) as cluster:
-        assert await cluster.generate(prompt_of(50), 1) == ORACLE.expected(prompt_of(50), 1)
-        assert [1] not in cluster.members["decode-0"].engine.passes
+        assert passes[1] == [200], "without a batch it is one part"
+        assert (n_prefilled(cluster, "prefill-0"), n_prefilled(cluster, "decode-0")) == (0, 2)
         await cluster.settled()
 
 
@@ -140,7 +110,7 @@ async def test_the_parts_of_a_prompt_leave_room_for_a_step_of_the_batch(
 ) -> None:
     # A step is predicted to take 11 ms and more, so 5 ms leave room for the least part: a block.
     settings = {**LOCAL, "local_prefill_step_s": 0.005}
-    async with local_cluster(RecordingEngine, decode_settings=settings) as cluster:
+    async with local_cluster(GatedEngine, decode_settings=settings) as cluster:
         engine = cluster.members["decode-0"].engine
         stream = cluster.events(prompt_of(20), 2000)
         first = [await anext(stream) for _ in range(3)]
@@ -162,7 +132,7 @@ async def test_no_part_is_computed_before_steps_made_up_for_the_one_before(
 ) -> None:
     # A limit that no step keeps: the part that was computed is never made up for beside the batch.
     spaced = {**LOCAL, "local_prefill_step_s": 0.005, "local_prefill_tbt_s": 1e-9}
-    async with local_cluster(RecordingEngine, decode_settings=spaced) as cluster:
+    async with local_cluster(GatedEngine, decode_settings=spaced) as cluster:
         engine = cluster.members["decode-0"].engine
         stream = cluster.events(prompt_of(20), 500)
         first = [await anext(stream) for _ in range(3)]
@@ -180,25 +150,6 @@ async def test_no_part_is_computed_before_steps_made_up_for_the_one_before(
         assert engine.passes[parts[0]] == [16]
         steps_after = [lengths for lengths in engine.passes[parts[1] :] if max(lengths) == 1]
         assert len(steps_after) == 9, "the second one when no request but its own is running"
-        await cluster.settled()
-
-
-async def test_without_a_batch_a_prompt_is_computed_in_larger_parts(
-    local_cluster: LocalCluster,
-) -> None:
-    async with local_cluster(RecordingEngine, decode_settings=LOCAL) as cluster:
-        await cluster.generate(prompt_of(200), 2)
-        assert cluster.members["decode-0"].engine.passes[0] == [200]
-
-
-async def test_sixteen_at_once_at_two_decode_workers(local_cluster: LocalCluster) -> None:
-    prompts = [prompt_of(1 + i * 37 % 250, salt=i % 4) for i in range(16)]
-    async with local_cluster(
-        n_prefill=2, n_decode=2, n_kvstore=2, decode_settings=LOCAL
-    ) as cluster:
-        answers = await asyncio.gather(*(cluster.generate(prompt, 30) for prompt in prompts))
-        assert answers == [ORACLE.expected(prompt, 30) for prompt in prompts]
-        assert n_prefilled(cluster, "decode-0") + n_prefilled(cluster, "decode-1") > 0
         await cluster.settled()
 
 
@@ -258,16 +209,16 @@ async def test_pages_whose_blocks_are_not_kept_yet_give_way_to_a_new_request(
 async def test_a_client_that_leaves_in_the_middle_frees_everything(
     local_cluster: LocalCluster,
 ) -> None:
-    async with local_cluster(RecordingEngine, decode_settings=LOCAL) as cluster:
+    async with local_cluster(GatedEngine, decode_settings=LOCAL) as cluster:
         worker, engine = cluster.worker("decode-0"), cluster.members["decode-0"].engine
-        engine.gate.clear()
+        engine.prompt_gate.clear()
         task = asyncio.create_task(cluster.generate(prompt_of(200), 20))
-        await cluster.until(engine.inside.is_set)
+        await cluster.until(engine.in_prompt.is_set)
         task.cancel()
         await asyncio.wait([task])
         await cluster.until(lambda: not worker.batch.request_ids())
         assert worker.pages.n_free < worker.pages.n_pages, "a pass still writes to its pages"
-        engine.gate.set()
+        engine.prompt_gate.set()
         await cluster.settled()
         assert await cluster.generate(prompt_of(200), 5) == ORACLE.expected(prompt_of(200), 5)
 
@@ -275,7 +226,7 @@ async def test_a_client_that_leaves_in_the_middle_frees_everything(
 async def test_a_pass_that_fails_is_tried_again_and_the_batch_goes_on(
     local_cluster: LocalCluster,
 ) -> None:
-    async with local_cluster(RecordingEngine, decode_settings=LOCAL) as cluster:
+    async with local_cluster(GatedEngine, decode_settings=LOCAL) as cluster:
         stream = cluster.events(prompt_of(20), 300)
         first = [(await anext(stream)).token for _ in range(3)]
         cluster.members["decode-0"].engine.n_failing = 1
@@ -287,21 +238,20 @@ async def test_a_pass_that_fails_is_tried_again_and_the_batch_goes_on(
         await cluster.settled()
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SEEDED])
 async def test_a_decode_worker_killed_in_the_middle_costs_no_token(
-    local_cluster: LocalCluster, sampling: Sampling
+    local_cluster: LocalCluster,
 ) -> None:
-    async with local_cluster(RecordingEngine, n_decode=2, decode_settings=LOCAL) as cluster:
+    async with local_cluster(GatedEngine, n_decode=2, decode_settings=LOCAL) as cluster:
         engines = {name: cluster.members[name].engine for name in ("decode-0", "decode-1")}
         for engine in engines.values():
-            engine.gate.clear()
-        task = asyncio.create_task(cluster.generate(prompt_of(200), 30, sampling=sampling))
-        await cluster.until(lambda: any(engine.inside.is_set() for engine in engines.values()))
-        name = next(name for name, engine in engines.items() if engine.inside.is_set())
+            engine.prompt_gate.clear()
+        task = asyncio.create_task(cluster.generate(prompt_of(200), 30, sampling=SEEDED))
+        await cluster.until(lambda: any(engine.in_prompt.is_set() for engine in engines.values()))
+        name = next(name for name, engine in engines.items() if engine.in_prompt.is_set())
         for engine in engines.values():
-            engine.gate.set()
+            engine.prompt_gate.set()
         await cluster.kill(name)
-        assert await task == ORACLE.expected(prompt_of(200), 30, sampling=sampling)
+        assert await task == ORACLE.expected(prompt_of(200), 30, sampling=SEEDED)
         await cluster.settled(stores=False)
 
 
@@ -326,14 +276,14 @@ async def test_a_kvstore_killed_in_mid_fetch_costs_its_cache_and_nothing_else(
 
 
 async def test_a_drain_waits_for_a_prompt_in_its_landing(local_cluster: LocalCluster) -> None:
-    async with local_cluster(RecordingEngine, decode_settings=LOCAL) as cluster:
+    async with local_cluster(GatedEngine, decode_settings=LOCAL) as cluster:
         worker, engine = cluster.worker("decode-0"), cluster.members["decode-0"].engine
-        engine.gate.clear()
+        engine.prompt_gate.clear()
         task = asyncio.create_task(cluster.generate(prompt_of(200), 9))
-        await cluster.until(engine.inside.is_set)
+        await cluster.until(engine.in_prompt.is_set)
         leaving = msgspec.structs.replace(worker.info, draining=True)
         drain = asyncio.create_task(worker.drain(leaving, 30.0))
-        engine.gate.set()
+        engine.prompt_gate.set()
         assert await task == ORACLE.expected(prompt_of(200), 9)
         await drain
         assert not worker.local_prefills.shell.jobs and not worker.batch.request_ids()
@@ -350,45 +300,32 @@ class Scene:
         self.worker = cluster.worker("decode-0")
         self.engine = cluster.members["decode-0"].engine
 
-    async def reserve(self, n_tokens: int, n: int = 1) -> DecodeReserved:
-        stopping = Stopping(max_new_tokens=8)
-        await self.caller.send(ReserveDecode(request_id=MINE, n_tokens=n_tokens, stopping=stopping))
+    async def reserve(self, n_tokens: int = 40, n: int = 1) -> DecodeReserved:
+        await self.caller.send(reserve(MINE, n_tokens))
         landed = await self.caller.wait_for(DecodeReserved, n)
         assert isinstance(landed[-1], DecodeReserved)
         return landed[-1]
 
-    def start(self, landing: Landing, n_tokens: int = 40, **more: Any) -> StartPrefill:
-        tokens = tuple(prompt_of(n_tokens))
-        fields: dict[str, Any] = {
-            "token_ids": tokens,
-            "n_prompt": n_tokens,
-            "block_hashes": (),
-            "landing": landing,
-            "landing_expires_s": 60.0,
-            "sampling": GREEDY,
-            "stopping": Stopping(max_new_tokens=8),
-        }
-        return StartPrefill(request_id=MINE, **(fields | more))
+    async def start(self, landing: Landing, n_tokens: int = 40, **more: Any) -> None:
+        await self.caller.send(start_prefill(MINE, prompt_of(n_tokens), landing, **more))
 
-    def start_decode(self, first_token: int, n_prompt: int = 40) -> StartDecode:
-        return StartDecode(
-            request_id=MINE,
-            first_token=first_token,
-            sampling=GREEDY,
-            n_prompt=n_prompt,
-            stopping=Stopping(max_new_tokens=8),
-        )
+    async def held_up(self) -> DecodeReserved:
+        """A landing whose prefill stands still in a pass."""
+        landed = await self.reserve()
+        self.engine.prompt_gate.clear()
+        await self.start(landed.landing)
+        await self.cluster.until(self.engine.in_prompt.is_set)
+        return landed
 
 
 @pytest.fixture
 def scene(local_cluster: LocalCluster) -> Any:
     @asynccontextmanager
     async def open_scene(**settings: Any) -> Any:
-        async with local_cluster(RecordingEngine, decode_settings=LOCAL | settings) as cluster:
-            worker = cluster.worker("decode-0")
-            caller = await WorkerCaller.dial(cluster.network, worker.info.commands)
+        async with local_cluster(GatedEngine, decode_settings=LOCAL | settings) as cluster:
+            caller = await dial(cluster, "decode-0")
             yield Scene(cluster, caller)
-            cluster.members["decode-0"].engine.gate.set()
+            cluster.members["decode-0"].engine.prompt_gate.set()
             await caller.send(Cancel(request_id=MINE))
             await cluster.settled()
             await caller.close()
@@ -396,20 +333,17 @@ def scene(local_cluster: LocalCluster) -> Any:
     return open_scene
 
 
-async def test_the_record_states_the_limit_and_the_cost(scene: Any) -> None:
+async def test_it_answers_as_a_prefill_worker_does_and_goes_on_after_its_start(scene: Any) -> None:
     async with scene() as at:
         assert at.worker.info.local_prefill_tokens == 256
         assert at.worker.info.prefill_cost is not None
-
-
-async def test_it_answers_as_a_prefill_worker_does_and_goes_on_after_its_start(scene: Any) -> None:
-    async with scene() as at:
-        landed = await at.reserve(40)
-        await at.caller.send(at.start(landed.landing), at.start(landed.landing))
+        landed = await at.reserve()
+        for _ in range(2):
+            await at.start(landed.landing)
         (done,) = await at.caller.wait_for(PrefillDone)
         first, *rest = ORACLE.expected(prompt_of(40), 8)
         assert (done.first_token, done.finish, done.n_cached) == (first, "", 0)
-        await at.caller.send(at.start_decode(first))
+        await at.caller.send(start_decode(MINE, first, 40))
         tokens = await at.caller.wait_for(TokensProduced, 7)
         assert [p.token for t in tokens for p in t.produced] == rest
 
@@ -427,55 +361,41 @@ def wrong_starts() -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize(("wrong", "named", "retryable"), wrong_starts())
-async def test_a_start_that_does_not_fit_is_refused_by_name(
-    scene: Any, wrong: dict[str, Any], named: str, retryable: bool
-) -> None:
+async def test_a_start_that_does_not_fit_is_refused_by_name(scene: Any) -> None:
     async with scene() as at:
         landed = await at.reserve(400)
-        await at.caller.send(at.start(landed.landing, 400, **wrong))
-        (failed,) = await at.caller.wait_for(PrefillFailed)
-        assert named in failed.reason and failed.retryable == retryable
-        assert at.worker.batch.request_ids() == [MINE], "its landing waits for the cancellation"
+        for n, (wrong, named, retryable) in enumerate(wrong_starts()):
+            await at.start(landed.landing, 400, **wrong)
+            *_, failed = await at.caller.wait_for(PrefillFailed, n + 1)
+            assert named in failed.reason and failed.retryable == retryable
+            assert at.worker.batch.request_ids() == [MINE], "its landing waits for the cancellation"
 
 
 async def test_a_start_without_a_landing_of_its_own_is_refused(scene: Any) -> None:
     async with scene() as at:
-        region = at.worker.region
-        await at.caller.send(at.start(Landing(region, (0, 1, 2), ORACLE.layout)))
+        await at.start(Landing(at.worker.region, (0, 1, 2), LAYOUT))
         (failed,) = await at.caller.wait_for(PrefillFailed)
         assert "no landing is held" in failed.reason and failed.retryable
-        landed = await at.reserve(40)
-        stranger = await WorkerCaller.dial(at.cluster.network, at.worker.info.commands)
-        await stranger.send(at.start(landed.landing))
+        landing = (await at.reserve()).landing
+        stranger = await dial(at.cluster, "decode-0")
+        await stranger.send(start_prefill(MINE, prompt_of(40), landing))
         (failed,) = await stranger.wait_for(PrefillFailed)
         assert "no landing is held" in failed.reason
         await stranger.close()
-
-
-@pytest.mark.parametrize("what", ["pages", "region"])
-async def test_a_start_that_names_another_landing_is_refused(scene: Any, what: str) -> None:
-    async with scene() as at:
-        landing = (await at.reserve(40)).landing
-        if what == "pages":
-            other = Landing(
-                landing.region, tuple(page + 1 for page in landing.pages), ORACLE.layout
-            )
-        else:
-            region = Region("prefill-0", 1, bytes(16), landing.region.length)
-            other = Landing(region, landing.pages, ORACLE.layout)
-        await at.caller.send(at.start(other))
-        (failed,) = await at.caller.wait_for(PrefillFailed)
-        assert "landing is not the one" in failed.reason and not failed.retryable
+        region = Region("prefill-0", 1, bytes(16), landing.region.length)
+        pages = tuple(page + 1 for page in landing.pages)
+        for n, other in enumerate(
+            (Landing(landing.region, pages, LAYOUT), Landing(region, landing.pages, LAYOUT))
+        ):
+            await at.start(other)
+            *_, failed = await at.caller.wait_for(PrefillFailed, n + 2)
+            assert "landing is not the one" in failed.reason and not failed.retryable
 
 
 async def test_a_request_is_not_decoded_before_it_is_prefilled(scene: Any) -> None:
     async with scene() as at:
-        landed = await at.reserve(40)
-        at.engine.gate.clear()
-        await at.caller.send(at.start(landed.landing))
-        await at.cluster.until(at.engine.inside.is_set)
-        await at.caller.send(at.start_decode(5))
+        await at.held_up()
+        await at.caller.send(start_decode(MINE, 5, 40))
         (failed,) = await at.caller.wait_for(DecodeFailed)
         assert "prefill here is not done" in failed.reason and not failed.retryable
 
@@ -484,24 +404,18 @@ async def test_an_id_that_is_used_again_at_once_never_meets_its_predecessors_pag
     scene: Any,
 ) -> None:
     async with scene() as at:
-        landed = await at.reserve(40)
-        at.engine.gate.clear()
-        await at.caller.send(at.start(landed.landing))
-        await at.cluster.until(at.engine.inside.is_set)
+        landed = await at.held_up()
         await at.caller.send(Cancel(request_id=MINE))
         again = await at.reserve(40, 2)
         assert not {*again.landing.pages} & {*landed.landing.pages}
-        await at.caller.send(at.start(again.landing))
+        await at.start(again.landing)
         (failed,) = await at.caller.wait_for(PrefillFailed)
         assert "still ending" in failed.reason and failed.retryable
 
 
 async def test_a_landing_that_runs_out_in_mid_prefill_ends_it(scene: Any) -> None:
     async with scene(landing_ttl_s=0.5) as at:
-        landed = await at.reserve(40)
-        at.engine.gate.clear()
-        await at.caller.send(at.start(landed.landing))
-        await at.cluster.until(at.engine.inside.is_set)
+        await at.held_up()
         (failed,) = await at.caller.wait_for(DecodeFailed)
         assert "before the deadline" in failed.reason
         assert at.worker.pages.n_free < at.worker.pages.n_pages, "a pass still writes there"
@@ -509,14 +423,11 @@ async def test_a_landing_that_runs_out_in_mid_prefill_ends_it(scene: Any) -> Non
 
 async def test_a_connection_that_is_lost_in_mid_prefill_ends_it(scene: Any) -> None:
     async with scene() as at:
-        other = await WorkerCaller.dial(at.cluster.network, at.worker.info.commands)
+        other = await dial(at.cluster, "decode-0")
         at.caller, first = other, at.caller
-        landed = await at.reserve(40)
-        at.engine.gate.clear()
-        await other.send(at.start(landed.landing))
-        await at.cluster.until(at.engine.inside.is_set)
+        await at.held_up()
         await other.close()
-        at.engine.gate.set()
+        at.engine.prompt_gate.set()
         await at.cluster.until(lambda: not at.worker.batch.request_ids())
         at.caller = first
 
@@ -524,13 +435,8 @@ async def test_a_connection_that_is_lost_in_mid_prefill_ends_it(scene: Any) -> N
 async def test_blocks_under_wrong_hashes_are_never_read_for_a_prompt(scene: Any) -> None:
     """A kvstore has none of the blocks that a start says are cached: all is computed."""
     async with scene() as at:
-        landed = await at.reserve(40)
-        info = at.cluster.worker("kvstore-0").info
-        store = KvstoreAddress(info.worker_id, info.generation, info.commands)
-        hashes = tuple(
-            block_hashes(prompt_of(40), model=ORACLE.layout.model, salt="", block_size=16)
-        )
-        cached = CachedPrefix(store, 2)
-        await at.caller.send(at.start(landed.landing, block_hashes=hashes, cached=cached))
+        landed = await at.reserve()
+        cached = CachedPrefix(address_of(at.cluster), 2)
+        await at.start(landed.landing, block_hashes=chain_of(prompt_of(40)), cached=cached)
         (done,) = await at.caller.wait_for(PrefillDone)
         assert (done.n_cached, done.first_token) == (0, ORACLE.expected(prompt_of(40), 1)[0])

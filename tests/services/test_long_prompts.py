@@ -9,16 +9,12 @@ import pytest
 
 from halfmoon_engine.fake_engine import FakeEngine
 from halfmoon_runtime.clock import FakeClock
+from tests.services.asking import ORACLE, prompt_of
 
 LocalCluster = Callable[..., Any]
-ORACLE = FakeEngine()
 #: Seconds of a lease and of a reservation; it is renewed three times as often.
 TTL_S = 0.6
 WITHIN_S = 60.0
-
-
-def prompt_of(n: int) -> list[int]:
-    return [(i * 7) % 990 for i in range(n)]
 
 
 class HeldUp(FakeEngine):

@@ -1,64 +1,37 @@
 """Memory is given to others only once nobody touches it any more, and no byte is sent twice."""
 
 import asyncio
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from halfmoon_engine.fake_engine import FakeEngine
-from halfmoon_engine.interface import LayerHook, Run, StageActivations, TokenResult
-from halfmoon_protocol.blocks import block_hashes
-from halfmoon_protocol.ids import RequestId, WorkerId
+from halfmoon_protocol.ids import RequestId
 from halfmoon_protocol.messages import (
     CachedPrefix,
     Cancel,
     DecodeReserved,
-    KvstoreAddress,
     PrefillDone,
     PrefillFailed,
     PrefillStopped,
-    ReserveDecode,
-    StartDecode,
-    StartPrefill,
 )
 from halfmoon_protocol.regions import Region
-from halfmoon_protocol.sampling import Sampling, Stopping
 from halfmoon_runtime.channels.network import WorkerLink
 from halfmoon_transfer import Lost
 from halfmoon_transfer.backends.fault_injection import FaultInjection, FaultPlan
+from tests.services.asking import (
+    ORACLE,
+    GatedEngine,
+    address_of,
+    chain_of,
+    prompt_of,
+    reserve,
+    start_decode,
+    start_prefill,
+)
 
 LocalCluster = Callable[..., Any]
-ORACLE = FakeEngine()
-GREEDY = Sampling(temperature=0.0)
 R = RequestId("r")
-
-
-class GatedEngine(FakeEngine):
-    """Stands still in the middle of a forward pass while its gate is closed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate = threading.Event()
-        self.gate.set()
-        self.inside = threading.Event()
-
-    def forward(
-        self,
-        runs: Sequence[Run],
-        *,
-        before_layer: LayerHook | None = None,
-        after_layer: LayerHook | None = None,
-        activations: StageActivations | None = None,
-    ) -> list[TokenResult | None]:
-        self.inside.set()
-        assert self.gate.wait(30)
-        return super().forward(runs, before_layer=before_layer, after_layer=after_layer)
-
-
-def prompt_of(n: int) -> list[int]:
-    return [(i * 7) % 990 for i in range(n)]
 
 
 async def said(link: WorkerLink, kind: type) -> Any:
@@ -69,26 +42,19 @@ async def said(link: WorkerLink, kind: type) -> Any:
     return answer
 
 
-async def reserved(cluster: Any, n_tokens: int) -> tuple[WorkerLink, DecodeReserved]:
+async def reserved(cluster: Any, n_tokens: int = 100) -> tuple[WorkerLink, DecodeReserved]:
     """A landing at decode-0, asked for without a conductor."""
     link = await cluster.network.dial(cluster.worker("decode-0").port.commands)
-    stopping = Stopping(max_new_tokens=50)
-    await link.send(ReserveDecode(request_id=R, n_tokens=n_tokens, stopping=stopping))
+    await link.send(reserve(R, n_tokens, 50))
     return link, await said(link, DecodeReserved)
 
 
-def start_of(prompt: list[int], landed: DecodeReserved, **more: Any) -> StartPrefill:
-    return StartPrefill(
-        request_id=R,
-        token_ids=tuple(prompt),
-        n_prompt=len(prompt),
-        block_hashes=more.pop("block_hashes", ()),
-        landing=landed.landing,
-        landing_expires_s=60.0,
-        sampling=GREEDY,
-        stopping=Stopping(max_new_tokens=50),
-        **more,
-    )
+async def prefilling(cluster: Any, n_tokens: int = 100, **more: Any) -> WorkerLink:
+    """Start to prefill a prompt into a landing, without a conductor."""
+    _, landed = await reserved(cluster, n_tokens)
+    link: WorkerLink = await cluster.network.dial(cluster.worker("prefill-0").port.commands)
+    await link.send(start_prefill(R, prompt_of(n_tokens), landed.landing, 50, **more))
+    return link
 
 
 def unsettled(monkeypatch: pytest.MonkeyPatch, transfer: Any, *, owner_answers: bool) -> list[str]:
@@ -105,16 +71,15 @@ def unsettled(monkeypatch: pytest.MonkeyPatch, transfer: Any, *, owner_answers: 
     return settled
 
 
-async def test_a_cancelled_prefill_keeps_its_pages_until_its_forward_pass_is_over(
+async def test_a_cancelled_prefill_keeps_its_pages_until_its_pass_is_over_and_writes_no_layer(
     local_cluster: LocalCluster,
 ) -> None:
+    """Its forward pass may go on for longer than decode keeps the pages aside."""
     async with local_cluster(GatedEngine) as cluster:
-        prefill = cluster.worker("prefill-0")
+        prefill, transfer = cluster.worker("prefill-0"), cluster.members["prefill-0"].transfer
         engine = cluster.members["prefill-0"].engine
-        _, landed = await reserved(cluster, 100)
-        link = await cluster.network.dial(prefill.port.commands)
         engine.gate.clear()
-        await link.send(start_of(prompt_of(100), landed))
+        link = await prefilling(cluster)
         await cluster.until(engine.inside.is_set)
         await link.send(Cancel(request_id=R))
         for _ in range(20):  # time enough to go wrong
@@ -124,6 +89,8 @@ async def test_a_cancelled_prefill_keeps_its_pages_until_its_forward_pass_is_ove
         engine.gate.set()
         assert (await said(link, PrefillStopped)).request_id == R
         assert prefill.pages.n_free == prefill.pages.n_pages
+        stats = transfer.stats()
+        assert (stats.bytes_written, stats.n_failures) == (0, 0)
 
 
 async def test_a_cancelled_prefill_says_so_only_when_its_transfers_are_over(
@@ -132,9 +99,7 @@ async def test_a_cancelled_prefill_says_so_only_when_its_transfers_are_over(
     slow = FaultInjection("memory", FaultPlan(delay_s=0.3))
     async with local_cluster(backends=(slow,)) as cluster:
         transfer = cluster.members["prefill-0"].transfer
-        _, landed = await reserved(cluster, 100)
-        link = await cluster.network.dial(cluster.worker("prefill-0").port.commands)
-        await link.send(start_of(prompt_of(100), landed))
+        link = await prefilling(cluster)
         await cluster.until(lambda: transfer.stats().n_live > 0)
         await link.send(Cancel(request_id=R))
         await said(link, PrefillStopped)
@@ -150,9 +115,7 @@ async def test_a_prefill_says_that_it_has_stopped_once_no_write_can_land_or_that
     async with local_cluster(backends=(slow,)) as cluster:
         transfer = cluster.members["prefill-0"].transfer
         settled = unsettled(monkeypatch, transfer, owner_answers=owner_answers)
-        _, landed = await reserved(cluster, 100)
-        link = await cluster.network.dial(cluster.worker("prefill-0").port.commands)
-        await link.send(start_of(prompt_of(100), landed))
+        link = await prefilling(cluster)
         await cluster.until(lambda: transfer.stats().n_live > 0)
         await link.send(Cancel(request_id=R))
         stopped = await said(link, PrefillStopped)
@@ -168,9 +131,7 @@ async def test_kv_that_was_written_again_is_done_once_the_first_writes_can_land_
     async with local_cluster(backends=(lossy,)) as cluster:
         transfer = cluster.members["prefill-0"].transfer
         settled = unsettled(monkeypatch, transfer, owner_answers=owner_answers)
-        _, landed = await reserved(cluster, 100)
-        link = await cluster.network.dial(cluster.worker("prefill-0").port.commands)
-        await link.send(start_of(prompt_of(100), landed))
+        link = await prefilling(cluster)
         if owner_answers:
             await said(link, PrefillDone)
         else:
@@ -179,53 +140,23 @@ async def test_kv_that_was_written_again_is_done_once_the_first_writes_can_land_
         assert transfer.stats().n_retries > 0 and settled
 
 
-async def test_no_layer_is_written_after_a_prefill_was_given_up(
-    local_cluster: LocalCluster,
-) -> None:
-    """Its forward pass goes on, perhaps for longer than decode keeps the pages aside."""
-    async with local_cluster(GatedEngine) as cluster:
-        prefill, transfer = cluster.worker("prefill-0"), cluster.members["prefill-0"].transfer
-        engine = cluster.members["prefill-0"].engine
-        _, landed = await reserved(cluster, 100)
-        link = await cluster.network.dial(prefill.port.commands)
-        engine.gate.clear()
-        await link.send(start_of(prompt_of(100), landed))
-        await cluster.until(engine.inside.is_set)
-        await link.send(Cancel(request_id=R))
-        await link.send(Cancel(request_id=RequestId("another")))
-        assert (await said(link, PrefillStopped)).request_id == "another"
-        engine.gate.set()
-        assert (await said(link, PrefillStopped)).request_id == R
-        stats = transfer.stats()
-        assert (stats.bytes_written, stats.n_failures) == (0, 0)
-
-
 @pytest.mark.parametrize("owner_answers", [True, False])
 async def test_room_at_a_kvstore_is_returned_once_no_byte_can_land_there_or_runs_out(
     local_cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, owner_answers: bool
 ) -> None:
     """Otherwise bytes of a put that was given up could land in the block of another one."""
-    prompt = prompt_of(100)
-    async with local_cluster(GatedEngine, n_kvstore=1) as cluster:
-        prefill, kvstore = cluster.worker("prefill-0"), cluster.worker("kvstore-0")
-        engine, transfer = (
-            cluster.members["prefill-0"].engine,
-            cluster.members["prefill-0"].transfer,
-        )
-        settled = unsettled(monkeypatch, transfer, owner_answers=owner_answers)
+    async with local_cluster(GatedEngine) as cluster:
+        kvstore, prefill = cluster.worker("kvstore-0"), cluster.members["prefill-0"]
+        engine = prefill.engine
+        settled = unsettled(monkeypatch, prefill.transfer, owner_answers=owner_answers)
 
         def n_reserved() -> int:
             tiers = kvstore.block_store.tiers
             return 0 if tiers is None else tiers.memory.n_reserved
 
-        _, landed = await reserved(cluster, 100)
-        link = await cluster.network.dial(prefill.port.commands)
         engine.gate.clear()
-        home = KvstoreAddress(WorkerId("kvstore-0"), kvstore.info.generation, kvstore.info.commands)
-        hashes = block_hashes(
-            prompt, model=engine.layout.model, block_size=engine.layout.block_size
-        )
-        await link.send(start_of(prompt, landed, block_hashes=tuple(hashes), store_in=home))
+        hashes = chain_of(prompt_of(100))
+        link = await prefilling(cluster, block_hashes=hashes, store_in=address_of(cluster))
         await cluster.until(lambda: engine.inside.is_set() and n_reserved() > 0)
         await link.send(Cancel(request_id=R))
         engine.gate.set()
@@ -242,23 +173,14 @@ async def test_a_cancelled_decode_keeps_its_pages_until_its_step_is_over(
         engine = cluster.members["decode-0"].engine
         link, landed = await reserved(cluster, 40)
         prefill = await cluster.network.dial(cluster.worker("prefill-0").port.commands)
-        await prefill.send(start_of(prompt_of(40), landed))
+        await prefill.send(start_prefill(R, prompt_of(40), landed.landing, 50))
         done = await said(prefill, PrefillDone)
         engine.gate.clear()
-        start = StartDecode(
-            request_id=R,
-            first_token=done.first_token,
-            sampling=GREEDY,
-            stopping=Stopping(max_new_tokens=50),
-            n_prompt=40,
-        )
+        start = start_decode(R, done.first_token, 40, 50)
         await link.send(start)
         await cluster.until(engine.inside.is_set)
         await link.send(Cancel(request_id=R))
-        other = ReserveDecode(
-            request_id=RequestId("other"), n_tokens=1, stopping=Stopping(max_new_tokens=2)
-        )
-        await link.send(other)
+        await link.send(reserve("other", 1, 2))
         fresh = (await said(link, DecodeReserved)).landing.pages
         assert not set(fresh) & set(landed.landing.pages)
         assert decode.pages.n_free == decode.pages.n_pages - len(landed.landing.pages) - 1
@@ -287,14 +209,7 @@ async def test_a_prompt_that_is_cached_to_its_last_token_computes_at_least_one(
     async with local_cluster() as cluster:
         await cluster.generate(prompt, 1)
         await cluster.settled()
-        info = cluster.worker("kvstore-0").info
-        kvstore = KvstoreAddress(info.worker_id, info.generation, info.commands)
-        _, landed = await reserved(cluster, 64)
-        link = await cluster.network.dial(cluster.worker("prefill-0").port.commands)
-        hashes = block_hashes(prompt, model=ORACLE.layout.model, block_size=16)
-        start = start_of(
-            prompt, landed, block_hashes=tuple(hashes), cached=CachedPrefix(kvstore, 4)
-        )
-        await link.send(start)
+        cached = CachedPrefix(address_of(cluster), 4)
+        link = await prefilling(cluster, 64, block_hashes=chain_of(prompt), cached=cached)
         done = await said(link, PrefillDone)
         assert (done.first_token, done.n_cached) == (ORACLE.expected(prompt, 1)[0], 48)

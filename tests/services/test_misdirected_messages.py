@@ -24,23 +24,20 @@ from halfmoon_protocol.messages import (
 )
 from halfmoon_runtime.channels.memory_network import MemoryNetwork
 from halfmoon_runtime.kvstore_clients import KvstoreClients
-from halfmoon_runtime.worker.message_loop import FAILED_MESSAGES
-from halfmoon_testing.worker_caller import WorkerCaller
+from tests.services.asking import (
+    dial,
+    n_failed,
+    prompt_of,
+)
 
 LocalCluster = Callable[..., Any]
-PROMPT = [(i * 7) % 990 for i in range(40)]
+PROMPT = prompt_of(40)
 
 
 def n_dropped() -> float:
     """Return how many messages were dropped because their receiver does not take them."""
     labels = {"reason": "unexpected"}
     return REGISTRY.get_sample_value("halfmoon_dropped_messages_total", labels) or 0.0
-
-
-def n_failed() -> float:
-    """Return how many messages ended in an error that no handler expected."""
-    samples = (s for m in FAILED_MESSAGES.collect() for s in m.samples)
-    return sum(s.value for s in samples if s.name.endswith("_total"))
 
 
 def others(union: Any) -> list[Message]:
@@ -58,11 +55,10 @@ async def test_a_worker_drops_and_counts_messages_for_other_receivers(
     misdirected = others(union)
     async with local_cluster() as cluster:
         dropped, failed = n_dropped(), n_failed()
-        info = cluster.worker(worker).info
-        caller = await WorkerCaller.dial(cluster.network, info.commands)
+        caller = await dial(cluster, worker)
         await caller.send(*misdirected, Hello(conductor_id=ConductorId("c"), session=1))
         (welcome,) = await caller.wait_for(Welcome)  # messages keep their order: all were read
-        assert welcome.worker == info
+        assert welcome.worker == cluster.worker(worker).info
         assert n_dropped() == dropped + len(misdirected)
         assert n_failed() == failed
         assert await cluster.generate(PROMPT, 4)
@@ -74,7 +70,7 @@ async def test_a_decode_worker_without_local_prefill_drops_a_start_of_prefill(
 ) -> None:
     async with local_cluster() as cluster:
         dropped, failed = n_dropped(), n_failed()
-        caller = await WorkerCaller.dial(cluster.network, cluster.worker("decode-0").info.commands)
+        caller = await dial(cluster, "decode-0")
         start = next(one for one in EXAMPLES if isinstance(one, StartPrefill))
         await caller.send(start, Hello(conductor_id=ConductorId("c"), session=1))
         await caller.wait_for(Welcome)

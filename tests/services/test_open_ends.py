@@ -9,6 +9,7 @@ from halfmoon_protocol.messages import StartDecode
 from halfmoon_protocol.sampling import Stopping
 from halfmoon_scheduling.commands import Send
 from halfmoon_scheduling.placement import worker_limits
+from tests.services.asking import prompt_of
 
 LocalCluster = Callable[..., Any]
 SIZE = 16
@@ -17,10 +18,6 @@ CONTEXT = 131_072
 
 def engine() -> FakeEngine:
     return FakeEngine(FakeModelSpec(max_context=CONTEXT), block_size=SIZE)
-
-
-def prompt_of(n: int) -> list[int]:
-    return [(i * 7) % 990 for i in range(n)]
 
 
 async def answer(cluster: Any, prompt: Sequence[int], **more: Any) -> tuple[list[int], str]:

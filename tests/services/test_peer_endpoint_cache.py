@@ -10,10 +10,9 @@ import pytest
 
 from halfmoon_metadata import MemoryStore, MetadataUnreachable
 from halfmoon_protocol.ids import WorkerId
-from halfmoon_protocol.kv_layout import KvLayout
-from halfmoon_protocol.messages import DecodeCost, WorkerInfo
 from halfmoon_runtime.membership import SEGMENTS, Membership
 from halfmoon_runtime.observability.metrics import LabelledValues
+from halfmoon_testing.scheduling_inputs import a_worker
 from halfmoon_transfer import Lost, Piece, TransferEngine
 from halfmoon_workers.prefill.peer_endpoint_cache import PeerEndpointCache, meet_peer
 
@@ -67,24 +66,6 @@ async def looking(
         await asyncio.wait({keeping})
 
 
-def decode_worker(generation: int, worker_id: WorkerId = PEER) -> WorkerInfo:
-    return WorkerInfo(
-        worker_id=worker_id,
-        role="decode",
-        generation=generation,
-        host="here",
-        commands="mem://decode-0",
-        events="mem://decode-0",
-        layout=KvLayout(
-            model="tiny", n_layers=1, n_kv_heads=1, head_dim=1, dtype="float32", block_size=1
-        ),
-        model="tiny",
-        max_context=16,
-        n_blocks=1,
-        decode_cost=DecodeCost(),
-    )
-
-
 async def test_a_peer_that_was_never_written_to_is_reached_while_the_metadata_server_is_away() -> (
     None
 ):
@@ -95,7 +76,7 @@ async def test_a_peer_that_was_never_written_to_is_reached_while_the_metadata_se
         await looked(acquaintances, "done")
         with TransferEngine.open(PEER, metadata=store, backends=("memory",)) as peer:
             theirs = peer.allocate(4)
-            await Membership(store, decode_worker(peer.generation)).join()
+            await Membership(store, a_worker(PEER, generation=peer.generation)).join()
             await looked(acquaintances, "done")
             store.away = True
             await looked(acquaintances, "failed")
@@ -108,7 +89,7 @@ async def test_a_peer_that_was_never_written_to_is_reached_while_the_metadata_se
 async def test_a_member_whose_record_is_not_there_is_looked_up_until_it_is() -> None:
     store = MemoryStore()
     async with looking(store) as (_, acquaintances):
-        await Membership(store, decode_worker(1)).join()
+        await Membership(store, a_worker(PEER)).join()
         await looked(acquaintances, "failed")
         with TransferEngine.open(PEER, metadata=store, backends=("memory",)) as peer:
             assert peer.generation == 1
@@ -119,7 +100,7 @@ async def test_a_peer_that_left_for_good_is_forgotten() -> None:
     store = MemoryStore()
     async with looking(store, forget_after_s=0.02) as (transfer, acquaintances):
         with TransferEngine.open(PEER, metadata=store, backends=("memory",)) as peer:
-            membership = Membership(store, decode_worker(peer.generation))
+            membership = Membership(store, a_worker(PEER, generation=peer.generation))
             await membership.join()
             await looked(acquaintances, "done")
         await membership.leave()
@@ -134,7 +115,7 @@ async def test_a_peer_is_not_forgotten_while_nobody_can_say_whether_it_left() ->
     store = ShakyStore()
     async with looking(store, forget_after_s=0.0) as (transfer, acquaintances):
         with TransferEngine.open(PEER, metadata=store, backends=("memory",)) as peer:
-            await Membership(store, decode_worker(peer.generation), ttl_s=600).join()
+            await Membership(store, a_worker(PEER, generation=peer.generation), ttl_s=600).join()
             await looked(acquaintances, "done")
             store.away = True
             await looked(acquaintances, "failed")
@@ -145,7 +126,7 @@ async def test_a_peer_is_not_forgotten_while_nobody_can_say_whether_it_left() ->
 async def test_where_members_are_many_looks_at_all_of_them_are_rare() -> None:
     store = MemoryStore()
     for number in range(40):
-        await Membership(store, decode_worker(1, WorkerId(f"decode-{number}")), ttl_s=600).join()
+        await Membership(store, a_worker(f"decode-{number}"), ttl_s=600).join()
     async with looking(store, look_s=2.0) as (_, acquaintances):
         assert acquaintances.pause_s() == 2.0
         await looked(acquaintances, "failed", n_more=1)  # none of them has a record

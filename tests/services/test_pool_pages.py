@@ -29,32 +29,23 @@ def tokens(available: int, engine: FakeEngine = LONG, **changes: Any) -> int:
     return n_pages * engine.layout.block_size
 
 
-def test_a_pool_has_room_for_a_longest_request_with_all_defaults() -> None:
+def test_a_pool_is_as_large_as_requests_memory_and_settings_say() -> None:
+    # With all defaults it has room for a longest request.
     assert tokens(60 * GIB) >= 3 * 131_072
     assert tokens(60 * GIB, role="prefill") == 2 * 131_072
-
-
-def test_no_machine_is_so_large_that_a_pool_takes_it_all() -> None:
+    # No machine is so large that a pool takes it all, and no worker takes more than it is given.
     assert tokens(60 * GIB, memory_mib=1 << 30) == 4 * 131_072
-
-
-def test_a_pool_that_is_set_is_taken_as_it_is() -> None:
+    assert 32 * 1024 * tokens(60 * GIB, memory_mib=6 * 1024) <= 4 * GIB
+    # One that is set is taken as it is.
     assert tokens(GIB, pool_mib=2048) == 65_536
 
 
-def test_a_worker_takes_no_more_than_the_memory_it_is_given() -> None:
-    assert 32 * 1024 * tokens(60 * GIB, memory_mib=6 * 1024) <= 4 * GIB
-
-
-def test_a_pool_of_less_than_a_context_is_warned_of_with_the_size_that_it_needs() -> None:
+def test_a_pool_of_less_than_a_context_alone_is_warned_of_with_the_size_that_it_needs() -> None:
     with capture_logs() as logs:
         held = tokens(60 * GIB, pool_mib=1024)
     (warning,) = [line for line in logs if line["log_level"] == "warning"]
     assert (warning["kv_tokens"], warning["max_context"]) == (held, 131_072)
     assert "--pool-mib 4096" in warning["hint"]
-
-
-def test_a_pool_of_a_context_or_more_is_warned_of_by_nothing() -> None:
     with capture_logs() as logs:
         tokens(60 * GIB, pool_mib=4096)
     assert [line["log_level"] for line in logs] == ["info"]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from halfmoon_engine.fake_engine import FakeEngine
-from halfmoon_protocol.ids import BlockHash, RequestId, WorkerId
+from halfmoon_protocol.ids import BlockHash, WorkerId
 from halfmoon_protocol.messages import (
     BlocksLeased,
     BlocksReserved,
@@ -23,34 +23,22 @@ from halfmoon_protocol.messages import (
     StartPrefill,
 )
 from halfmoon_protocol.regions import Landing, Region
-from halfmoon_protocol.sampling import Sampling, Stopping
 from halfmoon_scheduling.prefill.prefill_events import PrefillFailure
-from halfmoon_testing.worker_caller import WorkerCaller
 from halfmoon_transfer import TransferError
 from halfmoon_transfer.engine import TransferEngine
 from halfmoon_workers.prefill.prefill_refusal import PrefillRefused
+from tests.services.asking import LAYOUT, ORACLE, dial, start_prefill
 
 LocalCluster = Callable[..., Any]
-ORACLE = FakeEngine()
-LAYOUT = ORACLE.layout
 N_TOKENS = 40
 HASHES = (BlockHash(b"h" * 16), BlockHash(b"i" * 16))
 
 
 def _start(region: Region, address: KvstoreAddress) -> StartPrefill:
     """Start a prompt of which a kvstore has one block, and is to keep the other."""
-    return StartPrefill(
-        request_id=RequestId("mine"),
-        token_ids=tuple(range(N_TOKENS)),
-        n_prompt=N_TOKENS,
-        block_hashes=HASHES,
-        landing=Landing(region, tuple(range(8)), LAYOUT),
-        landing_expires_s=60.0,
-        sampling=Sampling(temperature=0.0),
-        stopping=Stopping(max_new_tokens=8),
-        cached=CachedPrefix(address, 1),
-        store_in=address,
-    )
+    landing = Landing(region, tuple(range(8)), LAYOUT)
+    more = {"block_hashes": HASHES, "cached": CachedPrefix(address, 1), "store_in": address}
+    return start_prefill("mine", range(N_TOKENS), landing, **more)
 
 
 async def test_a_lease_and_room_are_asked_for_at_once_and_room_again_if_less_was_cached(
@@ -58,14 +46,12 @@ async def test_a_lease_and_room_are_asked_for_at_once_and_room_again_if_less_was
 ) -> None:
     async with local_cluster(FakeEngine, chunk_tokens=16) as cluster:
         home = await cluster.network.bind("home")
-        caller = await WorkerCaller.dial(cluster.network, cluster.worker("prefill-0").info.commands)
-        with TransferEngine.open(
-            "caller", metadata=cluster.store, backends=("memory",)
-        ) as transfer:
+        caller = await dial(cluster, "prefill-0")
+        backends = ("memory",)
+        with TransferEngine.open("caller", metadata=cluster.store, backends=backends) as transfer:
             region = transfer.allocate(16 * LAYOUT.block_bytes).region
             address = KvstoreAddress(WorkerId("home"), 1, home.commands)
-            start = _start(region, address)
-            await caller.send(start)
+            await caller.send(_start(region, address))
             async with asyncio.timeout(60):
                 asker, lease = await home.receive()
                 assert isinstance(lease, LeaseBlocks) and lease.hashes == HASHES[:1]
@@ -73,26 +59,16 @@ async def test_a_lease_and_room_are_asked_for_at_once_and_room_again_if_less_was
                 assert isinstance(put, ReserveBlocks)
                 assert (put.hashes, put.parent) == (HASHES[1:], HASHES[0])
                 place = Place(HASHES[1], 0)
-                await home.send(
-                    asker,
-                    BlocksReserved(
-                        ticket=put.ticket, region=region, places=(place,), expires_s=60.0
-                    ),
-                )
-                nothing = BlocksLeased(
-                    ticket=lease.ticket, region=region, places=(), expires_s=60.0
-                )
-                await home.send(asker, nothing)
+                await home.send(asker, BlocksReserved(put.ticket, region, (place,), expires_s=60.0))
+                await home.send(asker, BlocksLeased(lease.ticket, region, (), expires_s=60.0))
                 _, back = await home.receive()
                 assert back == RevokeBlocks(ticket=put.ticket), "the first block has no room"
                 _, again = await home.receive()
                 assert isinstance(again, ReserveBlocks) and again.hashes == HASHES
                 await home.send(asker, KvstoreRefused(ticket=again.ticket, reason="full"))
                 (done,) = await caller.wait_for(PrefillDone)
-            assert (done.n_cached, done.first_token) == (
-                0,
-                ORACLE.expected(range(N_TOKENS), 1)[0],
-            )
+            expected = ORACLE.expected(range(N_TOKENS), 1)[0]
+            assert (done.n_cached, done.first_token) == (0, expected)
         await home.close()
 
 
@@ -114,7 +90,7 @@ async def test_a_step_of_two_that_run_at_once_fails_with_its_own_error(
     async with local_cluster(FakeEngine, chunk_tokens=16) as cluster:
         worker = cluster.worker("prefill-0")
         home = await cluster.network.bind("home")
-        caller = await WorkerCaller.dial(cluster.network, worker.info.commands)
+        caller = await dial(cluster, "prefill-0")
 
         async def fail(*_: Any) -> None:
             raise error
@@ -124,9 +100,8 @@ async def test_a_step_of_two_that_run_at_once_fails_with_its_own_error(
 
         for each in ("fetch", "make_room"):
             setattr(worker.caching, each, fail if each == step else go_on)
-        with TransferEngine.open(
-            "caller", metadata=cluster.store, backends=("memory",)
-        ) as transfer:
+        backends = ("memory",)
+        with TransferEngine.open("caller", metadata=cluster.store, backends=backends) as transfer:
             region = transfer.allocate(16 * LAYOUT.block_bytes).region
             address = KvstoreAddress(WorkerId("home"), 1, home.commands)
             await caller.send(_start(region, address))

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from halfmoon_engine.fake_engine import FakeEngine
-from halfmoon_protocol.blocks import block_hashes
 from halfmoon_protocol.ids import RequestId, WorkerId
 from halfmoon_protocol.messages import (
     CachedPrefix,
@@ -19,17 +17,20 @@ from halfmoon_protocol.messages import (
     KvstoreAddress,
     PrefillDone,
     PrefillFailed,
-    ReserveDecode,
-    StartPrefill,
 )
-from halfmoon_protocol.sampling import Sampling, Stopping
 from halfmoon_runtime.channels.network import WorkerLink
+from tests.services.asking import (
+    ORACLE,
+    address_of,
+    chain_of,
+    prompt_of,
+    reserve,
+    start_prefill,
+)
 
 LocalCluster = Callable[..., Any]
-ORACLE = FakeEngine()
-STOPPING = Stopping(max_new_tokens=50)
-PROMPT = [(i * 7) % 990 for i in range(100)]
-HASHES = tuple(block_hashes(PROMPT, model=ORACLE.layout.model, block_size=16))
+PROMPT = prompt_of(100)
+HASHES = chain_of(PROMPT)
 #: What a kvstore may take from a prompt whose last token is always computed.
 N_CACHED = 96
 
@@ -44,8 +45,7 @@ class Bench:
     numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def address(self, name: str) -> KvstoreAddress:
-        info = self.cluster.worker(name).info
-        return KvstoreAddress(info.worker_id, info.generation, info.commands)
+        return address_of(self.cluster, name)
 
     async def prefill(
         self,
@@ -54,24 +54,11 @@ class Bench:
         n_blocks: int = 6,
     ) -> PrefillDone | PrefillFailed:
         rid = RequestId(f"r{next(self.numbers)}")
-        await self.decode.send(
-            ReserveDecode(request_id=rid, n_tokens=len(PROMPT), stopping=STOPPING)
-        )
+        await self.decode.send(reserve(rid, len(PROMPT), 50))
         landed = await said(self.decode, DecodeReserved)
         prefix = CachedPrefix(cached[0], n_blocks, tuple(cached[1:])) if cached else None
-        start = StartPrefill(
-            request_id=rid,
-            token_ids=tuple(PROMPT),
-            n_prompt=len(PROMPT),
-            block_hashes=HASHES,
-            landing=landed.landing,
-            landing_expires_s=60.0,
-            sampling=Sampling(temperature=0.0),
-            stopping=STOPPING,
-            cached=prefix,
-            store_in=store_in,
-        )
-        await self.link.send(start)
+        more = {"block_hashes": HASHES, "cached": prefix, "store_in": store_in}
+        await self.link.send(start_prefill(rid, PROMPT, landed.landing, 50, **more))
         done: PrefillDone | PrefillFailed = await said(self.link, (PrefillDone, PrefillFailed))
         await self.decode.send(Cancel(request_id=rid))
         return done

@@ -1,7 +1,7 @@
 """One request's way through the services, on the engine whose tokens depend on every KV byte."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -14,54 +14,43 @@ from halfmoon_conductor.errors import (
     ServiceUnavailable,
 )
 from halfmoon_engine.fake_engine import FakeEngine, FakeModelSpec
-from halfmoon_engine.interface import Run, TokenResult
 from halfmoon_protocol.ids import RequestId
-from halfmoon_protocol.messages import Cancel, PrefillStopped, StartPrefill
+from halfmoon_protocol.messages import Cancel, PrefillStopped
 from halfmoon_protocol.regions import Landing
-from halfmoon_protocol.sampling import Sampling, Stopping
+from halfmoon_protocol.sampling import Stopping
 from halfmoon_scheduling.config import SchedulingConfig
+from tests.services.asking import (
+    GREEDY,
+    ORACLE,
+    SEEDED,
+    SLOW,
+    GatedEngine,
+    prompt_of,
+    start_prefill,
+)
 
 LocalCluster = Callable[..., Any]
-ORACLE = FakeEngine()
-GREEDY = Sampling(temperature=0.0)
-SEEDED = Sampling(temperature=1.0, seed=5, repetition_penalty=1.1)
 
 
-def prompt_of(n: int, salt: int = 0) -> list[int]:
-    return [(i * 7 + salt * 131) % 990 for i in range(n)]
-
-
-@pytest.mark.parametrize("n_tokens", [1, 15, 16, 17, 100, 1000])
-async def test_tokens_are_the_oracles_cold_and_cached(
-    local_cluster: LocalCluster, n_tokens: int
-) -> None:
-    prompt = prompt_of(n_tokens)
+async def test_tokens_are_the_oracles_cold_and_cached(local_cluster: LocalCluster) -> None:
     async with local_cluster() as cluster:
-        for _ in range(2):
-            assert await cluster.generate(prompt, 40) == ORACLE.expected(prompt, 40)
+        for n_tokens in (1, 15, 16, 17, 100, 1000):
+            prompt = prompt_of(n_tokens, salt=n_tokens)
+            for sampling in (GREEDY, GREEDY, SEEDED):  # drawn over the history
+                expected = ORACLE.expected(prompt, 40, sampling=sampling)
+                assert await cluster.generate(prompt, 40, sampling=sampling) == expected
+            events = [event async for event in cluster.events(prompt, 1)]
+            first = ORACLE.expected(prompt, 1)[0]
+            assert [(e.token, e.finish) for e in events] == [(first, "length")]
         await cluster.settled()
-
-
-class RecordingEngine(FakeEngine):
-    """Remembers how many tokens each forward pass had."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.passes: list[int] = []
-
-    def forward(self, runs: Sequence[Run], **hooks: Any) -> list[TokenResult | None]:
-        self.passes.append(sum(len(run.token_ids) for run in runs))
-        return super().forward(runs, **hooks)
 
 
 async def test_a_prompt_alone_is_computed_in_long_chunks(local_cluster: LocalCluster) -> None:
     settings = {"max_chunk_tokens": 256}
-    async with local_cluster(
-        RecordingEngine, chunk_tokens=32, prefill_settings=settings
-    ) as cluster:
+    async with local_cluster(GatedEngine, chunk_tokens=32, prefill_settings=settings) as cluster:
         prompt = prompt_of(600)
         assert await cluster.generate(prompt, 3) == ORACLE.expected(prompt, 3)
-        assert cluster.worker("prefill-0").forward.engine.passes == [256, 256, 88]
+        assert cluster.worker("prefill-0").forward.engine.passes == [[256], [256], [88]]
 
 
 async def test_a_second_request_reuses_whole_blocks_and_computes_at_least_one_token(
@@ -102,14 +91,13 @@ async def test_a_tenants_blocks_count_at_the_kvstore_and_keep_within_its_quota(
         assert store.tiers.memory.n_stored > 6 and store.tiers.tenants.usage() == {"lab": 6}
 
 
-@pytest.mark.parametrize("chunk_tokens", [1, 7, 512])
+@pytest.mark.parametrize(("chunk_tokens", "local"), [(1, 0), (7, 0), (512, 0), (512, 256)])
 async def test_sixteen_requests_at_once_in_two_by_two(
-    local_cluster: LocalCluster, chunk_tokens: int
+    local_cluster: LocalCluster, chunk_tokens: int, local: int
 ) -> None:
     prompts = [prompt_of(1 + 23 * i, salt=i % 3) for i in range(16)]
-    async with local_cluster(
-        n_prefill=2, n_decode=2, n_kvstore=2, chunk_tokens=chunk_tokens
-    ) as cluster:
+    shape = {"n_prefill": 2, "n_decode": 2, "n_kvstore": 2, "chunk_tokens": chunk_tokens}
+    async with local_cluster(decode_settings={"local_prefill_tokens": local}, **shape) as cluster:
         answers = await asyncio.gather(*(cluster.generate(p, 30) for p in prompts))
         assert answers == [ORACLE.expected(p, 30) for p in prompts]
         await cluster.settled()
@@ -139,34 +127,22 @@ async def test_a_stop_token_ends_the_request(local_cluster: LocalCluster) -> Non
         await cluster.settled()
 
 
-@pytest.mark.parametrize("n_min", [1, 4])
 async def test_stop_tokens_are_not_drawn_before_min_new_tokens(
-    local_cluster: LocalCluster, n_min: int
-) -> None:
-    """Neither by prefill, which chooses the first token, nor by decode."""
-    prompt = prompt_of(20)
-    stopping = stopping_at(prompt, n_min)
-    wanted = ORACLE.expected(prompt, n_min + 1, stopping=stopping)
-    async with local_cluster() as cluster:
-        events = [event async for event in cluster.events(prompt, 20, stopping=stopping)]
-        assert [event.token for event in events] == wanted
-        assert [event.finish for event in events] == [""] * n_min + ["stop"]
-        await cluster.settled()
-
-
-async def test_a_try_counts_the_tokens_before_it_towards_min_new_tokens(
     local_cluster: LocalCluster,
 ) -> None:
-    prompt, n_min = prompt_of(20), 40
-    stopping = stopping_at(prompt, n_min)
-    slow = FakeModelSpec(step_s=0.003)
-    tokens: list[int] = []
-    async with local_cluster(lambda: FakeEngine(slow), n_decode=2) as cluster:
-        async for event in cluster.events(prompt, 60, stopping=stopping):
-            tokens.append(event.token)
-            if len(tokens) == 5:
-                await cluster.kill(running_decode(cluster))
-        assert tokens == ORACLE.expected(prompt, n_min + 1, stopping=stopping)
+    """Neither by prefill, which chooses the first token, nor by decode, nor by a later try."""
+    prompt = prompt_of(20)
+    async with local_cluster(lambda: FakeEngine(SLOW), n_decode=2) as cluster:
+        for n_min in (1, 4, 40):
+            stopping = stopping_at(prompt, n_min)
+            wanted = ORACLE.expected(prompt, n_min + 1, stopping=stopping)
+            events = []
+            async for event in cluster.events(prompt, 60, stopping=stopping):
+                events.append(event)
+                if (n_min, len(events)) == (40, 5):
+                    await cluster.kill(running_decode(cluster))
+            assert [event.token for event in events] == wanted
+            assert [event.finish for event in events] == [""] * n_min + ["stop"]
 
 
 def running_decode(cluster: Any) -> str:
@@ -186,28 +162,12 @@ def stopping_at(prompt: list[int], n_min: int) -> Stopping:
     return msgspec.structs.replace(masking, stop_token_ids=(*masking.stop_token_ids, last))
 
 
-async def test_one_token_needs_no_decode_step(local_cluster: LocalCluster) -> None:
-    async with local_cluster() as cluster:
-        events = [event async for event in cluster.events(prompt_of(33), 1)]
-        assert [(e.token, e.finish) for e in events] == [
-            (ORACLE.expected(prompt_of(33), 1)[0], "length")
-        ]
-        await cluster.settled()
-
-
-async def test_a_seeded_draw_over_the_history_is_the_oracles(local_cluster: LocalCluster) -> None:
-    async with local_cluster() as cluster:
-        tokens = await cluster.generate(prompt_of(40), 20, sampling=SEEDED)
-        assert tokens == ORACLE.expected(prompt_of(40), 20, sampling=SEEDED)
-
-
 async def test_a_full_pool_preempts_and_every_token_still_comes(
     local_cluster: LocalCluster,
 ) -> None:
     """Twelve pages for four requests that grow to four pages each."""
     prompts = [prompt_of(20, salt=i) for i in range(4)]
-    slow = FakeModelSpec(step_s=0.005)  # so that all are there before one is over
-    async with local_cluster(lambda: FakeEngine(slow), n_pages=12) as cluster:
+    async with local_cluster(lambda: FakeEngine(SLOW), n_pages=12) as cluster:
         answers = await asyncio.gather(*(cluster.generate(p, 44) for p in prompts))
         assert answers == [ORACLE.expected(p, 44) for p in prompts]
         await cluster.settled()
@@ -218,8 +178,7 @@ async def test_a_full_pool_preempts_and_every_token_still_comes(
 async def test_a_client_that_leaves_frees_everything_on_both_workers(
     local_cluster: LocalCluster,
 ) -> None:
-    slow = FakeModelSpec(step_s=0.005)
-    async with local_cluster(lambda: FakeEngine(slow)) as cluster:
+    async with local_cluster(lambda: FakeEngine(SLOW)) as cluster:
         stream = cluster.events(prompt_of(100), 1000)
         for _ in range(3):
             await anext(stream)
@@ -248,16 +207,8 @@ async def test_a_cancel_right_behind_its_start_and_said_twice_frees_everything(
     async with local_cluster() as cluster:
         prefill, decode = cluster.worker("prefill-0"), cluster.worker("decode-0")
         link = await cluster.network.dial(prefill.port.commands)
-        start = StartPrefill(
-            request_id=RequestId("r"),
-            token_ids=tuple(prompt_of(100)),
-            n_prompt=100,
-            block_hashes=(),
-            landing=Landing(decode.region, tuple(range(7)), decode.engine.layout),
-            landing_expires_s=5.0,
-            sampling=Sampling(temperature=0.0),
-            stopping=Stopping(max_new_tokens=3),
-        )
+        landing = Landing(decode.region, tuple(range(7)), decode.engine.layout)
+        start = start_prefill("r", prompt_of(100), landing)
         for message in (start, *[Cancel(request_id=RequestId("r"))] * 3):
             await link.send(message)
         assert await link.receive() == PrefillStopped(request_id=RequestId("r"))
@@ -267,16 +218,10 @@ async def test_a_cancel_right_behind_its_start_and_said_twice_frees_everything(
 # -- bad input -------------------------------------------------------------------------------
 
 
-async def test_nobody_there_is_unavailable(local_cluster: LocalCluster) -> None:
-    async with local_cluster(n_prefill=0, n_decode=0, n_kvstore=0) as cluster:
-        with pytest.raises(ServiceUnavailable):
-            await cluster.generate([1, 2], 2)
-
-
-@pytest.mark.parametrize("missing", ["n_prefill", "n_decode"])
+@pytest.mark.parametrize("missing", ["prefill", "decode"])
 async def test_a_missing_role_is_unavailable(local_cluster: LocalCluster, missing: str) -> None:
-    async with local_cluster(**{missing: 0}) as cluster:
-        with pytest.raises(ServiceUnavailable, match=missing.removeprefix("n_")):
+    async with local_cluster(**{f"n_{missing}": 0}) as cluster:
+        with pytest.raises(ServiceUnavailable, match=missing):
             await cluster.generate([1, 2], 2)
 
 
@@ -304,44 +249,40 @@ async def test_a_predicted_slo_miss_is_refused_and_nothing_is_spent(
 # -- bad luck --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SEEDED])
 @pytest.mark.parametrize("victim", ["decode", "prefill"])
 async def test_a_worker_killed_in_mid_request_costs_no_token(
-    local_cluster: LocalCluster, victim: str, sampling: Sampling
+    local_cluster: LocalCluster, victim: str
 ) -> None:
-    slow = FakeModelSpec(step_s=0.003)
     # Long enough to be met in the middle of its prefill, whatever else the machine does.
     prompt = prompt_of(400 if victim == "decode" else 3000)
+    workers = [f"{victim}-{i}" for i in range(2)]
     async with local_cluster(
-        lambda: FakeEngine(slow), n_prefill=2, n_decode=2, chunk_tokens=16
+        lambda: FakeEngine(SLOW), n_prefill=2, n_decode=2, chunk_tokens=16
     ) as cluster:
-        if victim == "decode":
-            tokens = []
-            async for event in cluster.events(prompt, 60, sampling=sampling):
+        tokens: list[int] = []
+
+        async def ask() -> None:
+            async for event in cluster.events(prompt, 60, SEEDED):
                 tokens.append(event.token)
-                if len(tokens) == 20:
-                    await cluster.kill(running_decode(cluster))
-        else:
-            task = asyncio.create_task(cluster.generate(prompt, 60, sampling=sampling))
-            await cluster.until(
-                lambda: any(
-                    m.worker.jobs for n, m in cluster.members.items() if n.startswith("prefill")
-                )
-            )
-            name = next(
-                n for n, m in cluster.members.items() if n.startswith("prefill") and m.worker.jobs
-            )
-            await cluster.kill(name)
-            tokens = await task
-        assert tokens == ORACLE.expected(prompt, 60, sampling=sampling)
+
+        def busy() -> list[str]:
+            if victim == "prefill":
+                return [name for name in workers if cluster.worker(name).jobs]
+            running = [name for name in workers if cluster.worker(name).batch.n_running]
+            return running if len(tokens) >= 20 else []
+
+        task = asyncio.create_task(ask())
+        await cluster.until(lambda: bool(busy()))
+        await cluster.kill(busy()[0])
+        await task
+        assert tokens == ORACLE.expected(prompt, 60, sampling=SEEDED)
         await cluster.settled(stores=False)
 
 
 async def test_the_last_decode_worker_killed_ends_the_stream_in_an_error(
     local_cluster: LocalCluster,
 ) -> None:
-    slow = FakeModelSpec(step_s=0.003)
-    async with local_cluster(lambda: FakeEngine(slow)) as cluster:
+    async with local_cluster(lambda: FakeEngine(SLOW)) as cluster:
         got = []
         with pytest.raises(ServiceUnavailable):
             async for event in cluster.events(prompt_of(50), 200):

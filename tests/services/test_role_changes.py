@@ -41,6 +41,10 @@ def prompt_of(n: int, salt: int = 0) -> list[int]:
     return [(i * 7 + salt * 131) % 990 for i in range(n)]
 
 
+def refusals(logs: list[Any]) -> list[str]:
+    return [each["reason"] for each in logs if each["event"] == "role_change_refused"]
+
+
 class HeldEngine(FakeEngine):
     """Computes nothing until it may."""
 
@@ -142,63 +146,55 @@ async def open_roles(
 async def test_a_worker_changes_both_ways_with_the_model_that_it_has(
     local_cluster: Callable[..., Any],
 ) -> None:
+    """The seconds of each phase are measured and traced."""
     async with open_roles(local_cluster) as live:
         first = live.info
         assert first is not None and first.roles == ("prefill", "decode")
         await live.require_tokens()
-        await live.change("prefill")
+        before = {phase: n_measured(phase) for phase in ("drain", "rest", "start")}
+        with capture_logs() as logs:
+            await live.change("prefill")
+            await live.cluster.until(lambda: any(e["event"] == "role_changed" for e in logs))
+        (changed,) = [each for each in logs if each["event"] == "role_changed"]
+        assert (changed["before"], changed["role"]) == ("decode", "prefill")
+        after = {phase: n + 1 for phase, n in before.items()}
+        assert {phase: n_measured(phase) for phase in before} == after
+        n_refused = REGISTRY.get_sample_value(REFUSED) or 0.0
+        live.tell("prefill")  # refused: no phase is counted
+        await live.cluster.until(lambda: REGISTRY.get_sample_value(REFUSED) == n_refused + 1)
+        assert {phase: n_measured(phase) for phase in before} == after
         second = live.info
         assert second is not None and second.generation > first.generation
         assert second.prefill_cost is not None and first.decode_cost is not None
         await live.require_tokens(n_requests=12)
         chosen = {each.placement.chosen.worker_id for each in live.cluster.core.decisions}
         assert FLEXIBLE in chosen
+        # A generation is higher although the metadata server lost its counters.
+        live.cluster.store.delete(GENERATIONS + FLEXIBLE)
         await live.change("decode")
+        assert live.info is not None and live.info.generation > second.generation
         await live.require_tokens(n_requests=12)
         await live.cluster.settled()
     assert live.service.stages.count("loading") == 1
     assert live.service.stages.count("ready") == 3
 
 
-async def test_a_generation_is_higher_although_the_metadata_server_lost_its_counters(
-    local_cluster: Callable[..., Any],
-) -> None:
-    async with open_roles(local_cluster) as live:
-        first = live.info
-        live.cluster.store.delete(GENERATIONS + FLEXIBLE)
-        await live.change("prefill")
-        assert first is not None and live.info is not None
-        assert live.info.generation > first.generation
-        await live.require_tokens()
-
-
-async def test_the_seconds_of_each_phase_of_a_change_are_measured_and_traced(
-    local_cluster: Callable[..., Any],
-) -> None:
-    async with open_roles(local_cluster) as live:
-        before = {phase: n_measured(phase) for phase in ("drain", "rest", "start")}
-        with capture_logs() as logs:
-            await live.change("prefill")
-            await live.cluster.until(lambda: any(e["event"] == "role_changed" for e in logs))
-        after = {phase: n_measured(phase) for phase in before}
-        assert after == {phase: n + 1 for phase, n in before.items()}
-        (changed,) = [each for each in logs if each["event"] == "role_changed"]
-        assert (changed["before"], changed["role"]) == ("decode", "prefill")
-        live.tell("prefill")  # refused: no phase is counted
-        await live.cluster.until(lambda: REGISTRY.get_sample_value(REFUSED) == 1)
-        assert {phase: n_measured(phase) for phase in before} == after
-
-
 async def test_requests_under_way_lose_no_token_whatever_changes(
     local_cluster: Callable[..., Any],
 ) -> None:
     async with open_roles(local_cluster, drain_s=30.0) as live:
-        roles: list[Role] = ["prefill", "decode", "prefill"]
-        for role in roles:
+        roles: list[tuple[Role, Role]] = [
+            ("prefill", "decode"), ("decode", "prefill"), ("prefill", "decode")
+        ]  # fmt: skip
+        for role, other in roles:
             load = asyncio.create_task(live.require_tokens(n_requests=12, n_new=60))
             await live.cluster.until(lambda: live.cluster.core.n_requests["decoding"] > 2)
-            await live.change(role)
+            with capture_logs() as logs:
+                for wish in (role, role, other):  # the second and the third change nothing
+                    live.tell(wish)
+                await live.until_it_takes(role)
             await load
+            assert refusals(logs) == [f"the change to {role} is under way"] * 2
         await live.cluster.settled()
 
 
@@ -241,10 +237,6 @@ async def test_a_pool_rests_while_the_writer_of_a_landing_may_go_on(
         may_compute.set()
         await load
     assert [each["seconds"] for each in logs if each["event"] == "pool_rests"] == [0.2]
-
-
-def refusals(logs: list[Any]) -> list[str]:
-    return [each["reason"] for each in logs if each["event"] == "role_change_refused"]
 
 
 async def test_the_last_worker_of_a_role_keeps_it_and_goes_on(
@@ -294,20 +286,6 @@ async def test_a_change_within_the_cool_down_and_one_to_the_present_role_are_ref
         await live.require_tokens()
         info = live.info
         assert info is not None and (info.role, info.draining) == ("prefill", False)
-
-
-async def test_a_second_wish_while_the_first_is_under_way_changes_nothing(
-    local_cluster: Callable[..., Any],
-) -> None:
-    async with open_roles(local_cluster) as live:
-        load = asyncio.create_task(live.require_tokens(n_requests=12, n_new=60))
-        await live.cluster.until(lambda: live.cluster.core.n_requests["decoding"] > 2)
-        with capture_logs() as logs:
-            for role in ("prefill", "prefill", "decode"):
-                live.tell(role)
-            await live.until_it_takes("prefill")
-        await load
-        assert refusals(logs) == ["the change to prefill is under way"] * 2
 
 
 @pytest.mark.parametrize("role", ["kvstore", "prefill"])
