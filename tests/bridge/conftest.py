@@ -90,6 +90,13 @@ class RoutedServers:
         self.supervisors.append(supervisor)
         self._start(supervisor.run(self.network, self.store))
 
+    async def bridge_pair(self, prefill: PlainServer, *decodes: PlainServer) -> None:
+        """Bridge a prefill server, which has two workers, and its decode servers."""
+        self.bridge(prefill, "prefill")
+        for decode in decodes:
+            self.bridge(decode, "decode")
+        await self.until(lambda: len(self.live()) == 2 + len(decodes))
+
     def _start(self, running: Any) -> None:
         task = asyncio.ensure_future(running)
         self.stack.push_async_callback(_cancel, task)
@@ -103,12 +110,11 @@ class RoutedServers:
     async def until_live(self, *servers: int) -> None:
         """Wait until exactly these servers take requests."""
         expected = {f"server-{i}" for i in servers}
-        await self.until(
-            lambda: (
-                {name.rpartition("-")[0] for name in self.live() if "prefill" in name} == expected
-                and {name.rpartition("-")[0] for name in self.live()} == expected
-            )
-        )
+
+        def live(part: str) -> set[str]:
+            return {name.rpartition("-")[0] for name in self.live() if part in name}
+
+        await self.until(lambda: live("prefill") == live("") == expected)
 
     async def until_indexed(self, server: int, n_blocks: int) -> None:
         """Wait until the conductor knows so many blocks of a server."""

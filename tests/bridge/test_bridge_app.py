@@ -10,46 +10,53 @@ import pytest
 from halfmoon_runtime.observability.metrics import LabelledValues
 from halfmoon_servers.bridge.bridge_metrics import bridge_metrics
 from halfmoon_servers.bridge.bridge_settings import BridgeSettings
-from halfmoon_servers.bridge.server_target import ServerTarget
+from halfmoon_servers.bridge.server_target import BadTarget, ServerTarget, parse_target
 from tests.bridge.conftest import routed
 from tests.bridge.plain_server import answer_of, plain_servers
 
 METRICS_PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 
 
+def test_a_server_is_a_url_with_endpoints_behind_it() -> None:
+    assert parse_target("http://h:8001/v1/", "both") == ServerTarget("http://h:8001")
+    text = "https://h/base, events=tcp://h:5557,replay=tcp://h:5558"
+    assert parse_target(text, "prefill") == ServerTarget(
+        "https://h/base", "prefill", "tcp://h:5557", "tcp://h:5558"
+    )
+    for wrong in (
+        *("", "h:8001", "ftp://h", "http://", "http://h:port", "http://h:99999", "http://h?x=1"),
+        *("http://h,events", "http://h,events=h:5557", "http://h,replay=tcp://h:1"),
+        *("http://h,events=tcp://h:1,events=tcp://h:2", "http://h,other=tcp://h:1"),
+    ):
+        with pytest.raises(BadTarget):
+            parse_target(wrong, "both")
+
+
+A_SERVER = '[{"url": "http://h"}]'
+
+
 @pytest.mark.parametrize(
-    ("targets", "words"),
+    ("flags", "words"),
     [
-        ("http://h", "no JSON list"),
-        ("[]", "0 servers"),
-        ('[{"url": "http://h", "role": "both", "more": 1}]', "more"),
-        ('[{"url": "http://h", "role": "kvstore"}]', "role"),
-        ('[{"url": "http://h", "role": "prefill"}]', "--decode"),
+        (["http://h"], "no JSON list"),
+        (["[]"], "0 servers"),
+        (['[{"url": "http://h", "role": "both", "more": 1}]'], "more"),
+        (['[{"url": "http://h", "role": "kvstore"}]'], "role"),
+        (['[{"url": "http://h", "role": "prefill"}]'], "--prefill needs --decode"),
+        (['[{"url": "http://h", "role": "decode"}]'], "--decode needs --prefill"),
+        (['[{"url": "http://h"}, {"url": "http://h"}]'], "http://h is named twice"),
+        ([A_SERVER, "--block-size", "8"], "16 to 512"),
+        ([A_SERVER, "--server-api-key", "k"], "HALFMOON_SERVER_API_KEY"),
     ],
 )
-def test_targets_that_can_not_be_used_end_the_process_with_the_reason(
-    targets: str, words: str, capsys: pytest.CaptureFixture[str]
+def test_flags_that_can_not_be_used_end_the_process_with_the_reason(
+    flags: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    assert BridgeSettings.from_args(["--targets", A_SERVER]).servers == [ServerTarget("http://h")]
     with pytest.raises(SystemExit) as end:
-        BridgeSettings.from_args(["--targets", targets])
+        BridgeSettings.from_args(["--targets", *flags])
     assert end.value.code == 2
     assert words in capsys.readouterr().err
-
-
-def test_a_block_size_that_halfmoon_does_not_allow_is_refused(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    targets = '[{"url": "http://h"}]'
-    assert BridgeSettings.from_args(["--targets", targets]).servers == [ServerTarget("http://h")]
-    with pytest.raises(SystemExit):
-        BridgeSettings.from_args(["--targets", targets, "--block-size", "8"])
-    assert "16 to 512" in capsys.readouterr().err
-
-
-def test_the_servers_key_is_no_flag(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        BridgeSettings.from_args(["--targets", '[{"url": "http://h"}]', "--server-api-key", "k"])
-    assert "HALFMOON_SERVER_API_KEY" in capsys.readouterr().err
 
 
 async def test_the_page_on_metrics_lists_those_of_a_bridge(prompt: list[int]) -> None:

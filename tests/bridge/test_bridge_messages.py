@@ -38,7 +38,7 @@ class Caller:
     """Another conductor, with a link to a worker."""
 
     def __init__(self, link: WorkerLink) -> None:
-        self._link = link
+        self._link, self.close = link, link.close
 
     def send(self, message: Message) -> None:
         self._link.send_now(message)
@@ -66,11 +66,19 @@ async def fleet(server: PlainServer) -> AsyncIterator[RoutedServers]:
 async def caller(fleet: RoutedServers, role: str) -> Caller:
     info = fleet.core.cluster.get(f"server-0-{role}")  # type: ignore[arg-type]
     assert info is not None
-    link = await fleet.network.dial(info.commands, info.events)
-    fleet.stack.push_async_callback(link.close)
-    found = Caller(link)
+    found = Caller(await fleet.network.dial(info.commands, info.events))
+    fleet.stack.push_async_callback(found.close)
     found.send(Hello(conductor_id=ConductorId("conductor-9"), session=1))
     return found
+
+
+Pair = tuple[Caller, Caller]
+
+
+@pytest.fixture
+async def pair(fleet: RoutedServers) -> Pair:
+    """Links of the other conductor to the decode and the prefill worker of the server."""
+    return await caller(fleet, "decode"), await caller(fleet, "prefill")
 
 
 async def reserved(decode: Caller, n_tokens: int) -> Landing:
@@ -102,9 +110,9 @@ def start_decode(first_token: int) -> StartDecode:
 
 
 async def test_each_command_is_answered_and_a_second_one_changes_nothing(
-    fleet: RoutedServers, prompt: list[int]
+    fleet: RoutedServers, pair: Pair, prompt: list[int]
 ) -> None:
-    decode, prefill = await caller(fleet, "decode"), await caller(fleet, "prefill")
+    decode, prefill = pair
     landing = await reserved(decode, len(prompt))
     assert len(set(landing.pages)) == 25
     again = ReserveDecode(request_id=R, n_tokens=5, stopping=STOPPING)
@@ -130,11 +138,14 @@ async def test_each_command_is_answered_and_a_second_one_changes_nothing(
     await fleet.settled()
 
 
-async def test_a_prefill_without_a_reservation_fails(
-    fleet: RoutedServers, server: PlainServer, prompt: list[int]
+async def test_a_prefill_without_a_reservation_or_of_another_length_is_not_sent(
+    fleet: RoutedServers, pair: Pair, server: PlainServer, prompt: list[int]
 ) -> None:
-    decode, prefill = await caller(fleet, "decode"), await caller(fleet, "prefill")
+    decode, prefill = pair
     landing = await reserved(decode, len(prompt))
+    prefill.send(start(prompt[:-1], landing))
+    failed = await prefill.hear(PrefillFailed)
+    assert failed.reason == "399 tokens to prefill, 400 reserved" and not failed.retryable
     decode.send(Cancel(request_id=R))
     await fleet.settled()
     prefill.send(start(prompt, landing))
@@ -142,24 +153,11 @@ async def test_a_prefill_without_a_reservation_fails(
     assert not server.bodies
 
 
-async def test_a_prompt_of_another_length_than_was_reserved_is_not_sent(
-    fleet: RoutedServers, server: PlainServer, prompt: list[int]
-) -> None:
-    decode, prefill = await caller(fleet, "decode"), await caller(fleet, "prefill")
-    landing = await reserved(decode, len(prompt))
-    prefill.send(start(prompt[:-1], landing))
-    failed = await prefill.hear(PrefillFailed)
-    assert failed.reason == "399 tokens to prefill, 400 reserved" and not failed.retryable
-    assert not server.bodies
-    decode.send(Cancel(request_id=R))
-    await fleet.settled()
-
-
 async def test_a_cancelled_prefill_is_stopped_at_the_server(
-    fleet: RoutedServers, server: PlainServer, prompt: list[int]
+    fleet: RoutedServers, pair: Pair, server: PlainServer, prompt: list[int]
 ) -> None:
     server.fault = "hang"
-    decode, prefill = await caller(fleet, "decode"), await caller(fleet, "prefill")
+    decode, prefill = pair
     prefill.send(start(prompt, await reserved(decode, len(prompt))))
     await fleet.until(lambda: server.n_open == 1)
     prefill.send(Cancel(request_id=R))
@@ -188,19 +186,15 @@ async def test_decode_of_another_connection_is_refused_and_its_cancel_ignored(
 
 
 async def test_a_caller_that_is_gone_leaves_nothing_behind(
-    fleet: RoutedServers, server: PlainServer, prompt: list[int]
+    fleet: RoutedServers, pair: Pair, server: PlainServer, prompt: list[int]
 ) -> None:
     server.go.clear()
-    info = fleet.core.cluster.get("server-0-decode")  # type: ignore[arg-type]
-    assert info is not None
-    link = await fleet.network.dial(info.commands, info.events)
-    decode, prefill = Caller(link), await caller(fleet, "prefill")
-    decode.send(Hello(conductor_id=ConductorId("conductor-9"), session=1))
+    decode, prefill = pair
     prefill.send(start(prompt, await reserved(decode, len(prompt))))
     done = await prefill.hear(PrefillDone)
     decode.send(start_decode(done.first_token))
     await fleet.until(lambda: server.n_open == 1)
-    await link.close()
+    await decode.close()
     server.go.set()
     await fleet.settled()
     await fleet.until(lambda: server.n_open == 0)

@@ -51,16 +51,10 @@ def test_reservations_expire_and_requests_that_run_do_not() -> None:
     assert books.queued_tokens == 20
 
 
-@given(
-    st.lists(
-        st.one_of(
-            st.tuples(st.just("add"), st.integers(0, 5)),
-            st.tuples(st.just("remove"), st.integers(0, 5)),
-            st.tuples(st.just("token"), st.integers(0, 5)),
-            st.tuples(st.just("load"), st.integers(0, 5)),
-        )
-    )
-)
+WHAT = st.sampled_from(["add", "remove", "token", "load"])
+
+
+@given(st.lists(st.tuples(WHAT, st.integers(0, 5))))
 def test_counts_stay_within_bounds_and_end_at_nothing(steps: list[tuple[str, int]]) -> None:
     books = BridgedRequests(20, 16)
     for what, i in steps:

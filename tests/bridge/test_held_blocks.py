@@ -71,13 +71,10 @@ def test_long_events_are_cut_so_that_each_fits_a_message() -> None:
     event = BlockStored(
         block_hashes=hashes, parent_block_hash=block(9), token_ids=(), block_size=16
     )
-    parts = HeldBlocks(1).apply(0, [event])
-    assert [len(p.block_hashes) for p in parts if isinstance(p, BlockStored)] == [n, n, 1]
-    assert [p.parent_block_hash for p in parts if isinstance(p, BlockStored)] == [
-        block(9),
-        hashes[n - 1],
-        hashes[2 * n - 1],
-    ]
+    parts = [p for p in HeldBlocks(1).apply(0, [event]) if isinstance(p, BlockStored)]
+    assert [len(p.block_hashes) for p in parts] == [n, n, 1]
+    parents = [p.parent_block_hash for p in parts]
+    assert parents == [block(9), hashes[n - 1], hashes[2 * n - 1]]
 
 
 def test_a_guessed_cache_keeps_what_was_used_last_and_the_starts_of_prompts() -> None:

@@ -111,11 +111,7 @@ def served(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
         n_prefill=2,
         n_decode=2,
         n_kvstore=2,
-        extra={
-            "prefill": exact,
-            "decode": exact,
-            "conductor": [*conductor, *guarded],
-        },
+        extra={"prefill": exact, "decode": exact, "conductor": [*conductor, *guarded]},
     )
     # A second conductor of the same workers, which asks nobody for a key.
     port = free_port()
@@ -157,19 +153,12 @@ def run_client(served: Served) -> Run:
     def run(
         *command: str | Path, cwd: Path | None = None, within_s: float = 240, **variables: str
     ) -> subprocess.CompletedProcess[str]:
+        told = {"URL": served.url, "KEY": served.key, "MODEL": MODEL, "PAGE_ORIGIN": PAGE_ORIGIN}
+        variables |= {f"HALFMOON_{name}": value for name, value in told.items()}
         done = subprocess.run(
             [str(each) for each in command],
             cwd=cwd,
-            env={
-                **os.environ,
-                **_QUIET,
-                "PYTHONPATH": "",
-                "HALFMOON_URL": served.url,
-                "HALFMOON_KEY": served.key,
-                "HALFMOON_MODEL": MODEL,
-                "HALFMOON_PAGE_ORIGIN": PAGE_ORIGIN,
-                **variables,
-            },
+            env={**os.environ, **_QUIET, "PYTHONPATH": "", **variables},
             capture_output=True,
             text=True,
             timeout=within_s,

@@ -15,74 +15,45 @@ Program = Callable[[str], Path]
 pytestmark = [pytest.mark.timeout(1800)]
 
 
-def test_openai_for_python(run_client: Run, program: Program) -> None:
-    run_client(sys.executable, program("openai_python.py"))
-
-
-def test_openai_for_node(run_client: Run, node_with: Callable[..., Path], program: Program) -> None:
-    folder = node_with("openai", "openai@7.55.0")
-    # A module finds its packages from where it lies.
-    script = folder / "client.mjs"
-    script.write_text(program("openai_node.mjs").read_text())
-    run_client("node", script)
-
-
-def test_the_ai_sdk(run_client: Run, node_with: Callable[..., Path], program: Program) -> None:
-    folder = node_with(
-        # The newest major version of `ai` that Node 20 runs, and the providers of its time.
+#: Programs by what they are clients with: the packages of their environment; None: ours.
+PYTHON: dict[str, tuple[str, ...] | None] = {
+    "openai_python": None,
+    "anthropic_python": ("anthropic", "anthropic==2.11.0"),
+    "litellm_python": ("litellm", "litellm"),
+    "langchain_python": ("langchain", "langchain-openai"),
+    "openai_agents": ("openai-agents", "openai-agents"),
+    "pydantic_ai_python": ("pydantic-ai", "pydantic-ai-slim[openai]"),
+    "instructor_python": ("instructor", "instructor==1.17.0"),
+    "llama_index_python": ("llama-index", "llama-index-llms-openai-like==0.8.1"),
+    "open_webui_session": None,
+}
+NODE = {
+    "openai_node": ("openai", "openai@7.55.0"),
+    # The newest major version of `ai` that Node 20 runs, and the providers of its time.
+    "ai_sdk": (
         "ai-sdk", "ai@6.0.326", "@ai-sdk/openai-compatible@2.0.92", "@ai-sdk/openai@3.0.141",
         "zod@4.6.7",
-    )  # fmt: skip
-    script = folder / "client.mjs"
-    script.write_text(program("ai_sdk.mjs").read_text())
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PYTHON)
+def test_a_client_for_python_has_what_it_asks_for(
+    run_client: Run, python_with: PythonWith, program: Program, name: str
+) -> None:
+    environment = PYTHON[name]
+    python = sys.executable if environment is None else python_with(*environment)
+    run_client(python, program(f"{name}.py"), LITELLM_LOCAL_MODEL_COST_MAP="True")
+
+
+@pytest.mark.parametrize("name", NODE)
+def test_a_client_for_node_has_what_it_asks_for(
+    run_client: Run, node_with: Callable[..., Path], program: Program, name: str
+) -> None:
+    # A module finds its packages from where it lies.
+    script = node_with(*NODE[name]) / "client.mjs"
+    script.write_text(program(f"{name}.mjs").read_text())
     run_client("node", script)
-
-
-def test_anthropic_for_python(run_client: Run, python_with: PythonWith, program: Program) -> None:
-    run_client(python_with("anthropic", "anthropic==2.11.0"), program("anthropic_python.py"))
-
-
-def test_litellm(run_client: Run, python_with: PythonWith, program: Program) -> None:
-    run_client(
-        python_with("litellm", "litellm"),
-        program("litellm_python.py"),
-        LITELLM_LOCAL_MODEL_COST_MAP="True",
-    )
-
-
-def test_langchain_openai(run_client: Run, python_with: PythonWith, program: Program) -> None:
-    python = python_with("langchain", "langchain-openai")
-    run_client(python, program("langchain_python.py"))
-
-
-def test_openai_agents_with_tools(
-    run_client: Run, python_with: PythonWith, program: Program
-) -> None:
-    python = python_with("openai-agents", "openai-agents")
-    run_client(python, program("openai_agents.py"))
-
-
-def test_pydantic_ai_with_an_output_type(
-    run_client: Run, python_with: PythonWith, program: Program
-) -> None:
-    python = python_with("pydantic-ai", "pydantic-ai-slim[openai]")
-    run_client(python, program("pydantic_ai_python.py"))
-
-
-def test_instructor_reads_answers_into_a_class(
-    run_client: Run, python_with: PythonWith, program: Program
-) -> None:
-    python = python_with("instructor", "instructor==1.17.0")
-    run_client(python, program("instructor_python.py"))
-
-
-def test_llama_index(run_client: Run, python_with: PythonWith, program: Program) -> None:
-    python = python_with("llama-index", "llama-index-llms-openai-like==0.8.1")
-    run_client(python, program("llama_index_python.py"))
-
-
-def test_a_session_as_open_webui_has_it(run_client: Run, program: Program) -> None:
-    run_client(sys.executable, program("open_webui_session.py"))
 
 
 def test_lm_eval_scores_a_local_task(

@@ -24,13 +24,8 @@ _START_S = 1500.0
 #: Names and times; what computes; where the prompt's KV came from; a rank counts ties in vLLM, and
 #: not here.
 INCOMPARABLE = {
-    "system_fingerprint",
-    "id",
-    "created",
-    "created_at",
-    "prompt_tokens_details",
-    "rank",
-}
+    "system_fingerprint", "id", "created", "created_at", "prompt_tokens_details", "rank",
+}  # fmt: skip
 #: Largest difference of two log probabilities.
 ROUNDING = 2e-3
 

@@ -2,12 +2,10 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
-import llguidance
 import msgspec
 import pytest
 from fastapi import FastAPI
@@ -23,6 +21,7 @@ from halfmoon_conductor.text.hub_tokenizer import HubTokenizer
 from halfmoon_conductor.text.tokenizer_interface import Tokenizer as ModelTokenizer
 from halfmoon_metadata.stores.memory_values import MemoryValues
 from halfmoon_testing.conductor_http import ScriptedGateway
+from tests.conductor.fronts import TEXT, Front, client_of
 from tests.conductor.quick_apps import quick_apps
 from tests.conductor.shared_sandboxes import SharedSandboxes
 
@@ -71,18 +70,6 @@ def bpe() -> Tokenizer:
     return _train()
 
 
-@pytest.fixture
-def accepts(bpe: Tokenizer) -> Callable[[str, str], bool]:
-    """Whether a text, the second one, is a whole text of a grammar."""
-    tokens = llguidance.LLTokenizer(bpe.to_str(), eos_token=[0])
-
-    def fits(grammar: str, text: str) -> bool:
-        matcher = llguidance.LLMatcher(tokens, grammar, log_level=0)
-        return matcher.consume_tokens(bpe.encode(text).ids) and matcher.is_accepting()
-
-    return fits
-
-
 @pytest.fixture(scope="session")
 def model_folder(bpe: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder as the hub lays it out, without weights."""
@@ -109,7 +96,7 @@ def card() -> ModelCard:
 @pytest.fixture
 def gateway(card: ModelCard, tokenizer: HubTokenizer) -> ScriptedGateway:
     """Says a sentence with characters of several tokens, then the end-of-text token."""
-    script = tokenizer.encode("The moon 🌗 is half 半月 full.", add_special_tokens=False)
+    script = tokenizer.encode(TEXT, add_special_tokens=False)
     return ScriptedGateway([*script, 0], model=card)
 
 
@@ -187,22 +174,17 @@ def app(
 @pytest.fixture
 async def client(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
     """A client inside this process."""
-    transport = httpx.ASGITransport(app=app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://front") as client:
+    async with client_of(app) as client:
         yield client
 
 
-Events = Callable[[str], list[Any]]
+@pytest.fixture
+def front(client: httpx.AsyncClient, gateway: ScriptedGateway, tokenizer: HubTokenizer) -> Front:
+    """The client, with what is behind it."""
+    return Front(client, gateway, tokenizer)
 
 
 @pytest.fixture
-def events_of() -> Iterator[Events]:
-    """Reads a whole stream of server-sent events: objects, and ``[DONE]`` as it is."""
-
-    def read(text: str) -> list[Any]:
-        blocks = text.split("\n\n")
-        assert blocks.pop() == "", "the last event is complete"
-        data: Sequence[str] = [block.removeprefix("data: ") for block in blocks]
-        return [each if each == "[DONE]" else json.loads(each) for each in data]
-
-    yield read
+def room(gateway: ScriptedGateway, card: ModelCard) -> None:
+    """A context with room for tools and many turns."""
+    gateway.card = msgspec.structs.replace(card, max_context=1_000_000)

@@ -1,50 +1,19 @@
 """Anthropic's Messages API."""
 
-import json
 from typing import Any
 
-import httpx
 import pytest
 
 from halfmoon_conductor.errors import ServerOverloaded
-from halfmoon_conductor.text.hub_tokenizer import HubTokenizer
-from halfmoon_testing.conductor_http import ScriptedGateway
-
-MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
-TEXT = "The moon 🌗 is half 半月 full."
-HELLO: dict[str, Any] = {
-    "model": "lab/moon",
-    "max_tokens": 100,
-    "messages": [{"role": "user", "content": "Hello"}],
-}
-
-
-def events_of(text: str) -> list[dict[str, Any]]:
-    """The data of a whole stream; each event's name is its type."""
-    blocks = text.split("\n\n")
-    assert blocks.pop() == ""
-    events = []
-    for block in blocks:
-        name, data = block.split("\n")
-        event = json.loads(data.removeprefix("data: "))
-        assert name == f"event: {event['type']}"
-        events.append(event)
-    return events
-
-
-async def post(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> Any:
-    answer = await client.post(path, json=body)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
+from tests.conductor.fronts import COUNT, MESSAGES, TEXT, Front, error_of, events_of
 
 
 async def test_a_message_is_answered_whole_and_cached_tokens_are_counted_apart(
-    client: httpx.AsyncClient, gateway: ScriptedGateway
+    front: Front,
 ) -> None:
-    gateway.n_cached = 2
-    answer = await post(client, MESSAGES, HELLO)
+    front.gateway.n_cached = 2
+    answer = await front.ask(MESSAGES)
     assert answer.pop("id").startswith("msg_")
-    n_prompt = len(gateway.requests[0].prompt_token_ids)
     assert answer == {
         "type": "message",
         "role": "assistant",
@@ -53,37 +22,29 @@ async def test_a_message_is_answered_whole_and_cached_tokens_are_counted_apart(
         "stop_reason": "end_turn",
         "stop_sequence": None,
         "usage": {
-            "input_tokens": n_prompt - 2,
-            "output_tokens": len(gateway.script),
+            "input_tokens": len(front.last.prompt_token_ids) - 2,
+            "output_tokens": len(front.gateway.script),
             "cache_read_input_tokens": 2,
             "cache_creation_input_tokens": 0,
         },
     }
 
 
-async def test_the_systems_words_and_blocks_become_one_conversation(
-    client: httpx.AsyncClient, gateway: ScriptedGateway, tokenizer: HubTokenizer
-) -> None:
+async def test_the_systems_words_and_blocks_become_one_conversation(front: Front) -> None:
     cached = {"type": "text", "text": "one", "cache_control": {"type": "ephemeral"}}
-    body = {
-        **HELLO,
+    conversation = {
         "system": [cached, {"type": "text", "text": "two"}],
         "messages": [
             {"role": "user", "content": [cached]},
             {"role": "assistant", "content": "yes"},
             {"role": "user", "content": "more"},
         ],
-        "top_k": 5,
-        "metadata": {"user_id": "me"},
     }
-    await post(client, MESSAGES, body)
-    (made,) = gateway.requests
-    prompt = tokenizer.decode(made.prompt_token_ids)
-    assert prompt == "system:one\ntwouser:oneassistant:yesuser:moreassistant:"
-    assert (made.sampling.top_k, made.sampling.temperature) == (5, 1.0)
-    counted = {name: body[name] for name in ("model", "system", "messages")}
-    answer = await post(client, COUNT, counted)
-    assert answer == {"input_tokens": len(made.prompt_token_ids)}
+    await front.ask(MESSAGES, conversation, top_k=5, metadata={"user_id": "me"})
+    assert front.prompt() == "system:one\ntwouser:oneassistant:yesuser:moreassistant:"
+    assert (front.last.sampling.top_k, front.last.sampling.temperature) == (5, 1.0)
+    n_tokens = len(front.last.prompt_token_ids)
+    assert await front.ask(COUNT, conversation) == {"input_tokens": n_tokens}
 
 
 @pytest.mark.parametrize(
@@ -93,15 +54,14 @@ async def test_the_systems_words_and_blocks_become_one_conversation(
      ({}, "end_turn", None)],
 )  # fmt: skip
 async def test_a_stream_says_what_the_whole_answer_says(
-    client: httpx.AsyncClient, change: dict[str, Any], reason: str, sequence: str | None
+    front: Front, change: dict[str, Any], reason: str, sequence: str | None
 ) -> None:
-    whole = await post(client, MESSAGES, {**HELLO, **change})
+    whole = await front.ask(MESSAGES, change)
     assert (whole["stop_reason"], whole["stop_sequence"]) == (reason, sequence)
-    streamed = await client.post(MESSAGES, json={**HELLO, **change, "stream": True})
+    streamed = await front.post(MESSAGES, change, stream=True)
     assert streamed.headers["content-type"].startswith("text/event-stream")
     start, block, ping, *deltas, block_end, end, stop = events_of(streamed.text)
-    assert start["message"]["content"] == []
-    assert start["message"]["stop_reason"] is None
+    assert (start["message"]["content"], start["message"]["stop_reason"]) == ([], None)
     assert (block["type"], ping["type"]) == ("content_block_start", "ping")
     assert {each["delta"]["type"] for each in deltas} == {"text_delta"}
     assert "".join(each["delta"]["text"] for each in deltas) == whole["content"][0]["text"]
@@ -112,46 +72,43 @@ async def test_a_stream_says_what_the_whole_answer_says(
 
 
 @pytest.mark.parametrize(
-    ("change", "status", "kind", "told"),
+    ("change", "told"),
     [
-        ({"max_tokens": None}, 400, "invalid_request_error", "max_tokens"),
-        ({"temperature": 1.5}, 400, "invalid_request_error", "temperature"),
-        ({"tools": [{"name": "f"}]}, 400, "invalid_request_error", "input_schema is required"),
-        ({"tools": [{"type": "bash_20250124", "name": "bash", "max_characters": 1}]}, 400,
-         "invalid_request_error", "; tools of your own are"),
-        ({"thinking": {"type": "much"}}, 400, "invalid_request_error", "thinking.type"),
-        ({"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": "a"}]}]}, 400,
-         "invalid_request_error", "a thinking block can't be in a turn of the user"),
-        ({"mood": 1}, 400, "invalid_request_error", "mood is not known"),
-        ({"messages": [{"role": "assistant", "content": "a"}]}, 400, "invalid_request_error",
-         "last message"),
-        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, 400,
-         "invalid_request_error", '"image"'),
-        ({"model": "lab/sun"}, 404, "not_found_error", "lab/sun"),
-        ({"max_tokens": 300}, 400, "invalid_request_error", "context is 200"),
+        ({"max_tokens": None}, "max_tokens"),
+        ({"temperature": 1.5}, "temperature"),
+        ({"tools": [{"name": "f"}]}, "input_schema is required"),
+        ({"tools": [{"type": "bash_20250124", "name": "bash", "max_characters": 1}]},
+         "; tools of your own are"),
+        ({"thinking": {"type": "much"}}, "thinking.type"),
+        ({"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": "a"}]}]},
+         "a thinking block can't be in a turn of the user"),
+        ({"mood": 1}, "mood is not known"),
+        ({"messages": [{"role": "assistant", "content": "a"}]}, "last message"),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, '"image"'),
+        ({"max_tokens": 300}, "context is 200"),
     ],
 )  # fmt: skip
 async def test_errors_have_anthropics_shape(
-    client: httpx.AsyncClient, change: dict[str, Any], status: int, kind: str, told: str
+    front: Front, change: dict[str, Any], told: str
 ) -> None:
-    answer = await client.post(MESSAGES, json={**HELLO, **change})
-    assert answer.status_code == status
-    body = answer.json()
-    assert body["type"] == "error"
-    assert body["error"]["type"] == kind
-    assert told in body["error"]["message"]
+    error = await front.refused(MESSAGES, change)
+    assert error.keys() == {"type", "message"}
+    assert error["type"] == "invalid_request_error" and told in error["message"]
 
 
 async def test_so_have_refusals_paths_that_do_not_exist_and_errors_in_mid_stream(
-    client: httpx.AsyncClient, gateway: ScriptedGateway
+    front: Front,
 ) -> None:
-    assert (await client.get(MESSAGES)).json()["type"] == "error"
-    assert (await client.post("/v1/messages/none")).json()["error"]["type"] == "not_found_error"
-    gateway.refusal = ServerOverloaded("busy", 2.0)
-    busy = await client.post(MESSAGES, json={**HELLO, "stream": True})
-    assert (busy.status_code, busy.json()["error"]["type"]) == (429, "rate_limit_error")
+    unknown = await front.error(MESSAGES, 404, model="lab/sun")
+    assert unknown["type"] == "not_found_error" and "lab/sun" in unknown["message"]
+    assert error_of(await front.get(MESSAGES), 405).keys() == {"type", "message"}
+    missing = error_of(await front.client.post("/v1/messages/none"), 404)
+    assert missing["type"] == "not_found_error"
+    front.gateway.refusal = ServerOverloaded("busy", 2.0)
+    busy = await front.post(MESSAGES, stream=True)
+    assert error_of(busy, 429)["type"] == "rate_limit_error"
     assert busy.headers["retry-after"] == "2"
-    gateway.refusal, gateway.failure = None, RuntimeError("swordfish")
-    *_, last = events_of((await client.post(MESSAGES, json={**HELLO, "stream": True})).text)
+    front.gateway.refusal, front.gateway.failure = None, RuntimeError("swordfish")
+    *_, last = await front.stream(MESSAGES)
     assert (last["type"], last["error"]["type"]) == ("error", "api_error")
     assert "swordfish" not in last["error"]["message"]

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -13,7 +14,7 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from halfmoon_conductor.engine_io.gateway_interface import GenerationRequest, ModelCard
+from halfmoon_conductor.engine_io.gateway_interface import ModelCard
 from halfmoon_conductor.errors import RequestTooCostly, ServiceUnavailable
 from halfmoon_conductor.inputs.body_preparation import PreparationSpec
 from halfmoon_conductor.inputs.body_preparers import (
@@ -25,22 +26,34 @@ from halfmoon_conductor.inputs.preparation_messages import PreparationJob, Prepa
 from halfmoon_conductor.routes.generation_route import MAX_INLINE_BYTES
 from halfmoon_conductor.routes.rest_app import create_app
 from halfmoon_conductor.text.hub_tokenizer import HubTokenizer
-from halfmoon_protocol.sampling import Sampling
 from halfmoon_sandbox import Sandbox
 from halfmoon_testing.conductor_http import ScriptedGateway, serve_app
+from tests.conductor.fronts import (
+    CHAT,
+    COMPLETIONS,
+    COUNT,
+    DETOKENIZE,
+    JSON,
+    MESSAGES,
+    RESPONSES,
+    TOKENIZE,
+    Front,
+    open_front,
+)  # fmt: skip
 
 DEADLINE_S = 20
 CARD = ModelCard(name="lab/moon", max_context=100_000, created=1_700_000_000)
+ENDLESS = msgspec.structs.replace(CARD, max_context=10**9)
 LONG = "The moon is half full. " * 1000
 assert len(LONG) > MAX_INLINE_BYTES
 MODEL = {"model": "lab/moon"}
 TURN = {"role": "user", "content": LONG}
+FACTORY = "halfmoon_conductor.inputs.body_preparation:make_handler"
 
 
 def sandbox(tokenizer: HubTokenizer, memory_bytes: int = MEMORY_BYTES) -> Sandbox:
     spec = msgspec.msgpack.encode(PreparationSpec(tokenizer.source, "hermes"))
-    factory = "halfmoon_conductor.inputs.body_preparation:make_handler"
-    return Sandbox(factory, spec, memory_bytes=memory_bytes)
+    return Sandbox(FACTORY, spec, memory_bytes=memory_bytes)
 
 
 @pytest.fixture(scope="module")
@@ -52,14 +65,13 @@ def shared(tokenizer: HubTokenizer) -> Iterator[Sandbox]:
 
 
 @pytest.fixture
-def long_gateway(gateway: ScriptedGateway) -> ScriptedGateway:
-    gateway.card = CARD
-    return gateway
+def card() -> ModelCard:
+    return CARD
 
 
 @asynccontextmanager
-async def open_client(
-    gateway: ScriptedGateway, tokenizer: HubTokenizer, preparer: ProcessPreparer | None
+async def served(
+    gateway: ScriptedGateway, tokenizer: HubTokenizer, preparer: ProcessPreparer
 ) -> AsyncIterator[httpx.AsyncClient]:
     registry = CollectorRegistry()
     app = create_app(
@@ -72,97 +84,72 @@ async def open_client(
         yield client
 
 
-def completion_job(prompt: str, **fields: Any) -> PreparationJob:
-    content = json.dumps({**MODEL, "prompt": prompt, **fields}).encode()
-    return PreparationJob("CompletionRequest", content, CARD)
+def completion_job(prompt: str, card: ModelCard = CARD) -> PreparationJob:
+    content = json.dumps({**MODEL, "prompt": prompt}).encode()
+    return PreparationJob("CompletionRequest", content, card)
 
 
 REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "completion": ("/v1/completions", {"prompt": LONG}),
-    "completion of several": ("/v1/completions", {"prompt": [LONG, "a"], "n": 2}),
-    "completion of ids": ("/v1/completions", {"prompt": [5] * 20_000}),
-    "completion with an echo": ("/v1/completions", {"prompt": LONG, "echo": True, "max_tokens": 0}),
-    "chat": ("/v1/chat/completions", {"messages": [TURN]}),
-    "stream": ("/v1/chat/completions", {"messages": [TURN], "stream": True}),
-    "chat with tools": (
-        "/v1/chat/completions",
-        {
-            "messages": [TURN],
-            "tools": [{"type": "function", "function": {"name": "f", "description": LONG}}],
-        },
-    ),
-    "chat with a number for the template": (
-        "/v1/chat/completions",
-        {"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": {"mood": "calm"}},
-    ),
-    "response": ("/v1/responses", {"input": LONG, "instructions": LONG}),
-    "message": ("/v1/messages", {"messages": [TURN], "system": LONG, "max_tokens": 9}),
-    "count": ("/v1/messages/count_tokens", {"messages": [TURN]}),
-    "tokens": ("/tokenize", {"prompt": LONG, "return_token_strs": True}),
-    "tokens of a chat": ("/tokenize", {"messages": [TURN]}),
-    "text": ("/detokenize", {"tokens": [70] * 20_000}),
-    "unknown field": ("/v1/chat/completions", {"messages": [TURN], "moon": 1}),
-    "wrong field": ("/v1/completions", {"prompt": LONG, "temperature": 7}),
-    "two errors": ("/v1/completions", {"prompt": ["", LONG]}),
-    "unsupported": ("/v1/responses", {"input": LONG, "background": True}),
-    "another model": ("/v1/completions", {"prompt": LONG, "model": "lab/sun"}),
-    "too long": ("/v1/completions", {"prompt": [5] * 100_000}),
-    "system in the middle": (
-        "/v1/chat/completions",
-        {"messages": [TURN, {"role": "system", "content": "a"}]},
-    ),
-    "wrong id": ("/detokenize", {"tokens": [70_000] * 20_000}),
-    "deep": ("/v1/chat/completions", {"messages": [TURN], "x": eval("[" * 90 + "]" * 90)}),
-}
+    "completion": (COMPLETIONS, {"prompt": LONG}),
+    "completion of several": (COMPLETIONS, {"prompt": [LONG, "a"], "n": 2}),
+    "completion of ids": (COMPLETIONS, {"prompt": [5] * 20_000}),
+    "completion with an echo": (COMPLETIONS, {"prompt": LONG, "echo": True, "max_tokens": 0}),
+    "chat": (CHAT, {"messages": [TURN]}),
+    "stream": (CHAT, {"messages": [TURN], "stream": True}),
+    "chat with tools": (CHAT, {"messages": [TURN], "tools": [
+        {"type": "function", "function": {"name": "f", "description": LONG}}]}),
+    "chat with a number for the template": (CHAT, {
+        "messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": {"mood": "calm"}}),
+    "response": (RESPONSES, {"input": LONG, "instructions": LONG}),
+    "message": (MESSAGES, {"messages": [TURN], "system": LONG, "max_tokens": 9}),
+    "count": (COUNT, {"messages": [TURN]}),
+    "tokens": (TOKENIZE, {"prompt": LONG, "return_token_strs": True}),
+    "tokens of a chat": (TOKENIZE, {"messages": [TURN]}),
+    "text": (DETOKENIZE, {"tokens": [70] * 20_000}),
+    "unknown field": (CHAT, {"messages": [TURN], "moon": 1}),
+    "wrong field": (COMPLETIONS, {"prompt": LONG, "temperature": 7}),
+    "two errors": (COMPLETIONS, {"prompt": ["", LONG]}),
+    "unsupported": (RESPONSES, {"input": LONG, "background": True}),
+    "another model": (COMPLETIONS, {"prompt": LONG, "model": "lab/sun"}),
+    "too long": (COMPLETIONS, {"prompt": [5] * 100_000}),
+    "system in the middle": (CHAT, {"messages": [TURN, {"role": "system", "content": "a"}]}),
+    "wrong id": (DETOKENIZE, {"tokens": [70_000] * 20_000}),
+    "deep": (CHAT, {"messages": [TURN], "x": eval("[" * 90 + "]" * 90)}),
+}  # fmt: skip
+_CHANCE = re.compile(r'("id": ?"|"created(?:_at)?": ?)[-_a-z0-9]+')
 
 
-@pytest.mark.parametrize("what", REQUESTS)
 async def test_a_helper_answers_as_the_front_itself_does(
-    long_gateway: ScriptedGateway,
-    tokenizer: HubTokenizer,
-    shared: Sandbox,
-    what: str,
-    monkeypatch: pytest.MonkeyPatch,
+    gateway: ScriptedGateway, tokenizer: HubTokenizer, shared: Sandbox
 ) -> None:
-    path, fields = REQUESTS[what]
-    body, told = {**MODEL, "seed": 1, **fields}, []
-    if path not in ("/v1/completions", "/v1/chat/completions"):
-        del body["seed"]
-    for preparer in (ProcessPreparer(shared, 2), None):
-        async with open_client(long_gateway, tokenizer, preparer) as client:
-            answer = await client.post(path, json=body)
-        told.append((answer.status_code, _without_chance(answer.text)))
-    assert told[0] == told[1]
-    requests = long_gateway.requests
-    half = len(requests) // 2
-    for one, other in zip(requests[:half], requests[half:], strict=True):
-        assert one.prompt_token_ids == other.prompt_token_ids
-        assert _sampling(one) == _sampling(other)
-        assert one.stopping == other.stopping
+    async with (
+        served(gateway, tokenizer, ProcessPreparer(shared, 2)) as helped,
+        open_front(gateway, tokenizer, tool_call_parser="hermes") as plain,
+    ):
+        for what, (path, fields) in REQUESTS.items():
+            seed = {"seed": 1} if path in (COMPLETIONS, CHAT) else {}
+            told = []
+            for client in (helped, plain.client):
+                gateway.requests.clear()
+                answer = await client.post(path, json={**MODEL, **seed, **fields})
+                made = [
+                    (each.prompt_token_ids, each.stopping, _without_seed(each.sampling))
+                    for each in gateway.requests
+                ]
+                told.append((answer.status_code, _CHANCE.sub(r"\1", answer.text), made))
+            assert told[0] == told[1], what
 
 
-def _sampling(request: GenerationRequest) -> Sampling:
-    return msgspec.structs.replace(request.sampling, seed=0)
-
-
-def _without_chance(text: str) -> str:
-    """An answer without ids and times."""
-    text = "\n".join(line for line in text.splitlines() if line)
-    for mark in ('"id":"', '"created":', '"created_at":'):
-        parts = text.split(mark)
-        text = mark.join([parts[0], *(part.lstrip("_-abcdefghijklmnopqrstuvwxyz0123456789")
-                                      for part in parts[1:])])  # fmt: skip
-    return text
+def _without_seed(sampling: Any) -> Any:
+    return msgspec.structs.replace(sampling, seed=0)
 
 
 async def test_work_over_its_time_is_ended_and_said_and_the_next_one_is_served(
     tokenizer: HubTokenizer, shared: Sandbox
 ) -> None:
     preparer = ProcessPreparer(shared, 2, PreparationBudget(base_s=0.1, per_mib_s=0.0))
-    card = msgspec.structs.replace(CARD, max_context=10**9)
-    hostile = msgspec.structs.replace(completion_job("\n \t" * 1_000_000), card=card)
     with pytest.raises(RequestTooCostly, match=r"0\.1 s of processor time") as refused:
-        await preparer.prepare(hostile)
+        await preparer.prepare(completion_job("\n \t" * 1_000_000, ENDLESS))
     assert refused.value.status == 400
     assert not preparer.pids, "it is not asked again"
     read = await preparer.prepare(completion_job("a"))
@@ -173,34 +160,26 @@ async def test_work_over_its_time_is_ended_and_said_and_the_next_one_is_served(
 async def test_work_over_its_memory_is_ended_and_said(tokenizer: HubTokenizer) -> None:
     with sandbox(tokenizer, memory_bytes=64 * 1024 * 1024) as small:
         preparer = ProcessPreparer(small, 2, PreparationBudget(base_s=60))
-        card = msgspec.structs.replace(CARD, max_context=10**9)
-        job = msgspec.structs.replace(completion_job("a b" * 2_000_000), card=card)
         with pytest.raises(RequestTooCostly, match="memory"):
-            await preparer.prepare(job)
+            await preparer.prepare(completion_job("a b" * 2_000_000, ENDLESS))
 
 
 async def test_the_work_of_a_client_that_is_gone_is_ended(
-    long_gateway: ScriptedGateway, tokenizer: HubTokenizer, shared: Sandbox
+    gateway: ScriptedGateway, tokenizer: HubTokenizer, shared: Sandbox
 ) -> None:
     preparer = ProcessPreparer(shared, 2, PreparationBudget(base_s=600))
     await preparer.prepare(completion_job("a"))
     (pid,) = preparer.pids
-    card = msgspec.structs.replace(CARD, max_context=10**9)
-    long_gateway.card = card
+    gateway.card = ENDLESS
     # Words of chance, which take BPE quadratic time: minutes.
-    content = msgspec.structs.replace(completion_job("x" * 8_000_000), card=card).content
-    async with open_client(long_gateway, tokenizer, preparer) as client:
-        asking = asyncio.create_task(
-            client.post(
-                "/v1/completions", content=content, headers={"content-type": "application/json"}
-            )
-        )
+    content = completion_job("x" * 8_000_000).content
+    async with served(gateway, tokenizer, preparer) as client:
+        asking = asyncio.create_task(client.post(COMPLETIONS, content=content, headers=JSON))
         await _until(lambda: not preparer.pids)
         asking.cancel()
         await _until(lambda: not _is_alive(pid))
-        load = await client.get("/load")
-        assert load.json() == {"server_load": 0}
-        assert not long_gateway.requests
+        assert (await client.get("/load")).json() == {"server_load": 0}
+        assert not gateway.requests
 
 
 @pytest.mark.parametrize("who", ["helper", "template"])
@@ -216,18 +195,14 @@ async def test_a_helper_that_was_killed_while_idle_costs_no_request(
         preparer.close()
 
 
-async def test_a_helper_that_does_not_start_is_told_as_such(tokenizer: HubTokenizer) -> None:
-    factory = "halfmoon_conductor.inputs.body_preparation:make_handler"
-    with Sandbox(factory, b"\xff") as broken, pytest.raises(ServiceUnavailable):
+async def test_a_helper_that_does_not_start_is_told_as_such() -> None:
+    with Sandbox(FACTORY, b"\xff") as broken, pytest.raises(ServiceUnavailable):
         await ProcessPreparer(broken, 2).prepare(completion_job("a"))
 
 
-async def test_large_bodies_leave_a_helper_to_others(
-    tokenizer: HubTokenizer, shared: Sandbox
-) -> None:
+async def test_large_bodies_leave_a_helper_to_others(shared: Sandbox) -> None:
     preparer = ProcessPreparer(shared, 2, PreparationBudget(base_s=600))
-    card = msgspec.structs.replace(CARD, max_context=10**9)
-    hostile = msgspec.structs.replace(completion_job("x" * 8_000_000), card=card)
+    hostile = completion_job("x" * 8_000_000, ENDLESS)
     large = [asyncio.create_task(preparer.prepare(hostile)) for _ in range(3)]
     async with asyncio.timeout(DEADLINE_S):
         for _ in range(3):
@@ -238,38 +213,36 @@ async def test_large_bodies_leave_a_helper_to_others(
 
 
 async def test_a_text_that_can_fit_into_no_context_is_not_tokenised(
-    long_gateway: ScriptedGateway, tokenizer: HubTokenizer
+    front: Front, tokenizer: HubTokenizer
 ) -> None:
-    long_gateway.card = msgspec.structs.replace(CARD, max_context=50)
+    front.gateway.card = msgspec.structs.replace(CARD, max_context=50)
     longest = tokenizer.longest_token_bytes
     assert longest == max(len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size))
-    async with open_client(long_gateway, tokenizer, None) as client:
-        for path, body in (
-            ("/v1/completions", {**MODEL, "prompt": "\n" * 3000}),
-            ("/v1/chat/completions", {**MODEL, "messages": [{**TURN, "content": "\n" * 3000}]}),
-            ("/tokenize", {"prompt": "\n" * 3000}),
-        ):
-            error = (await client.post(path, json=body)).json()["error"]
-            assert error["code"] == "context_length_exceeded"
-            assert "50 tokens" in error["message"]
-            assert f"{longest} bytes" in error["message"]
+    text = "\n" * 3000
+    turns = {"messages": [{"role": "user", "content": text}]}
+    for path, body in (
+        (COMPLETIONS, {"prompt": text}),
+        (CHAT, turns),
+        (TOKENIZE, {"prompt": text}),
+    ):
+        error = await front.refused(path, body)
+        assert error["code"] == "context_length_exceeded"
+        assert "50 tokens" in error["message"] and f"{longest} bytes" in error["message"]
 
 
 @pytest.mark.parametrize(
-    ("fields", "param"),
+    ("param", "value"),
     [
-        ({"tools": [{"type": "function", "function": {
-            "name": "f", "parameters": {"properties": [[]] * 30_000}}}]}, "tools"),
-        ({"prediction": {"type": "content", "content": "a" * 600_000}}, "prediction"),
-        ({"guided_json": {"description": "a" * 600_000}}, "guided_json"),
+        ("tools", [{"type": "function", "function": {
+            "name": "f", "parameters": {"properties": [[]] * 30_000}}}]),
+        ("prediction", {"type": "content", "content": "a" * 600_000}),
+        ("guided_json", {"description": "a" * 600_000}),
     ],
 )  # fmt: skip
 async def test_what_is_beside_the_conversation_is_bounded(
-    long_gateway: ScriptedGateway, tokenizer: HubTokenizer, fields: dict[str, Any], param: str
+    front: Front, param: str, value: Any
 ) -> None:
-    body = {**MODEL, "messages": [{"role": "user", "content": "a"}], **fields}
-    async with open_client(long_gateway, tokenizer, None) as client:
-        error = (await client.post("/v1/chat/completions", json=body)).json()["error"]
+    error = await front.refused(CHAT, {param: value})
     assert error["param"] == param
     assert "524288 bytes and 20000 values" in error["message"]
 

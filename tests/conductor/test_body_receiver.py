@@ -3,8 +3,8 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
+from contextlib import AsyncExitStack
+from typing import Any, NamedTuple
 
 import httpx
 import pytest
@@ -20,27 +20,43 @@ from halfmoon_testing.conductor_http import ScriptedGateway, serve_app
 
 DEADLINE_S = 10
 BODY = json.dumps({"model": "lab/moon", "prompt": "a", "max_tokens": 2}).encode()
-Address = tuple[str, int]
+KEY = "authorization: Bearer k\r\n"
 
 
-class Server:
+class Asked(NamedTuple):
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    async def status(self) -> int:
+        async with asyncio.timeout(DEADLINE_S):
+            return int((await self.reader.readline()).split()[1])
+
+    async def error(self) -> tuple[int, Any, str]:
+        """Status, code and message of an error, behind which the server hangs up."""
+        async with asyncio.timeout(DEADLINE_S):
+            head, _, body = (await self.reader.read()).partition(b"\r\n\r\n")
+        assert b"connection: close" in head
+        error = json.loads(body)["error"]
+        return int(head.split()[1]), error["code"], error["message"]
+
+
+class Server(NamedTuple):
     """The REST API behind a socket, with requests written by hand."""
 
-    def __init__(self, address: Address, gateway: ScriptedGateway) -> None:
-        self.address, self.gateway = address, gateway
+    address: tuple[str, int]
 
-    async def ask(self, *pieces: bytes, n_bytes: int | None = None, headers: str = "") -> "Asked":
+    async def ask(self, *pieces: bytes, n_bytes: int | None = None, headers: str = "") -> Asked:
         """Send a head, and these pieces of a body that is said to have so many bytes."""
-        reader, writer = await asyncio.open_connection(*self.address)
+        asked = Asked(*await asyncio.open_connection(*self.address))
         length = sum(map(len, pieces)) if n_bytes is None else n_bytes
-        writer.write(
+        head = (
             f"POST /v1/completions HTTP/1.1\r\nhost: front\r\n{headers}"
-            f"content-type: application/json\r\ncontent-length: {length}\r\n\r\n".encode()
+            f"content-type: application/json\r\ncontent-length: {length}\r\n\r\n"
         )
-        for piece in pieces:
-            writer.write(piece)
-            await writer.drain()
-        return Asked(reader, writer)
+        for piece in (head.encode(), *pieces):
+            asked.writer.write(piece)
+            await asked.writer.drain()
+        return asked
 
     async def load(self) -> Any:
         async with httpx.AsyncClient() as client:
@@ -48,43 +64,20 @@ class Server:
             return (await client.get(url)).json()["server_load"]
 
 
-class Asked:
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader, self.writer = reader, writer
-
-    async def status(self) -> int:
-        async with asyncio.timeout(DEADLINE_S):
-            return int((await self.reader.readline()).split()[1])
-
-    async def error(self) -> tuple[int, Any, bool]:
-        """Status, error, and whether the server hangs up then."""
-        async with asyncio.timeout(DEADLINE_S):
-            head, _, body = (await self.reader.read()).partition(b"\r\n\r\n")
-        return int(head.split()[1]), json.loads(body)["error"], b"connection: close" in head
-
-
-@asynccontextmanager
-async def opened(
-    gateway: ScriptedGateway,
-    tokenizer: HubTokenizer,
-    limits: RestLimits,
-    tenants: Tenants | None = None,
-) -> AsyncIterator[Server]:
-    registry = CollectorRegistry()
-    app = create_app(gateway, tokenizer, registry=registry, limits=limits, tenants=tenants)
-    async with serve_app(app) as address:
-        yield Server(address, gateway)
-
-
 Open = Callable[..., Any]
 
 
 @pytest.fixture
-async def open_front(gateway: ScriptedGateway, tokenizer: HubTokenizer) -> AsyncIterator[Open]:
+async def open_server(
+    gateway: ScriptedGateway, tokenizer: HubTokenizer, registry: CollectorRegistry
+) -> AsyncIterator[Open]:
     async with AsyncExitStack() as stack:
 
-        async def open_it(limits: RestLimits, tenants: Tenants | None = None) -> Server:
-            return await stack.enter_async_context(opened(gateway, tokenizer, limits, tenants))
+        async def open_it(*tenants: Tenant, max_concurrent: int = 100, **bodies: Any) -> Server:
+            limits = RestLimits(bodies=BodyLimits(**bodies), max_concurrent=max_concurrent)
+            known = Tenants(tenants) if tenants else None
+            app = create_app(gateway, tokenizer, registry=registry, limits=limits, tenants=known)
+            return Server(await stack.enter_async_context(serve_app(app)))
 
         yield open_it
 
@@ -95,12 +88,11 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.005)
 
 
-async def test_half_sent_bodies_hold_no_place(open_front: Open) -> None:
+async def test_half_sent_bodies_hold_no_place(open_server: Open) -> None:
     lab = Tenant("lab", (hash_api_key("k"),), max_concurrent=1)
-    server = await open_front(RestLimits(max_concurrent=1), Tenants((lab,)))
-    key = "authorization: Bearer k\r\n"
-    half = [await server.ask(BODY[:10], n_bytes=len(BODY), headers=key) for _ in range(20)]
-    whole = await server.ask(BODY, headers=key)
+    server = await open_server(lab, max_concurrent=1)
+    half = [await server.ask(BODY[:10], n_bytes=len(BODY), headers=KEY) for _ in range(20)]
+    whole = await server.ask(BODY, headers=KEY)
     assert await whole.status() == 200
     assert await server.load() == 0
     half[0].writer.write(BODY[10:])
@@ -110,18 +102,15 @@ async def test_half_sent_bodies_hold_no_place(open_front: Open) -> None:
 
 
 @pytest.mark.parametrize("sent", [b"", BODY[:10]])
-async def test_a_body_that_does_not_come_is_refused(open_front: Open, sent: bytes) -> None:
-    server = await open_front(RestLimits(bodies=BodyLimits(timeout_s=0.2)))
-    asked = await server.ask(sent, n_bytes=len(BODY))
-    status, error, closes = await asked.error()
-    assert (status, error["code"], closes) == (408, "request_timeout", True)
-    assert f"{len(sent)} bytes" in error["message"]
-    assert "0.2 s" in error["message"]
+async def test_a_body_that_does_not_come_is_refused(open_server: Open, sent: bytes) -> None:
+    server = await open_server(timeout_s=0.2)
+    status, code, message = await (await server.ask(sent, n_bytes=len(BODY))).error()
+    assert (status, code) == (408, "request_timeout")
+    assert f"{len(sent)} bytes" in message and "0.2 s" in message
 
 
-async def test_a_body_that_drips_is_refused_however_long_it_could_go_on(open_front: Open) -> None:
-    limits = BodyLimits(timeout_s=0.5, least_bytes_per_s=1000)
-    server = await open_front(RestLimits(bodies=limits))
+async def test_a_body_that_drips_is_refused_however_long_it_could_go_on(open_server: Open) -> None:
+    server = await open_server(timeout_s=0.5, least_bytes_per_s=1000)
     asked = await server.ask(b"", n_bytes=1_000_000)
 
     async def drip() -> None:
@@ -130,29 +119,31 @@ async def test_a_body_that_drips_is_refused_however_long_it_could_go_on(open_fro
             await asyncio.sleep(0.02)
 
     dripping = asyncio.create_task(drip())
-    status, error, closes = await asked.error()
+    status, code, _ = await asked.error()
     dripping.cancel()
-    assert (status, error["code"], closes) == (408, "request_timeout", True)
+    assert (status, code) == (408, "request_timeout")
 
 
-async def test_a_body_is_not_read_before_its_key_is_known(open_front: Open) -> None:
-    server = await open_front(RestLimits(), Tenants((Tenant("lab", (hash_api_key("k"),)),)))
-    asked = await server.ask(b"", n_bytes=5_000_000)
+async def test_a_body_is_not_read_before_its_key_is_known_or_if_it_announces_too_many_bytes(
+    open_server: Open,
+) -> None:
+    server = await open_server(Tenant("lab", (hash_api_key("k"),)))
+    asked = await server.ask(n_bytes=5_000_000)
     assert await asked.status() == 401
     asked.writer.close()
+    announced = await server.ask(n_bytes=999_999_999, headers=KEY)
+    assert (await announced.error())[:2] == (413, "body_too_large")
 
 
 async def test_large_bodies_are_refused_while_there_are_too_many_and_small_ones_are_not(
-    open_front: Open,
+    open_server: Open,
 ) -> None:
-    limits = BodyLimits(max_total_bytes=300_000)
-    server = await open_front(RestLimits(bodies=limits))
+    server = await open_server(max_total_bytes=300_000)
     big = b" " * 200_000
     first = await server.ask(big, n_bytes=len(big) + len(BODY))
     second = await server.ask(big, n_bytes=len(big) + len(BODY))
-    status, error, closes = await second.error()
-    assert (status, error["code"], closes) == (429, "overloaded", True)
-    assert "300000" in error["message"]
+    status, code, message = await second.error()
+    assert (status, code) == (429, "overloaded") and "300000" in message
     assert await (await server.ask(BODY)).status() == 200
     first.writer.write(BODY)
     assert await first.status() == 200
@@ -161,29 +152,22 @@ async def test_large_bodies_are_refused_while_there_are_too_many_and_small_ones_
 
 @pytest.mark.parametrize("n_sent", [0, 10])
 async def test_a_client_that_goes_before_its_body_is_there_leaves_nothing_behind(
-    gateway: ScriptedGateway, tokenizer: HubTokenizer, n_sent: int
+    open_server: Open, gateway: ScriptedGateway, registry: CollectorRegistry, n_sent: int
 ) -> None:
-    registry = CollectorRegistry()
-    app = create_app(gateway, tokenizer, registry=registry)
-
-    def answered() -> float | None:
-        labels = {"route": "unmatched", "status": "499"}
-        return registry.get_sample_value("halfmoon_http_requests_total", labels)
-
-    async with serve_app(app) as address:
-        asked = await Server(address, gateway).ask(BODY[:n_sent], n_bytes=len(BODY))
-        asked.writer.close()
-        await until(answered)
+    asked = await (await open_server()).ask(BODY[:n_sent], n_bytes=len(BODY))
+    asked.writer.close()
+    labels = {"route": "unmatched", "status": "499"}
+    await until(lambda: registry.get_sample_value("halfmoon_http_requests_total", labels))
     assert not gateway.requests
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("n_before_pause", [0, 1])
 async def test_a_client_that_goes_frees_its_place_and_ends_its_generation(
-    open_front: Open, gateway: ScriptedGateway, stream: bool, n_before_pause: int
+    open_server: Open, gateway: ScriptedGateway, stream: bool, n_before_pause: int
 ) -> None:
     gateway.n_before_pause = n_before_pause
-    server = await open_front(RestLimits(max_concurrent=1))
+    server = await open_server(max_concurrent=1)
     asked = await server.ask(json.dumps({**json.loads(BODY), "stream": stream}).encode())
     await until(lambda: gateway.live)
     assert await server.load() == 1

@@ -1,5 +1,7 @@
 """What the conductor shows of the cluster, over a real core."""
 
+from typing import Any
+
 import msgspec
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -43,6 +45,11 @@ class Bench:
         commands = self.core.handle(event, 0.0)
         self.metrics.record(0.0, event, commands)
         return commands
+
+    def prefilled(self, **fields: Any) -> None:
+        """A request of 40 tokens, of which 32 were cached."""
+        done = msgspec.structs.replace(a_prefill_done("r"), n_cached=32, **fields)
+        self.metrics.on_prefill_done(WorkerId("prefill-0"), done)
 
     def value(self, name: str, **labels: str) -> float | None:
         return self.registry.get_sample_value(name, labels)
@@ -108,8 +115,7 @@ def test_requests_are_counted_by_phase_and_their_tokens_by_where_they_are_from(
 ) -> None:
     bench.post(RequestArrived(a_request("r", n_tokens=40)))
     assert bench.value("halfmoon_requests", phase="reserving") == 1
-    done = msgspec.structs.replace(a_prefill_done("r"), n_cached=32, fetched_bytes=1000)
-    bench.metrics.on_prefill_done(WorkerId("prefill-0"), done)
+    bench.prefilled(fetched_bytes=1000)
     assert bench.value("halfmoon_prefilled_tokens_total", source="computed") == 8
     assert bench.value("halfmoon_kv_fetched_bytes_total") == 1000
 
@@ -127,8 +133,7 @@ def test_cached_tokens_are_counted_by_where_their_kvstore_is(
 ) -> None:
     bench.post(WorkerJoined(a_worker("prefill-0", generation=2, host="host-0")))
     bench.post(WorkerJoined(a_worker("kvstore-0", generation=2, host=host)))
-    done = msgspec.structs.replace(a_prefill_done("r"), n_cached=32, fetched_from=fetched_from)
-    bench.metrics.on_prefill_done(WorkerId("prefill-0"), done)
+    bench.prefilled(fetched_from=fetched_from)
     assert bench.value("halfmoon_prefilled_tokens_total", source=source) == 32
 
 

@@ -4,30 +4,29 @@ import json
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import httpx
 import pydantic_core
 import pytest
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
-from halfmoon_conductor.engine_io.gateway_interface import ModelCard
 from halfmoon_conductor.engine_io.tool_call_rules import ToolCallFormat
 from halfmoon_conductor.routes.rest_app import create_app
 from halfmoon_conductor.text.hub_tokenizer import HubTokenizer
 from halfmoon_conductor.tools.tool_call_parser import ToolCallParser
 from halfmoon_testing.conductor_http import ScriptedGateway
+from tests.conductor.fronts import CHAT, HELLO, RESPONSES, Front
+from tests.conductor.tool_requests import TOOL_PATHS, function, with_tools
 from tests.nightly import by_day
 
+pytestmark = pytest.mark.usefixtures("room")
 SCHEMA = {
     "type": "object",
     "properties": {"at": {"type": "string"}, "day": {"type": "integer"}},
     "required": ["at", "day"],
     "additionalProperties": False,
 }
-HELLO = [{"role": "user", "content": "Hi"}]
 ARGUMENTS = '{"at": "Cork </tool_call> a", "day": 3}'
 NAMES = ("moon_phase", "moon_rise")
-Events = Callable[[str], list[Any]]
 
 
 class Answer(NamedTuple):
@@ -39,7 +38,7 @@ class Answer(NamedTuple):
     end: str
 
 
-def written(parser: ToolCallFormat, name: str) -> tuple[str, int, int]:
+def written(parser: ToolCallFormat) -> tuple[str, int, int]:
     """A call as models write it, and where its name and its arguments begin."""
     key, opened, closed = (
         ("arguments", "<tool_call>\n", "\n</tool_call>")
@@ -47,16 +46,13 @@ def written(parser: ToolCallFormat, name: str) -> tuple[str, int, int]:
         else ("parameters", "", "")
     )
     begin = f'{opened}{{"name": "'
-    head = f'{begin}{name}", "{key}": '
+    head = f'{begin}{NAMES[0]}", "{key}": '
     return f"{head}{ARGUMENTS}}}{closed}", len(begin), len(head)
 
 
-def expected(
-    parser: ToolCallFormat, text: str, cut: int, names: tuple[str, ...]
-) -> list[tuple[str, str]]:
-    """What has to come of a text's first characters, when nothing but a call may come."""
-    whole, name_at, arguments_at = written(parser, NAMES[0])
-    assert text == whole
+def expected(parser: ToolCallFormat, cut: int, names: tuple[str, ...]) -> list[tuple[str, str]]:
+    """What has to come of a call's first characters, when nothing but a call may come."""
+    text, name_at, arguments_at = written(parser)
     if cut < arguments_at:
         came = text[name_at:cut].partition('"')[0] if cut > name_at else ""
         closed = cut > name_at + len(NAMES[0])
@@ -65,15 +61,12 @@ def expected(
     return [(NAMES[0], text[arguments_at : min(cut, arguments_at + len(ARGUMENTS))])]
 
 
-@pytest.fixture
-def card() -> ModelCard:
-    """One with room for tools in its context."""
-    return ModelCard(name="lab/moon", max_context=4000, created=1_700_000_000)
-
-
 @pytest.fixture(params=["hermes", "llama3_json"])
 def parser(request: pytest.FixtureRequest) -> ToolCallFormat:
     return request.param  # type: ignore[no-any-return]
+
+
+HERMES = pytest.mark.parametrize("parser", ["hermes"], indirect=True)
 
 
 @pytest.fixture
@@ -86,64 +79,26 @@ def app(
     return create_app(gateway, tokenizer, registry=registry, tool_call_parser=parser)
 
 
-def chat(names: tuple[str, ...], choice: str, limit: int, **more: Any) -> tuple[str, Any]:
-    tools = [
-        {"type": "function", "function": {"name": name, "parameters": SCHEMA, "strict": True}}
-        for name in names
-    ]
-    body = {"messages": HELLO, "tools": tools, "tool_choice": choice, "max_tokens": limit}
-    return "/v1/chat/completions", {"model": "lab/moon", **body, **more}
-
-
-def response(names: tuple[str, ...], choice: str, limit: int, **more: Any) -> tuple[str, Any]:
-    tools = [
-        {"type": "function", "name": name, "parameters": SCHEMA, "strict": True} for name in names
-    ]
-    body = {"input": "Hi", "tools": tools, "tool_choice": choice, "max_output_tokens": limit}
-    return "/v1/responses", {"model": "lab/moon", **body, **more}
-
-
-def message(names: tuple[str, ...], choice: str, limit: int, **more: Any) -> tuple[str, Any]:
-    tools = [{"name": name, "input_schema": SCHEMA, "strict": True} for name in names]
-    kind = {"type": "any" if choice == "required" else choice}
-    if "stop" in more:
-        more["stop_sequences"] = more.pop("stop")
-    body = {"messages": HELLO, "tools": tools, "tool_choice": kind, "max_tokens": limit}
-    return "/v1/messages", {"model": "lab/moon", **body, **more}
-
-
-BODIES = {"chat": chat, "responses": response, "messages": message}
+def asked(api: str, names: tuple[str, ...], choice: str, limit: int, **more: Any) -> Any:
+    strict = (function(name, SCHEMA, True) for name in names)
+    return with_tools(TOOL_PATHS[api], *strict, choice=choice, limit=limit, **more)
 
 
 def limits(api: str, n_tokens: int) -> list[int]:
     """All lengths at night; by day each third, others for each API, and the whole."""
     step = by_day(3, at_night=1)
-    return [*range(1 + list(BODIES).index(api) % step, n_tokens, step), n_tokens]
+    return [*range(1 + list(TOOL_PATHS).index(api) % step, n_tokens, step), n_tokens]
 
 
-async def ask(client: httpx.AsyncClient, path: str, body: Any) -> Any:
-    answer = await client.post(path, json=body)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
-
-
-async def events(client: httpx.AsyncClient, path: str, body: Any) -> list[Any]:
-    answer = await client.post(path, json={**body, "stream": True})
-    assert answer.status_code == 200, answer.text
-    blocks = [block.split("data: ")[1] for block in answer.text.split("\n\n")[:-1]]
-    return [json.loads(block) for block in blocks if block != "[DONE]"]
-
-
-def read_chat(choice: Any) -> Answer:
-    message = choice["message"]
-    calls = [
-        (call["function"]["name"], call["function"]["arguments"])
-        for call in message.get("tool_calls", ())
-    ]
-    return Answer((message["content"] or "").strip(), calls, choice["finish_reason"])
+def read_chat(answer: Any) -> Answer:
+    (choice,) = answer["choices"]
+    made = [call["function"] for call in choice["message"].get("tool_calls", ())]
+    calls = [(call["name"], call["arguments"]) for call in made]
+    return Answer((choice["message"]["content"] or "").strip(), calls, choice["finish_reason"])
 
 
 def read_chunks(chunks: list[Any]) -> Answer:
+    assert chunks.pop() == "[DONE]"
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
     words = "".join(delta.get("content") or "" for delta in deltas)
     made = [call for delta in deltas for call in delta.get("tool_calls", ())]
@@ -175,9 +130,8 @@ def read_response_events(told: list[Any]) -> Answer:
 
 def read_message(answer: Any) -> Answer:
     words = "".join(block.get("text", "") for block in answer["content"])
-    calls = [
-        (block["name"], block["input"]) for block in answer["content"] if block["type"] != "text"
-    ]
+    uses = [block for block in answer["content"] if block["type"] != "text"]
+    calls = [(block["name"], block["input"]) for block in uses]
     return Answer(words.strip(), calls, answer["stop_reason"])
 
 
@@ -210,7 +164,7 @@ def members(arguments: str) -> Any:
 
 
 READERS: dict[str, tuple[Callable[[Any], Answer], Callable[[Any], Answer]]] = {
-    "chat": (lambda answer: read_chat(answer["choices"][0]), read_chunks),
+    "chat": (read_chat, read_chunks),
     "responses": (read_response, read_response_events),
     "messages": (read_message, read_message_events),
 }
@@ -218,56 +172,50 @@ CUT = {"chat": "length", "responses": "incomplete", "messages": "max_tokens"}
 WHOLE = {"chat": "tool_calls", "responses": "completed", "messages": "tool_use"}
 
 
-async def both(client: httpx.AsyncClient, api: str, path: str, body: Any) -> Answer:
+async def both(front: Front, api: str, *request: Any, **more: Any) -> Answer:
     """The same answer, whole and streamed."""
     whole, streamed = READERS[api]
-    answer = whole(await ask(client, path, body))
-    assert streamed(await events(client, path, body)) == answer
+    fields = asked(api, *request, **more)
+    answer = whole(await front.ask(TOOL_PATHS[api], fields))
+    assert streamed(await front.stream(TOOL_PATHS[api], fields)) == answer
     return answer
 
 
-@pytest.mark.parametrize("api", BODIES)
+def tokens_of(front: Front, text: str) -> list[int]:
+    """Have the model say a text; return its tokens."""
+    front.says(text)
+    return list(front.gateway.script[:-1])
+
+
+@pytest.mark.parametrize("api", TOOL_PATHS)
 @pytest.mark.parametrize("names", [NAMES, NAMES[:1]])
 async def test_a_required_call_cut_at_any_token_is_a_call_as_far_as_it_goes(
-    client: httpx.AsyncClient,
-    gateway: ScriptedGateway,
-    tokenizer: HubTokenizer,
-    parser: ToolCallFormat,
-    api: str,
-    names: tuple[str, ...],
+    front: Front, parser: ToolCallFormat, api: str, names: tuple[str, ...]
 ) -> None:
-    text, _, _ = written(parser, NAMES[0])
-    tokens = tokenizer.encode(text, add_special_tokens=False)
-    gateway.script = [*tokens, 0]
+    tokens = tokens_of(front, written(parser)[0])
     for limit in limits(api, len(tokens)):
-        came = len(tokenizer.decode(tokens[:limit]))
-        calls: list[tuple[str, Any]] = list(expected(parser, text, came, names))
+        came = len(front.tokenizer.decode(tokens[:limit]))
+        calls: list[tuple[str, Any]] = list(expected(parser, came, names))
         if api == "messages":
             calls = [(name, members(arguments)) for name, arguments in calls]
-        answer = await both(client, api, *BODIES[api](names, "required", limit))
-        assert answer == Answer("", calls, CUT[api]), text[:came]
-    answer = await both(client, api, *BODIES[api](names, "required", len(tokens) + 1))
-    assert answer.end == WHOLE[api]
-    assert len(answer.calls) == 1
+        answer = await both(front, api, names, "required", limit)
+        assert answer == Answer("", calls, CUT[api]), came
+    answer = await both(front, api, names, "required", len(tokens) + 1)
+    assert (answer.end, len(answer.calls)) == (WHOLE[api], 1)
 
 
-@pytest.mark.parametrize("api", BODIES)
-@pytest.mark.parametrize("parser", ["hermes"], indirect=True)
+@pytest.mark.parametrize("api", TOOL_PATHS)
+@HERMES
 async def test_words_before_a_call_that_is_cut_off_stay_words(
-    client: httpx.AsyncClient,
-    gateway: ScriptedGateway,
-    tokenizer: HubTokenizer,
-    parser: ToolCallFormat,
-    api: str,
+    front: Front, parser: ToolCallFormat, api: str
 ) -> None:
-    call, _, _ = written(parser, NAMES[0])
+    call, _, _ = written(parser)
     text = f"Let me see: {call}\n{call}"
-    tokens = tokenizer.encode(text, add_special_tokens=False)
-    gateway.script = [*tokens, 0]
+    tokens = tokens_of(front, text)
     second = text.rindex("<tool_call>")
     for limit in limits(api, len(tokens)):
-        came = len(tokenizer.decode(tokens[:limit]))
-        answer = await both(client, api, *BODIES[api](NAMES, "auto", limit))
+        came = len(front.tokenizer.decode(tokens[:limit]))
+        answer = await both(front, api, NAMES, "auto", limit)
         assert answer.end == CUT[api]
         assert "Let me see:".startswith(answer.words.partition("<")[0].strip())
         if came > text.index("<tool_call>") + len("<tool_call>"):
@@ -278,39 +226,20 @@ async def test_words_before_a_call_that_is_cut_off_stay_words(
             assert [name for name, _ in answer.calls] == [NAMES[0]] * 2
 
 
-@pytest.mark.parametrize("api", ["chat", "messages", "responses"])
-@pytest.mark.parametrize(
-    ("stop", "n_calls"), [("Cork", 1), ('"day', 1), ("phase", 1), ("moon", 0), ("{", 0)]
-)
-async def test_a_stop_string_within_a_call_cuts_it_off_like_a_limit(
-    client: httpx.AsyncClient,
-    gateway: ScriptedGateway,
-    tokenizer: HubTokenizer,
-    parser: ToolCallFormat,
-    api: str,
-    stop: str,
-    n_calls: int,
+@pytest.mark.parametrize("api", TOOL_PATHS)
+async def test_a_stop_string_within_a_call_cuts_it_off_like_a_limit_and_is_named_beside_it(
+    front: Front, parser: ToolCallFormat, api: str
 ) -> None:
-    text, _, arguments_at = written(parser, NAMES[0])
-    gateway.script = [*tokenizer.encode(text, add_special_tokens=False), 0]
-    names = NAMES if n_calls == 0 else NAMES[:1]
-    answer = await both(client, api, *BODIES[api](names, "required", 400, stop=[stop]))
+    text, _, arguments_at = written(parser)
+    front.says(text)
     ends = {"chat": "length", "responses": "incomplete", "messages": "stop_sequence"}
-    assert (answer.words, answer.end, len(answer.calls)) == ("", ends[api], n_calls)
-    if answer.calls and api != "messages":
-        assert answer.calls == [(NAMES[0], text[arguments_at : text.index(stop)])]
-
-
-async def test_a_stop_string_in_a_call_is_named_beside_it(
-    client: httpx.AsyncClient,
-    gateway: ScriptedGateway,
-    tokenizer: HubTokenizer,
-    parser: ToolCallFormat,
-) -> None:
-    text, _, _ = written(parser, NAMES[0])
-    gateway.script = [*tokenizer.encode(text, add_special_tokens=False), 0]
-    path, body = chat(NAMES, "required", 400, stop=["Cork"])
-    (choice,) = (await ask(client, path, body))["choices"]
+    for stop, n_calls in (("Cork", 1), ('"day', 1), ("phase", 1), ("moon", 0), ("{", 0)):
+        names = NAMES if n_calls == 0 else NAMES[:1]
+        answer = await both(front, api, names, "required", 400, stop=[stop])
+        assert (answer.words, answer.end, len(answer.calls)) == ("", ends[api], n_calls)
+        if answer.calls and api != "messages":
+            assert answer.calls == [(NAMES[0], text[arguments_at : text.index(stop)])]
+    choice = await front.choice(CHAT, asked("chat", NAMES, "required", 400, stop=["Cork"]))
     assert choice["stop_reason"] == "Cork"
 
 
@@ -326,7 +255,7 @@ async def test_a_stop_string_in_a_call_is_named_beside_it(
         ('<tool_call>{"name": "sun", "parameters": {} ', "", [("sun", "{}")]),
         ('<tool_call>{"name": "sun", "parameters": 3', None, []),
     ],
-)  # fmt: skip
+)
 def test_where_calls_are_free_what_can_be_none_stays_words_when_it_is_cut_off(
     text: str, words: str | None, calls: list[tuple[str, str]]
 ) -> None:
@@ -358,16 +287,17 @@ def test_json_that_is_cut_off_is_a_call_of_llama_only_with_the_name_of_a_functio
     assert (words, len(calls)) == (text if stays else "", n_calls)
 
 
-def test_a_marker_within_an_argument_ends_no_call() -> None:
-    text = (
-        '<tool_call>{"name": "f", "arguments": {"a": "</tool_call> \\" </tool_call>"}}</tool_call>'
-    )
-    for cut in range(len(text)):
-        reader = ToolCallParser("hermes", 9)
-        read = [reader.feed(text[:cut]), reader.feed(text[cut:]), reader.finish()]
-        assert "".join(words for words, _ in read) == ""
-        (call,) = [call for _, calls in read for call in calls]
-        assert json.loads(call.arguments) == {"a": '</tool_call> " </tool_call>'}
+def handed_back(arguments: str) -> list[tuple[str, dict[str, Any]]]:
+    """Requests with a call of these arguments and what it gave."""
+    made = {"name": NAMES[0], "arguments": arguments}
+    turn = {"role": "assistant", "tool_calls": [{"id": "c", "type": "function", "function": made}]}
+    result = {"role": "tool", "tool_call_id": "c", "content": "What?"}
+    call = {"type": "function_call", "call_id": "c", **made, "status": "incomplete"}
+    output = {"type": "function_call_output", "call_id": "c", "output": "What?"}
+    return [
+        (CHAT, asked("chat", NAMES, "auto", 4, messages=[*HELLO, turn, result])),
+        (RESPONSES, asked("responses", NAMES, "auto", 4, input=[*HELLO, call, output])),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -383,64 +313,35 @@ def test_a_marker_within_an_argument_ends_no_call() -> None:
         ('{"a": ' + "[" * 3000, {}),
     ],
 )
-@pytest.mark.parametrize("parser", ["hermes"], indirect=True)
+@HERMES
 async def test_a_call_that_was_cut_off_may_be_handed_back_as_it_came(
-    client: httpx.AsyncClient,
-    gateway: ScriptedGateway,
-    tokenizer: HubTokenizer,
-    parser: ToolCallFormat,
-    arguments: str,
-    read: Any,
+    front: Front, arguments: str, read: Any
 ) -> None:
-    function = {"name": NAMES[0], "arguments": arguments}
-    turns = [
-        *HELLO,
-        {
-            "role": "assistant",
-            "tool_calls": [{"id": "c", "type": "function", "function": function}],
-        },
-        {"role": "tool", "tool_call_id": "c", "content": "What?"},
-    ]
-    await ask(client, *chat(NAMES, "auto", 4, messages=turns))
-    call = {"type": "function_call", "call_id": "c", **function, "status": "incomplete"}
-    output = {"type": "function_call_output", "call_id": "c", "output": "What?"}
-    await ask(client, *response(NAMES, "auto", 4, input=[*HELLO, call, output]))
-    for made in gateway.requests:
-        prompt = tokenizer.decode(made.prompt_token_ids)
-        assert f'"arguments": {json.dumps(read)}' in prompt
+    for path, fields in handed_back(arguments):
+        await front.ask(path, fields)
+        assert f'"arguments": {json.dumps(read)}' in front.prompt()
 
 
-@pytest.mark.parametrize("api", BODIES)
+@pytest.mark.parametrize("api", TOOL_PATHS)
 async def test_a_call_that_spells_half_of_a_surrogate_pair_can_be_answered_and_handed_back(
-    client: httpx.AsyncClient, gateway: ScriptedGateway, tokenizer: HubTokenizer, api: str,
-    parser: ToolCallFormat,
-) -> None:  # fmt: skip
-    text = written(parser, NAMES[0])[0].replace("Cork </tool_call>", "\\ud800")
-    gateway.script = [*tokenizer.encode(text, add_special_tokens=False), 0]
-    answer = await both(client, api, *BODIES[api](NAMES, "required", 400))
+    front: Front, parser: ToolCallFormat, api: str
+) -> None:
+    front.says(written(parser)[0].replace("Cork </tool_call>", "\\ud800"))
+    answer = await both(front, api, NAMES, "required", 400)
     ((_, arguments),) = answer.calls
     read = arguments if api == "messages" else json.loads(arguments)
     assert read == {"at": "\ufffd a", "day": 3}
-    function = {"name": NAMES[0], "arguments": '{"at": "\\ud800"}'}
-    call = {"id": "c", "type": "function", "function": function}
-    turns = [*HELLO, {"role": "assistant", "tool_calls": [call]}]
-    await ask(client, *chat(NAMES, "auto", 4, messages=turns))
+    for path, fields in handed_back('{"at": "\\ud800"}'):
+        await front.ask(path, fields)
 
 
 async def test_a_stop_token_within_a_call_cuts_it_off_like_a_limit(
-    client: httpx.AsyncClient,
-    gateway: ScriptedGateway,
-    tokenizer: HubTokenizer,
-    parser: ToolCallFormat,
+    front: Front, parser: ToolCallFormat
 ) -> None:
-    text, _, arguments_at = written(parser, NAMES[0])
-    tokens = tokenizer.encode(text, add_special_tokens=False)
-    gateway.script = [*tokens, 0]
-    n_before = next(
-        n for n in range(len(tokens)) if len(tokenizer.decode(tokens[:n])) > arguments_at
-    )
+    text, _, arguments_at = written(parser)
+    tokens, decode = tokens_of(front, text), front.tokenizer.decode
+    n_before = next(n for n in range(len(tokens)) if len(decode(tokens[:n])) > arguments_at)
     stop = next(token for token in tokens[n_before:] if token not in tokens[:n_before])
-    path, body = chat(NAMES, "required", 400, stop_token_ids=[stop])
-    answer = await both(client, "chat", path, body)
-    arguments = tokenizer.decode(tokens[: tokens.index(stop)])[arguments_at:]
+    answer = await both(front, "chat", NAMES, "required", 400, stop_token_ids=[stop])
+    arguments = decode(tokens[: tokens.index(stop)])[arguments_at:]
     assert answer == Answer("", [(NAMES[0], arguments)], "length")

@@ -7,7 +7,6 @@ import signal
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import pytest
 from tokenizers import Tokenizer
 
@@ -18,10 +17,9 @@ from halfmoon_conductor.grammar.grammar_checker import GrammarChecker
 from halfmoon_conductor.grammar.grammars import RequestedGrammar, grammar_of_schema
 from halfmoon_conductor.grammar.schema_depth import MAX_SCHEMA_DEPTH, check_depth
 from halfmoon_sandbox import Child
-from halfmoon_testing.conductor_http import ScriptedGateway
+from tests.conductor.fronts import CHAT, Front, error_of
 
 SPINNING = {"type": "integer", "multipleOf": 2**31}
-CHAT = {"model": "lab/moon", "messages": [{"role": "user", "content": "Hi"}]}
 
 
 @pytest.fixture
@@ -87,12 +85,8 @@ async def test_tenants_take_turns_and_none_has_all_places(
 ) -> None:
     await checker.check(wanted('start: "a"'))
     monkeypatch.setattr(grammar_checker, "MAX_GRAMMAR_CPU_S", 600.0)  # the flood's never end
-    slow = [
-        asyncio.create_task(
-            checker.check(wanted(grammar_of_schema(SPINNING | {"title": str(i)})), "flood")
-        )
-        for i in range(80)
-    ]
+    grammars = [wanted(grammar_of_schema(SPINNING | {"title": str(i)})) for i in range(80)]
+    slow = [asyncio.create_task(checker.check(each, "flood")) for each in grammars]
     await asyncio.sleep(0)
     refused = [each for each in slow if each.done()]
     assert 0 < len(refused) < 20
@@ -119,18 +113,13 @@ async def test_what_is_remembered_has_a_limit_in_bytes(
     assert await checker.check(grammars[-1])
 
 
-async def test_a_process_that_dies_is_replaced(checker: GrammarChecker) -> None:
+async def test_a_process_or_a_template_that_dies_is_replaced(checker: GrammarChecker) -> None:
     await checker.check(wanted('start: "a"'))
     (child, _) = checker._pool.idle[0]
-    os.kill(child.pid, signal.SIGKILL)
-    assert await checker.check(wanted('start: "b"'))
-
-
-async def test_a_template_that_dies_is_replaced(checker: GrammarChecker) -> None:
-    await checker.check(wanted('start: "a"'))
-    assert checker._pool.sandbox.pid is not None
-    os.kill(checker._pool.sandbox.pid, signal.SIGKILL)
-    assert await checker.check(wanted('start: "b"'))
+    for i, pid in enumerate((child.pid, checker._pool.sandbox.pid)):
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        assert await checker.check(wanted(f'start: "{i}"'))
 
 
 async def test_a_clients_own_grammar_is_translated_in_the_process(checker: GrammarChecker) -> None:
@@ -178,14 +167,13 @@ async def test_a_child_without_processor_time_says_nothing_about_its_grammar(
 
 
 async def test_a_failed_check_is_a_503_with_a_time_to_retry(
-    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+    front: Front, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kill_children(monkeypatch, 2)
-    asked = {**CHAT, "guided_regex": "[a-z]{3}"}
-    answer = await client.post("/v1/chat/completions", json=asked)
-    assert answer.status_code == 503
+    answer = await front.post(CHAT, guided_regex="[a-z]{3}")
+    error_of(answer, 503)
     assert int(answer.headers["retry-after"]) >= 1
-    assert (await client.post("/v1/chat/completions", json=asked)).status_code == 200
+    await front.ask(CHAT, guided_regex="[a-z]{3}")
 
 
 def chained(n: int, depth: int) -> dict[str, Any]:
@@ -198,10 +186,13 @@ def chained(n: int, depth: int) -> dict[str, Any]:
     return {"$defs": {**{f"d{i}": link(i) for i in range(n)}, f"d{n}": {}}, "$ref": "#/$defs/d0"}
 
 
-def test_depth_is_counted_through_references() -> None:
+def test_depth_is_counted_through_references_in_time_of_the_schemas_size() -> None:
     check_depth(chained(10, 10))
     with pytest.raises(ValueError, match=f"over {MAX_SCHEMA_DEPTH} levels"):
         check_depth(chained(110, 15))
+    both = [{"$ref": f"#/$defs/d{i}"} for i in range(60)]
+    links = {f"d{i}": {"anyOf": both[i + 1 :]} for i in range(60)}
+    check_depth({"$defs": links, "$ref": "#/$defs/d0"}, limit=500)  # 2**59 paths
 
 
 def test_a_recursive_schema_is_as_deep_as_it_is_written() -> None:
@@ -216,54 +207,27 @@ def test_references_that_lead_nowhere_are_left_to_the_library() -> None:
         check_depth({"$ref": reference, "a": [1]})
 
 
-def test_a_schema_of_many_paths_is_counted_in_time_of_its_size() -> None:
-    both = [{"$ref": f"#/$defs/d{i}"} for i in range(60)]
-    links = {f"d{i}": {"anyOf": both[i + 1 :]} for i in range(60)}
-    check_depth({"$defs": links, "$ref": "#/$defs/d0"}, limit=500)  # 2**59 paths
+def a_call_of(schema: dict[str, Any]) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+    return {"tools": tools, "tool_choice": "required"}
+
+
+FORM = {"type": "json_schema", "json_schema": {"name": "s", "schema": SPINNING}}
 
 
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        (
-            {
-                "response_format": {
-                    "type": "json_schema",
-                    "json_schema": {"name": "s", "schema": SPINNING},
-                }
-            },
-            "response_format",
-        ),
+        ({"response_format": FORM}, "response_format"),
         ({"guided_json": chained(110, 15)}, "guided_json"),
         ({"guided_regex": "a*" * 30_000}, "guided_regex"),
         ({"guided_regex": "a*" * 100_000}, "guided_regex"),
         ({"guided_json": json.dumps(SPINNING)}, "guided_json"),
-        (
-            {
-                "tools": [
-                    {
-                        "type": "function",
-                        "function": {
-                            "name": "f",
-                            "parameters": {"type": "object", "properties": {"a": SPINNING}},
-                        },
-                    }
-                ],
-                "tool_choice": "required",
-            },
-            "tools",
-        ),
+        (a_call_of({"type": "object", "properties": {"a": SPINNING}}), "tools"),
     ],
 )
 async def test_a_hostile_wish_gets_a_400_that_names_its_field(
-    client: httpx.AsyncClient,
-    gateway: ScriptedGateway,
-    fields: dict[str, Any],
-    param: str,
-    monkeypatch: pytest.MonkeyPatch,
+    front: Front, fields: dict[str, Any], param: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grammar_checker, "MAX_GRAMMAR_CPU_S", 0.2)
-    answer = await client.post("/v1/chat/completions", json={**CHAT, **fields})
-    error = answer.json()["error"]
-    assert (answer.status_code, error["param"]) == (400, param), error
-    assert not gateway.requests
+    assert (await front.refused(CHAT, fields))["param"] == param

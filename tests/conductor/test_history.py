@@ -1,19 +1,15 @@
 """What operators see of the cluster: workers, hot prefixes, latencies; who left, and who is new."""
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 import pytest
-from prometheus_client import CollectorRegistry
 
-from halfmoon_conductor.generation.core_gateway import CoreGateway
 from halfmoon_conductor.observability.history.latency_history import (
     KEPT_SECONDS,
     MAX_SAMPLES,
     LatencyHistory,
 )
-from halfmoon_conductor.observability.history.observer import CoreObserver
 from halfmoon_conductor.observability.history.prefix_usage import MAX_PREFIXES, PrefixUseCounter
 from halfmoon_conductor.observability.history.request_history import RequestHistory
 from halfmoon_conductor.observability.history.worker_history import (
@@ -21,87 +17,38 @@ from halfmoon_conductor.observability.history.worker_history import (
     MAX_DEPARTED,
     WorkerHistory,
 )
-from halfmoon_conductor.observability.metrics.cluster_metrics import ClusterMetrics
 from halfmoon_conductor.page.cluster_view import ConductorInfo, cluster_view
-from halfmoon_conductor.workers.shell import Shell
-from halfmoon_conductor.workers.worker_links import WorkerLinks
-from halfmoon_metadata import MemoryStore
-from halfmoon_protocol.ids import BlockHash, ConductorId, RequestId, WorkerId
+from halfmoon_protocol.ids import BlockHash, RequestId, WorkerId
 from halfmoon_protocol.messages import (
     BlocksSnapshot,
     DecodeLoad,
-    DecodeReserved,
     KvstoreLoad,
     PrefillCost,
-    PrefillDone,
     PrefillLoad,
-    ToConductor,
 )
-from halfmoon_runtime.channels.memory_network import MemoryNetwork
 from halfmoon_runtime.clock import FakeClock
-from halfmoon_scheduling.conductor.conductor_machine import Conductor
-from halfmoon_scheduling.config import SchedulingConfig
 from halfmoon_scheduling.events import (
-    AnyEvent,
-    MessageReceived,
     RequestArrived,
     RequestCancelled,
     RequestFinished,
     Tick,
-    WorkerJoined,
     WorkerLost,
 )
-from halfmoon_testing.scheduling_inputs import LAYOUT, a_landing, a_request, a_worker
+from halfmoon_testing.scheduling_inputs import LAYOUT, a_request, a_worker
+from tests.conductor.watched_core import WatchedCore
 
-COST = PrefillCost(c0_s=0.0, c1_s=0.01)
+HASHES = a_request().block_hashes
+SNAPSHOT = BlocksSnapshot(sequence=0, hashes=HASHES)
+EMPTY = {"n_reserved": 0, "context_tokens": 0, "n_pages": 64, "step_s": 0.03}
 
 
-@dataclass
-class Watched:
-    """A core with an observer, fed by hand."""
-
-    core: Conductor = field(default_factory=lambda: Conductor(SchedulingConfig()))
-    now: float = 100.0
-
-    def __post_init__(self) -> None:
-        self.observer = CoreObserver(self.core, LatencyHistory())
-        shell = Shell(self.core, FakeClock())
-        self.links = WorkerLinks(
-            MemoryNetwork(),
-            MemoryStore(),
-            ConductorId("conductor-0"),
-            shell,
-            CoreGateway(shell),
-            ClusterMetrics(self.core, CollectorRegistry()),
-        )
-
-    def handle(self, event: AnyEvent) -> None:
-        self.observer.record(self.now, event, self.core.handle(event, self.now))
+class Watched(WatchedCore):
+    """A core with the view of its cluster."""
 
     def join(self, *names: str, **more: Any) -> None:
         for name in names:
-            cost = COST if name.startswith("prefill") else None
-            self.handle(WorkerJoined(a_worker(name, prefill_cost=cost, **more)))
-
-    def hear(self, worker: str, message: ToConductor) -> None:
-        self.handle(MessageReceived(WorkerId(worker), message))
-
-    def serve(self, request_id: str, *, n_cached: int = 0, prefill: str = "prefill-0") -> None:
-        """A request of 40 tokens from its arrival to its first token."""
-        self.handle(RequestArrived(a_request(request_id)))
-        name = RequestId(request_id)
-        granted = DecodeReserved(request_id=name, landing=a_landing("decode-0"), expires_s=60.0)
-        self.hear("decode-0", granted)
-        done = PrefillDone(
-            request_id=name,
-            first_token=1,
-            finish="",
-            n_cached=n_cached,
-            queue_s=0.0,
-            compute_s=0.4,
-            drain_s=0.0,
-        )
-        self.hear(prefill, done)
+            cost = PrefillCost(c0_s=0.0, c1_s=0.01) if name.startswith("prefill") else None
+            super().join(name, prefill_cost=cost, **more)
 
     def view(self) -> dict[str, Any]:
         conductor = ConductorInfo("conductor-0", "redis")
@@ -113,6 +60,9 @@ class Watched:
         (found,) = [w for w in self.view()["workers"] if w["worker_id"] == name]
         assert isinstance(found, dict)
         return found
+
+    def lose(self, name: str, reason: str) -> None:
+        self.handle(WorkerLost(WorkerId(name), reason))
 
 
 @pytest.fixture
@@ -139,25 +89,19 @@ def test_a_prefill_worker_shows_its_queue_as_it_says_and_as_it_is_predicted(
 
 def test_a_decode_worker_shows_what_runs_and_what_a_step_takes(watched: Watched) -> None:
     watched.serve("cmpl-1")
-    load = DecodeLoad(
-        n_running=1, n_reserved=2, context_tokens=41, free_pages=61, n_pages=64, step_s=0.03
-    )
-    watched.hear("decode-0", load)
+    running = {**EMPTY, "n_reserved": 2, "context_tokens": 41}
+    watched.hear("decode-0", DecodeLoad(n_running=1, free_pages=61, **running))
     seen = watched.worker("decode-0")["load"]
     assert (seen["n_running"], seen["n_reserved"], seen["step_s"]) == (1, 2, 0.03)
     assert (seen["free_pages"], seen["n_pages"], seen["n_requests"]) == (61, 64, 1)
     assert seen["tbt_s"] > 0
     watched.handle(RequestFinished(RequestId("cmpl-1"), 2))
-    idle = DecodeLoad(
-        n_running=0, n_reserved=0, context_tokens=0, free_pages=64, n_pages=64, step_s=0.03
-    )
-    watched.hear("decode-0", idle)
+    watched.hear("decode-0", DecodeLoad(n_running=0, free_pages=64, **EMPTY))
     assert watched.worker("decode-0")["load"]["tbt_s"] == 0
 
 
 def test_a_kvstore_shows_both_tiers_and_what_it_was_asked_for(watched: Watched) -> None:
-    hashes = a_request().block_hashes
-    watched.hear("kvstore-0", BlocksSnapshot(sequence=0, hashes=hashes))
+    watched.hear("kvstore-0", SNAPSHOT)
     load = KvstoreLoad(
         n_stored=2, n_reserved=1, n_leased=1, n_blocks=64, n_disk_stored=9, n_disk_blocks=99,
         n_found_in_memory=7, n_found_on_disk=2, n_missing=1,
@@ -166,7 +110,7 @@ def test_a_kvstore_shows_both_tiers_and_what_it_was_asked_for(watched: Watched) 
     seen = watched.worker("kvstore-0")["load"]
     assert seen == {
         "n_readers": 0,
-        "n_indexed": len(hashes),
+        "n_indexed": len(HASHES),
         "memory": {"n_stored": 2, "n_reserved": 1, "n_leased": 1, "n_blocks": 64},
         "disk": {"n_stored": 9, "n_blocks": 99},
         "lookups": {"memory": 7, "disk": 2, "missing": 1},
@@ -181,7 +125,7 @@ def test_a_worker_that_has_said_nothing_shows_what_its_record_says(watched: Watc
 
 
 def test_who_left_is_shown_with_the_reason_until_it_is_back(watched: Watched) -> None:
-    watched.handle(WorkerLost(WorkerId("decode-0"), "its lease is over"))
+    watched.lose("decode-0", "its lease is over")
     watched.now += 3
     view = watched.view()
     assert [w["worker_id"] for w in view["workers"]] == ["kvstore-0", "prefill-0"]
@@ -191,14 +135,13 @@ def test_who_left_is_shown_with_the_reason_until_it_is_back(watched: Watched) ->
     )  # fmt: skip
     watched.join("decode-0", generation=2)
     assert watched.view()["gone"] == []
-    watched.handle(WorkerLost(WorkerId("decode-0"), "again"))
+    watched.lose("decode-0", "again")
     watched.now += DEPARTED_KEPT_S
     assert watched.view()["gone"] == []
 
 
 def test_a_worker_that_the_core_refuses_is_not_shown_as_live(watched: Watched) -> None:
-    other = a_worker("decode-0", generation=2, layout=None)
-    watched.handle(WorkerJoined(other))
+    watched.join("decode-0", generation=2, layout=None)
     (gone,) = watched.view()["gone"]
     assert "states no KV layout" in gone["reason"]
 
@@ -226,16 +169,15 @@ def test_what_was_heard_of_an_earlier_start_is_forgotten(watched: Watched) -> No
 
 def test_a_hot_prefix_is_shown_with_those_who_hold_it(watched: Watched) -> None:
     watched.join("kvstore-1")
-    hashes = a_request().block_hashes
     watched.serve("cmpl-1")
     assert watched.view()["hot_prefixes"] == []
     for kvstore in ("kvstore-0", "kvstore-1"):
-        watched.hear(kvstore, BlocksSnapshot(sequence=0, hashes=hashes))
+        watched.hear(kvstore, SNAPSHOT)
     watched.serve("cmpl-2", n_cached=32)
     watched.serve("cmpl-3", n_cached=32)
     (hot,) = watched.view()["hot_prefixes"]
     assert hot == {
-        "prefix": hashes[-1].hex(),
+        "prefix": HASHES[-1].hex(),
         "n_blocks": 2,
         "n_tokens": 2 * LAYOUT.block_size,
         "uses": 2.0,
@@ -245,12 +187,10 @@ def test_a_hot_prefix_is_shown_with_those_who_hold_it(watched: Watched) -> None:
 
 
 def test_a_copy_of_a_hot_prefix_is_shown_while_it_is_under_way() -> None:
-    config = SchedulingConfig(replication_bytes_per_s=1e9, replication_hot_uses=2.0)
-    watched = Watched(Conductor(config))
+    watched = Watched(replication_bytes_per_s=1e9, replication_hot_uses=2.0)
     watched.join("prefill-0", "decode-0")
     watched.join("kvstore-0", "kvstore-1", replicates=True)
-    hashes = a_request().block_hashes
-    watched.hear("kvstore-0", BlocksSnapshot(sequence=0, hashes=hashes))
+    watched.hear("kvstore-0", SNAPSHOT)
     watched.hear("kvstore-1", BlocksSnapshot(sequence=0, hashes=()))
     for name in ("cmpl-1", "cmpl-2", "cmpl-3"):
         watched.serve(name, n_cached=32)
@@ -258,13 +198,13 @@ def test_a_copy_of_a_hot_prefix_is_shown_while_it_is_under_way() -> None:
     watched.now += 5.0
     watched.handle(Tick())
     (copy,) = watched.view()["copies"]
-    copied = {"prefix": hashes[-1].hex(), "n_blocks": 2, "source": "kvstore-0"}
+    copied = {"prefix": HASHES[-1].hex(), "n_blocks": 2, "source": "kvstore-0"}
     assert copy == {**copied, "target": "kvstore-1"}
 
 
 def test_reuse_is_counted_over_all_prompts_and_for_each(watched: Watched) -> None:
     watched.serve("cmpl-1")
-    watched.hear("kvstore-0", BlocksSnapshot(sequence=0, hashes=a_request().block_hashes))
+    watched.hear("kvstore-0", SNAPSHOT)
     watched.serve("cmpl-2", n_cached=32)
     assert watched.view()["reuse"] == {
         "n_prompts": 2, "n_tokens": 80, "n_cached": 32, "n_transferred": 0,
@@ -278,7 +218,7 @@ def test_blocks_that_came_over_from_another_kvstore_are_told_apart(watched: Watc
     watched.join("kvstore-1")
     home = watched.worker("prefill-0")["home"]
     other = {"kvstore-0": "kvstore-1", "kvstore-1": "kvstore-0"}[home]
-    watched.hear(other, BlocksSnapshot(sequence=0, hashes=a_request().block_hashes))
+    watched.hear(other, SNAPSHOT)
     watched.serve("cmpl-1", n_cached=32)
     assert watched.view()["reuse"]["n_transferred"] == 32
 
@@ -393,7 +333,7 @@ def test_a_lost_worker_is_an_event_with_the_requests_that_were_placed_again(
 ) -> None:
     watched.join("decode-1")
     watched.serve("a")
-    watched.handle(WorkerLost(WorkerId("decode-0"), "its lease ran out"))
+    watched.lose("decode-0", "its lease ran out")
     watched.join("decode-0", generation=2)
     *_, left, back = watched.observer.workers.events
     assert (left.kind, left.worker_id, left.reason) == ("left", "decode-0", "its lease ran out")
@@ -428,10 +368,9 @@ def test_a_second_is_told_when_it_is_over(latencies: LatencyHistory, clock: Fake
     clock.advance(1.0)
     (second,) = latencies.since(0)
     assert second.at_s == 1000
-    assert second.tbt is not None
-    assert (second.tbt.n, second.tbt.p50_s, second.tbt.p90_s) == (10, 0.05, 0.09)
-    assert second.ttft is not None
-    assert (second.ttft.n, second.ttft.p50_s, second.ttft.p90_s) == (1, 0.5, 0.5)
+    tbt, ttft = second.tbt, second.ttft
+    assert tbt is not None and (tbt.n, tbt.p50_s, tbt.p90_s) == (10, 0.05, 0.09)
+    assert ttft is not None and (ttft.n, ttft.p50_s, ttft.p90_s) == (1, 0.5, 0.5)
 
 
 def test_seconds_without_tokens_are_left_out_and_known_ones_not_told_again(

@@ -35,20 +35,14 @@ def test_ended_streams_go_before_those_that_run_and_these_before_those_that_are_
     assert victim(read, runs, ended) == ended
     assert victim(read, runs) == runs
     assert victim(read) == read
+    oldest = Kept("lab", StreamPhase.ENDED, 0)
+    assert victim(read, ended, oldest) == oldest, "of equal streams the oldest goes"
 
 
-def test_of_equal_streams_the_oldest_goes() -> None:
-    streams = [Kept("lab", StreamPhase.ENDED, since_s) for since_s in (5, 3, 4)]
-    assert victim(*streams).since_s == 3
-
-
-def test_a_tenants_ended_stream_stays_while_another_tenant_has_more() -> None:
+def test_the_tenant_with_most_streams_or_bytes_pays_and_an_empty_stream_frees_none() -> None:
     quiet = Kept("quiet", StreamPhase.ENDED, 0)
     loud = [Kept("loud", StreamPhase.ATTACHED, since_s) for since_s in (2, 1)]
     assert victim(quiet, *loud) == loud[1]
-
-
-def test_by_bytes_the_tenant_with_most_of_them_pays_and_an_empty_stream_frees_none() -> None:
     large = Kept("few", StreamPhase.ATTACHED, 9, n_bytes=1000)
     empty = Kept("few", StreamPhase.ENDED, 0, n_bytes=0)
     small = [Kept("many", StreamPhase.ENDED, since_s) for since_s in range(5)]

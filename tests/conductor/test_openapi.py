@@ -4,24 +4,18 @@ import json
 import re
 from typing import Any
 
-import httpx
 import jsonschema
 import pytest
-from prometheus_client import CollectorRegistry
 
-from halfmoon_conductor.routes.rest_app import create_app
 from halfmoon_conductor.tenants import Tenants
 from halfmoon_conductor.text.hub_tokenizer import HubTokenizer
 from halfmoon_testing.conductor_http import ScriptedGateway
-
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+from tests.conductor.fronts import CHAT, COMPLETIONS, Front, open_front
 
 
 @pytest.fixture
-async def document(client: httpx.AsyncClient) -> dict[str, Any]:
-    answer = await client.get("/openapi.json")
-    assert answer.status_code == 200
-    document: dict[str, Any] = answer.json()
+async def document(front: Front) -> dict[str, Any]:
+    document: dict[str, Any] = (await front.get("/openapi.json")).json()
     return document
 
 
@@ -66,14 +60,11 @@ async def test_the_schema_says_where_a_key_is_asked_for_if_one_is(
     document: dict[str, Any], gateway: ScriptedGateway, tokenizer: HubTokenizer
 ) -> None:
     assert "security" not in json.dumps(document)
-    app = create_app(gateway, tokenizer, registry=CollectorRegistry(), tenants=Tenants(()))
-    async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(app=app), base_url="http://front"
-    ) as client:
-        with_keys = (await client.get("/openapi.json")).json()
+    async with open_front(gateway, tokenizer, tenants=Tenants(())) as front:
+        with_keys = (await front.get("/openapi.json")).json()
         for path, operations in with_keys["paths"].items():
             for method, operation in operations.items():
-                answer = await client.request(method, path)
+                answer = await front.client.request(method, path)
                 schemes = {name for each in operation.get("security", []) for name in each}
                 assert schemes == ({"bearer", "x-api-key"} if answer.status_code == 401 else set())
     assert set(with_keys["components"]["securitySchemes"]) == {"bearer", "x-api-key"}
@@ -113,14 +104,14 @@ BODIES = [
 
 
 async def test_the_schema_takes_what_the_front_takes(
-    client: httpx.AsyncClient, document: dict[str, Any]
+    front: Front, document: dict[str, Any]
 ) -> None:
     disagreements: list[Any] = []
     for name, change in BODIES:
-        chat = name == "ChatRequest"
-        base = {"messages": [{"role": "user", "content": "a"}]} if chat else {"prompt": "a"}
-        body = {"model": "lab/moon", **base, **change}
-        answer = await client.post(CHAT if chat else COMPLETIONS, json=body)
+        base = {"messages": [{"role": "user", "content": "a"}]}
+        path = CHAT if name == "ChatRequest" else COMPLETIONS
+        body = {"model": "lab/moon", **(base if path == CHAT else {"prompt": "a"}), **change}
+        answer = await front.post(path, body)
         valid = jsonschema.Draft202012Validator(schema_of(document, name)).is_valid(body)
         assert answer.status_code in (200, 400, 404), body
         if valid != (answer.status_code == 200):
@@ -128,18 +119,14 @@ async def test_the_schema_takes_what_the_front_takes(
     assert not disagreements
 
 
-async def test_answers_are_as_the_schema_says(
-    client: httpx.AsyncClient, document: dict[str, Any]
-) -> None:
-    prompt = {"model": "lab/moon", "prompt": "a"}
-    hello = {"model": "lab/moon", "messages": [{"role": "user", "content": "a"}]}
+async def test_answers_are_as_the_schema_says(front: Front, document: dict[str, Any]) -> None:
     for name, answer in [
-        ("TextCompletion", await client.post(COMPLETIONS, json=prompt)),
-        ("ChatCompletion", await client.post(CHAT, json=hello)),
-        ("ModelList", await client.get("/v1/models")),
-        ("Model", await client.get("/v1/models/lab/moon")),
-        ("Health", await client.get("/health")),
-        ("Readiness", await client.get("/ready")),
-        ("ErrorResponse", await client.get("/v1/models/none")),
+        ("TextCompletion", await front.post(COMPLETIONS)),
+        ("ChatCompletion", await front.post(CHAT)),
+        ("ModelList", await front.get("/v1/models")),
+        ("Model", await front.get("/v1/models/lab/moon")),
+        ("Health", await front.get("/health")),
+        ("Readiness", await front.get("/ready")),
+        ("ErrorResponse", await front.get("/v1/models/none")),
     ]:
         jsonschema.validate(answer.json(), schema_of(document, name))

@@ -13,6 +13,7 @@ from starlette.types import Message
 from halfmoon_conductor.api.sse import EventTemplate, format_event, to_json_line
 from halfmoon_conductor.routes.generation_route import MAX_INLINE_BYTES
 from halfmoon_testing.conductor_http import ScriptedGateway
+from tests.conductor.fronts import COMPLETIONS, Front
 
 COMPLETION: dict[str, Any] = {"model": "lab/moon", "max_tokens": 2, "temperature": 0}
 #: Of any Python function, the loop and the scripted gateway included.
@@ -35,28 +36,25 @@ class CountingThreads(ThreadPoolExecutor):
     ids=["text", "ids", "many ids"],
 )
 async def test_only_a_few_token_ids_are_read_on_the_event_loop(
-    client: httpx.AsyncClient, prompt: object, n_threads: int
+    front: Front, prompt: object, n_threads: int
 ) -> None:
     threads = CountingThreads()
     asyncio.get_running_loop().set_default_executor(threads)
-    await client.post("/v1/completions", json=COMPLETION | {"prompt": prompt})
+    await front.ask(COMPLETIONS, COMPLETION, prompt=prompt)
     assert threads.n_tasks == n_threads
 
 
-async def test_a_streamed_token_takes_few_calls(app: FastAPI, gateway: ScriptedGateway) -> None:
-    gateway.script = gateway.script[:1]
-    few, many = [await _calls(app, n_new) for n_new in (20, 120)]
-    per_token = (many - few) / 100
-    assert 1 < per_token <= MAX_CALLS_PER_TOKEN
-
-
-async def test_an_event_that_a_client_may_come_back_to_takes_a_few_calls_more(
-    app: FastAPI, gateway: ScriptedGateway
+@pytest.mark.parametrize(
+    ("keys", "most"),
+    [((b"", b""), MAX_CALLS_PER_TOKEN), ((b"a", b"b"), MAX_CALLS_PER_KEYED_TOKEN)],
+    ids=["plain", "that a client may come back to"],
+)
+async def test_a_streamed_token_takes_few_calls(
+    app: FastAPI, gateway: ScriptedGateway, keys: tuple[bytes, bytes], most: int
 ) -> None:
     gateway.script = gateway.script[:1]
-    keyed = [await _calls(app, n_new, key=b"key-%d" % n_new) for n_new in (20, 120)]
-    per_token = (keyed[1] - keyed[0]) / 100
-    assert 1 < per_token <= MAX_CALLS_PER_KEYED_TOKEN
+    few, many = [await _calls(app, n, key=key) for n, key in zip((20, 120), keys, strict=True)]
+    assert 1 < (many - few) / 100 <= most
 
 
 async def test_a_request_takes_few_calls_however_its_type_is_written(
@@ -108,46 +106,29 @@ async def _calls(
     return n_calls
 
 
-@pytest.mark.parametrize("text", ["plain", 'a "quote" \\ and\nlines\x00', "半月 🌗", ""])
-def test_a_template_is_filled_in_as_the_whole_event_is_written(text: str) -> None:
-    def written(said: str) -> bytes:
-        return format_event(to_json_line({"id": "cmpl-1", "choices": [{"text": said, "index": 0}]}))
-
-    filled = EventTemplate(written("mark"), "mark").fill(text)
-    assert _read(filled) == _read(written(text))
-    assert filled.count(b"\n") == 2
+def _event(name: str, text: str) -> bytes:
+    return format_event(to_json_line({"id": name, "choices": [{"text": text, "index": 0}]}))
 
 
-def test_a_template_of_one_answer_serves_another_with_its_own_names() -> None:
-    def written(name: str, text: str) -> bytes:
-        return format_event(to_json_line({"id": name, "choices": [{"text": text}]}))
-
-    template = EventTemplate(written("cmpl-1", "mark"), "mark")
+def test_a_template_is_filled_in_as_the_whole_event_is_written() -> None:
+    template = EventTemplate(_event("cmpl-1", "mark"), "mark")
+    for text in ("plain", 'a "quote" \\ and\nlines\x00', "半月 🌗", ""):
+        filled = template.fill(text)
+        assert _read(filled) == _read(_event("cmpl-1", text))
+        assert filled.count(b"\n") == 2
+    # One of one answer serves another with its own names.
     other = template.replaced((b'"cmpl-1"', b'"cmpl-22"'))
-    assert _read(other.fill("a")) == _read(written("cmpl-22", "a"))
-    assert _read(template.fill("b")) == _read(written("cmpl-1", "b"))
+    assert _read(other.fill("a")) == _read(_event("cmpl-22", "a"))
+    assert _read(template.fill("b")) == _read(_event("cmpl-1", "b"))
 
 
 def _read(data: bytes) -> Any:
     return httpx.Response(200, content=data.removeprefix(b"data: ")).json()
 
 
-@pytest.mark.parametrize("content_type", ["application/json", "application/json; charset=utf-8"])
-async def test_both_ways_of_a_request_lead_to_the_same_answer(
-    client: httpx.AsyncClient, gateway: ScriptedGateway, content_type: str
-) -> None:
+async def test_both_ways_of_a_request_lead_to_the_same_answer(front: Front) -> None:
     content = to_json_line(COMPLETION | {"prompt": "How half is it?", "seed": 3})
-    headers = {"content-type": content_type}
-    answer = await client.post("/v1/completions", content=content, headers=headers)
-    assert answer.status_code == 200
-    (request,) = gateway.requests
-    assert request.stopping.max_new_tokens == 2
-    assert request.sampling.seed == 3
-
-
-async def test_a_latency_in_a_header_is_heard(
-    client: httpx.AsyncClient, gateway: ScriptedGateway
-) -> None:
-    body = COMPLETION | {"prompt": "How half is it?"}
-    await client.post("/v1/completions", json=body, headers={"x-ttft-slo-s": "0.5"})
-    assert gateway.requests[0].ttft_slo_s == 0.5
+    for content_type in ("application/json", "application/json; charset=utf-8"):
+        answer = await front.send(COMPLETIONS, content, **{"content-type": content_type})
+        assert answer.status_code == 200
+        assert (front.last.stopping.max_new_tokens, front.last.sampling.seed) == (2, 3)

@@ -83,19 +83,8 @@ def contrast(one: str, other: str) -> float:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_colour_of_text_can_be_read_on_every_ground(scheme: str) -> None:
     colours = schemes()[scheme]
-    texts = (
-        "ink",
-        "ink-2",
-        "ink-3",
-        "accent",
-        "prefill",
-        "decode",
-        "kvstore",
-        "bad",
-        "warn",
-        "good",
-    )
-    for text in texts:
+    roles = "prefill", "decode", "kvstore"
+    for text in ("ink", "ink-2", "ink-3", "accent", *roles, "bad", "warn", "good"):
         for ground in ("surface", "raised", "bg"):
             assert contrast(colours[text], colours[ground]) >= 4.5, (text, ground)
     assert contrast(colours["accent-ink"], colours["accent"]) >= 4.5

@@ -7,20 +7,17 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
-import httpx
 import openai
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from prometheus_client import CollectorRegistry
 from tokenizers import Tokenizer
 
 from halfmoon_conductor.engine_io.engine_request import ReasoningStart
-from halfmoon_conductor.engine_io.gateway_interface import ModelCard
 from halfmoon_conductor.reasoning.reasoning_parser import ReasoningParser
-from halfmoon_conductor.routes.rest_app import create_app
 from halfmoon_conductor.text.hub_tokenizer import HubTokenizer
 from halfmoon_testing.conductor_http import ScriptedGateway
+from tests.conductor.fronts import CHAT, HELLO, MESSAGES, RESPONSES, Front, open_front
 from tests.nightly import by_day
 
 #: As Qwen3's: the model writes the first marker, unless thinking is switched off.
@@ -42,47 +39,46 @@ QWEN = """\
 DEEPSEEK = QWEN.replace("'<|turn|>assistant:' }}", "'<|turn|>assistant:<think>\\n' }}")
 #: It has no word of thoughts.
 PLAIN = "{% for message in messages %}{{ message.role + ':' + message.content }}{% endfor %}"
-CHAT: dict[str, Any] = {"model": "lab/moon", "messages": [{"role": "user", "content": "Hi"}]}
+THOUGHT = "Half or full? 半月"
+F = {"name": "f", "parameters": {"type": "object"}}
+CALL = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+SAYS = f"<think>\n{THOUGHT}\n</think>\n\nHalf.{CALL}"
 OpenApp = Callable[..., Any]
 
 
 @pytest.fixture
-def open_app(bpe: Tokenizer, tmp_path: Path, card: ModelCard) -> OpenApp:
-    """Open a client of an app whose model has a chat template and says a text."""
+def open_app(bpe: Tokenizer, tmp_path: Path, gateway: ScriptedGateway) -> OpenApp:
+    """Open an app whose model has a chat template and says a text."""
 
     @asynccontextmanager
-    async def opened(
-        template: str, says: str, **settings: Any
-    ) -> AsyncIterator[tuple[httpx.AsyncClient, ScriptedGateway]]:
+    async def opened(template: str, says: str = "Half.", **settings: Any) -> AsyncIterator[Front]:
         bpe.save(str(tmp_path / "tokenizer.json"))
         config = {"eos_token": "<|end|>", "chat_template": template}
         (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
         (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [0]}))
-        tokenizer = HubTokenizer(tmp_path)
-        script = tokenizer.encode(says, add_special_tokens=False)
-        gateway = ScriptedGateway([*script, 0], model=card)
-        app = create_app(gateway, tokenizer, registry=CollectorRegistry(), **settings)
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://api") as client:
-            yield client, gateway
+        gateway.requests.clear()
+        async with open_front(gateway, HubTokenizer(tmp_path), **settings) as front:
+            front.says(says)
+            yield front
 
     return opened
 
 
-async def answer(client: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:
-    response = await client.post("/v1/chat/completions", json={**CHAT, **fields})
-    assert response.status_code == 200, response.text
-    body: dict[str, Any] = response.json()
-    return body
+def openais(front: Front) -> openai.AsyncOpenAI:
+    """OpenAI's library."""
+    client = cast(Any, front.client)
+    return openai.AsyncOpenAI(base_url="http://front/v1", api_key="none", http_client=client)
 
 
-async def streamed(client: httpx.AsyncClient, **fields: Any) -> tuple[str, str, Any]:
+async def message_of(front: Front, **fields: Any) -> Any:
+    return (await front.choice(CHAT, fields))["message"]
+
+
+async def streamed(front: Front, **fields: Any) -> tuple[str, str, Any]:
     """Thoughts and text of a stream, and its last usage, as OpenAI's library reads it."""
-    ours = openai.AsyncOpenAI(
-        base_url="http://api/v1", api_key="none", http_client=cast(Any, client)
-    )
-    stream = await ours.chat.completions.create(
-        **{**CHAT, **fields}, stream=True, stream_options={"include_usage": True}
+    asked: Any = {"model": "lab/moon", "messages": HELLO, **fields}
+    stream = await openais(front).chat.completions.create(
+        **asked, stream=True, stream_options={"include_usage": True}
     )
     thoughts, text, usage = "", "", None
     async for chunk in stream:
@@ -94,108 +90,82 @@ async def streamed(client: httpx.AsyncClient, **fields: Any) -> tuple[str, str, 
     return thoughts, text, usage
 
 
-@pytest.mark.parametrize(
-    ("template", "says"),
-    [
-        (QWEN, "<think>\nHalf or full? 半月\n</think>\n\nHalf."),
-        (DEEPSEEK, "Half or full? 半月\n</think>\n\nHalf."),
-    ],
-)
+@pytest.mark.parametrize(("template", "begin"), [(QWEN, "<think>\n"), (DEEPSEEK, "")])
 async def test_thoughts_are_a_field_of_their_own_whole_and_streamed(
-    open_app: OpenApp, template: str, says: str
+    open_app: OpenApp, template: str, begin: str
 ) -> None:
-    async with open_app(template, says) as (client, _):
-        body = await answer(client)
+    async with open_app(template, f"{begin}{THOUGHT}\n</think>\n\nHalf.") as front:
+        body = await front.ask(CHAT)
         message = body["choices"][0]["message"]
-        assert message["reasoning_content"] == "Half or full? 半月"
-        assert message["content"] == "Half."
+        assert (message["reasoning_content"], message["content"]) == (THOUGHT, "Half.")
         n_thought = body["usage"]["completion_tokens_details"]["reasoning_tokens"]
         assert 0 < n_thought < body["usage"]["completion_tokens"]
-        thoughts, text, usage = await streamed(client)
-        assert (thoughts, text) == ("Half or full? 半月", "Half.")
+        thoughts, text, usage = await streamed(front)
+        assert (thoughts, text) == (THOUGHT, "Half.")
         assert usage.completion_tokens_details.reasoning_tokens == n_thought
 
 
 async def test_an_answer_without_thoughts_has_none(open_app: OpenApp) -> None:
-    async with open_app(QWEN, "Half. <think>no</think>") as (client, gateway):
-        message = (await answer(client))["choices"][0]["message"]
+    async with open_app(QWEN, "Half. <think>no</think>") as front:
+        message = await message_of(front)
         assert message["content"] == "Half. <think>no</think>"
         assert message["reasoning_content"] is None
-        await answer(client, chat_template_kwargs={"enable_thinking": False})
-        await answer(client, reasoning_effort="none")
-        prompts = {request.prompt_token_ids for request in gateway.requests}
+        await message_of(front, chat_template_kwargs={"enable_thinking": False})
+        await message_of(front, reasoning_effort="none")
+        prompts = {request.prompt_token_ids for request in front.gateway.requests}
         assert len(prompts) == 2, "both switch thinking off in the same way"
 
 
 async def test_an_answer_that_is_cut_off_in_its_thoughts_has_no_content(open_app: OpenApp) -> None:
-    async with open_app(DEEPSEEK, "Half or full?") as (client, _):
-        (choice,) = (await answer(client, max_tokens=3))["choices"]
+    async with open_app(DEEPSEEK, "Half or full?") as front:
+        choice = await front.choice(CHAT, max_tokens=3)
         assert choice["finish_reason"] == "length"
         assert choice["message"]["content"] is None
-        assert "Half or full?".startswith(choice["message"]["reasoning_content"])
-        thoughts, text, _ = await streamed(client, max_tokens=3)
-        assert (thoughts, text) == (choice["message"]["reasoning_content"], "")
+        thought = choice["message"]["reasoning_content"]
+        assert "Half or full?".startswith(thought)
+        assert (await streamed(front, max_tokens=3))[:2] == (thought, "")
 
 
 async def test_calls_of_tools_come_after_thoughts(open_app: OpenApp) -> None:
-    call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
-    says = f"<think>I call <tool_call> now</think>\n{call}"
-    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
-    async with open_app(QWEN, says) as (client, _):
-        (choice,) = (await answer(client, tools=tools))["choices"]
+    async with open_app(QWEN, f"<think>I call <tool_call> now</think>\n{CALL}") as front:
+        choice = await front.choice(CHAT, tools=[{"type": "function", "function": F}])
         assert choice["message"]["reasoning_content"] == "I call <tool_call> now"
         assert choice["message"]["tool_calls"][0]["function"]["name"] == "f"
         assert choice["finish_reason"] == "tool_calls"
 
 
 async def test_a_grammar_leaves_no_room_for_thoughts(open_app: OpenApp) -> None:
-    async with open_app(DEEPSEEK, '{"a": 1}') as (client, _):
-        body = await answer(client, response_format={"type": "json_object"})
-        assert body["choices"][0]["message"]["content"] == '{"a": 1}'
-        assert "reasoning_content" not in body["choices"][0]["message"]
+    async with open_app(DEEPSEEK, '{"a": 1}') as front:
+        message = await message_of(front, response_format={"type": "json_object"})
+        assert message["content"] == '{"a": 1}'
+        assert "reasoning_content" not in message
 
 
-async def test_echoed_thoughts_reach_the_template(open_app: OpenApp) -> None:
-    async with open_app(QWEN, "Half.") as (client, gateway):
-        said = {"role": "assistant", "content": "Half."}
-        for message in (said, {**said, "reasoning_content": "Half or full?"}):
-            again = {"role": "user", "content": "Sure?"}
-            await answer(client, messages=[*CHAT["messages"], message, again])
-        without, with_thoughts = (len(r.prompt_token_ids) for r in gateway.requests)
-        assert with_thoughts > without
-
-
-async def test_a_setting_turns_it_off(open_app: OpenApp) -> None:
-    async with open_app(QWEN, "<think>a</think>b", reasoning_parser="none") as (client, _):
-        message = (await answer(client))["choices"][0]["message"]
-        assert message["content"] == "<think>a</think>b" and "reasoning_content" not in message
-
-
-async def test_a_setting_turns_it_on_where_the_template_shows_nothing(open_app: OpenApp) -> None:
-    for parser, content in (("auto", "<think>a</think>b"), ("think", "b")):
-        async with open_app(PLAIN, "<think>a</think>b", reasoning_parser=parser) as (client, _):
-            message = (await answer(client))["choices"][0]["message"]
+async def test_settings_turn_it_off_or_on_where_the_template_shows_nothing(
+    open_app: OpenApp,
+) -> None:
+    for template, parser, content in (
+        (QWEN, "none", "<think>a</think>b"),
+        (PLAIN, "auto", "<think>a</think>b"),
+        (PLAIN, "think", "b"),
+    ):
+        async with open_app(template, "<think>a</think>b", reasoning_parser=parser) as front:
+            message = await message_of(front)
             assert message["content"] == content
             assert message.get("reasoning_content") == ("a" if parser == "think" else None)
 
 
 # -- the other APIs ------------------------------------------------------------------------------
 
-CALL = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
-SAYS = f"<think>\nHalf or full? 半月\n</think>\n\nHalf.{CALL}"
-F = {"name": "f", "parameters": {"type": "object"}}
-
 
 async def test_a_response_has_an_item_for_thoughts_whole_and_streamed(open_app: OpenApp) -> None:
-    async with open_app(QWEN, SAYS) as (client, _):
-        ours = openai.AsyncOpenAI(
-            base_url="http://api/v1", api_key="none", http_client=cast(Any, client)
-        )
+    async with open_app(QWEN, SAYS) as front:
+        ours = openais(front)
         asked: Any = {"model": "lab/moon", "input": "Hi", "tools": [{"type": "function", **F}]}
         whole = await ours.responses.create(**asked)
         thought, message, call = whole.output
         assert thought.type == "reasoning" and thought.content is not None
-        assert [part.text for part in thought.content] == ["Half or full? 半月"]
+        assert [part.text for part in thought.content] == [THOUGHT]
         assert (message.type, call.type) == ("message", "function_call")
         assert whole.output_text == "Half."
         assert whole.usage is not None
@@ -207,7 +177,7 @@ async def test_a_response_has_an_item_for_thoughts_whole_and_streamed(open_app: 
         ended = events[-1].response
         assert [item.type for item in ended.output] == ["reasoning", "message", "function_call"]
         assert ended.usage == whole.usage
-        for kind, text in (("reasoning_text", "Half or full? 半月"), ("output_text", "Half.")):
+        for kind, text in (("reasoning_text", THOUGHT), ("output_text", "Half.")):
             deltas = [e.delta for e in events if e.type == f"response.{kind}.delta"]
             (done,) = [e.text for e in events if e.type == f"response.{kind}.done"]
             assert "".join(deltas) == done == text
@@ -217,15 +187,12 @@ async def test_a_response_has_an_item_for_thoughts_whole_and_streamed(open_app: 
 
 async def test_a_message_has_a_block_for_thoughts_whole_and_streamed(open_app: OpenApp) -> None:
     tools = [{"name": "f", "input_schema": {"type": "object"}}]
-    asked = {**CHAT, "max_tokens": 100, "tools": tools}
-    async with open_app(QWEN, SAYS) as (client, _):
-        whole = (await client.post("/v1/messages", json=asked)).json()
-        thought, text, use = whole["content"]
-        assert thought == {"type": "thinking", "thinking": "Half or full? 半月", "signature": ""}
+    async with open_app(QWEN, SAYS) as front:
+        thought, text, use = (await front.ask(MESSAGES, tools=tools))["content"]
+        assert thought == {"type": "thinking", "thinking": THOUGHT, "signature": ""}
         assert (text["text"], use["name"]) == ("Half.", "f")
 
-        streamed = await client.post("/v1/messages", json={**asked, "stream": True})
-        events = [json.loads(line[6:]) for line in streamed.text.split("\n") if line[:5] == "data:"]
+        events = await front.stream(MESSAGES, tools=tools)
         started = [e["content_block"] for e in events if e["type"] == "content_block_start"]
         assert [block["type"] for block in started] == ["thinking", "text", "tool_use"]
         deltas = [e["delta"] for e in events if e["type"] == "content_block_delta"]
@@ -243,68 +210,65 @@ async def test_a_message_has_a_block_for_thoughts_whole_and_streamed(open_app: O
 async def test_the_beginning_of_a_marker_at_an_answers_end_is_not_lost(
     open_app: OpenApp, says: str, kind: str, shown: str
 ) -> None:
-    async with open_app(QWEN, says) as (client, _):
-        body = {"model": "lab/moon", "input": "Hi"}
-        (item,) = (await client.post("/v1/responses", json=body)).json()["output"]
+    async with open_app(QWEN, says) as front:
+        (item,) = (await front.ask(RESPONSES))["output"]
         assert (item["type"], item["content"][0]["text"]) == (kind, shown)
-        message = (await answer(client))["choices"][0]["message"]
+        message = await message_of(front)
         assert message["reasoning_content" if kind == "reasoning" else "content"] == shown
 
 
 async def test_thoughts_are_echoed_in_every_api(open_app: OpenApp) -> None:
-    async with open_app(QWEN, "Half.") as (client, gateway):
+    async with open_app(QWEN) as front:
 
-        async def n_prompt(path: str, **body: Any) -> int:
-            answer = await client.post(path, json={"model": "lab/moon", **body})
-            assert answer.status_code == 200, answer.text
-            return len(gateway.requests[-1].prompt_token_ids)
+        async def n_prompt(path: str, **fields: Any) -> int:
+            await front.ask(path, fields)
+            return len(front.last.prompt_token_ids)
 
-        asked, again = CHAT["messages"][0], {"role": "user", "content": "Sure?"}
-        said = {"role": "assistant", "content": "Half.", "reasoning_content": "Half or full?"}
-        expected = await n_prompt("/v1/chat/completions", messages=[asked, said, again])
+        again = {"role": "user", "content": "Sure?"}
+        said = {"role": "assistant", "content": "Half."}
+        without = await n_prompt(CHAT, messages=[*HELLO, said, again])
+        thought = {**said, "reasoning_content": THOUGHT}
+        expected = await n_prompt(CHAT, messages=[*HELLO, thought, again])
+        assert expected > without
 
-        message = {"type": "message", "role": "assistant", "content": "Half."}
-        content = [{"type": "reasoning_text", "text": "Half or full?"}]
-        item = {"type": "reasoning", "id": "rs_1", "summary": [], "content": content}
-        items = [asked, item, message, again]
-        assert await n_prompt("/v1/responses", input=items) == expected
-        summary = [{"type": "summary_text", "text": "Half or full?"}]
-        item = {"type": "reasoning", "summary": summary, "encrypted_content": "gAAA"}
-        assert await n_prompt("/v1/responses", input=[asked, item, message, again]) == expected
+        content = [{"type": "reasoning_text", "text": THOUGHT}]
+        summary = [{"type": "summary_text", "text": THOUGHT}]
+        for item in (
+            {"type": "reasoning", "id": "rs_1", "summary": [], "content": content},
+            {"type": "reasoning", "summary": summary, "encrypted_content": "gAAA"},
+        ):
+            items = [*HELLO, item, {"type": "message", **said}, again]
+            assert await n_prompt(RESPONSES, input=items) == expected
 
         blocks: list[Any] = [
-            {"type": "thinking", "thinking": "Half or full?", "signature": ""},
+            {"type": "thinking", "thinking": THOUGHT, "signature": ""},
             {"type": "redacted_thinking", "data": "gAAA"},
             {"type": "text", "text": "Half."},
         ]
-        turns = [asked, {"role": "assistant", "content": blocks}, again]
-        assert await n_prompt("/v1/messages", messages=turns, max_tokens=9) == expected
+        turns = [*HELLO, {"role": "assistant", "content": blocks}, again]
+        assert await n_prompt(MESSAGES, messages=turns) == expected
 
 
 async def test_a_call_keeps_the_thoughts_before_it(open_app: OpenApp) -> None:
     template = QWEN.replace("{{- message.content", "{{- (message.content or '')")
-    async with open_app(template, "Half.") as (client, gateway):
+    async with open_app(template) as front:
         call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
         output = {"type": "function_call_output", "call_id": "c", "output": "1"}
         summary = [{"type": "summary_text", "text": "a b c"}]
         for items in ([call, output], [{"type": "reasoning", "summary": summary}, call, output]):
-            body = {"model": "lab/moon", "input": [*CHAT["messages"], *items]}
-            answer = await client.post("/v1/responses", json=body)
-            assert answer.status_code == 200, answer.text
-        without, with_thoughts = (len(r.prompt_token_ids) for r in gateway.requests)
+            await front.ask(RESPONSES, input=[*HELLO, *items])
+        without, with_thoughts = (len(r.prompt_token_ids) for r in front.gateway.requests)
         assert with_thoughts > without
 
 
 async def test_thinking_is_switched_in_messages(open_app: OpenApp) -> None:
     default_off = QWEN.replace("is defined and not", "is not defined or not")
     for template, kind in ((QWEN, "disabled"), (default_off, "enabled")):
-        async with open_app(template, "Half.") as (client, gateway):
-            asked = {**CHAT, "max_tokens": 100}
+        async with open_app(template) as front:
             thinking = {"type": kind, "budget_tokens": 1024}
             for fields in ({}, {"thinking": {"type": "adaptive"}}, {"thinking": thinking}):
-                answer = await client.post("/v1/messages", json={**asked, **fields})
-                assert answer.status_code == 200, answer.text
-            plain, adaptive, switched = (request.prompt_token_ids for request in gateway.requests)
+                await front.ask(MESSAGES, fields)
+            plain, adaptive, switched = (r.prompt_token_ids for r in front.gateway.requests)
             assert plain == adaptive
             longer, shorter = (switched, plain) if kind == "disabled" else (plain, switched)
             assert len(longer) > len(shorter)

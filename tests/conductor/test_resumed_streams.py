@@ -22,27 +22,23 @@ from halfmoon_conductor.routes.rest_app import create_app
 from halfmoon_conductor.tenants import Tenants, add_tenant
 from halfmoon_conductor.text.hub_tokenizer import HubTokenizer
 from halfmoon_testing.conductor_http import ScriptedGateway, serve_app
+from tests.conductor.fronts import BODIES, CHAT, COMPLETIONS, MESSAGES, RESPONSES, TEXT, error_of
+from tests.conductor.tool_requests import a_call, function, with_tools
 from tests.nightly import by_day
 
-TEXT = "The moon 🌗 is half 半月 full."
 DEADLINE_S = 20
-HELLO = [{"role": "user", "content": "Hi"}]
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
-BODIES: dict[str, dict[str, Any]] = {
-    COMPLETIONS: {"model": "lab/moon", "prompt": "Say it", "max_tokens": 100},
-    CHAT: {
-        "model": "lab/moon",
-        "messages": HELLO,
-        "stream_options": {"include_usage": True},
-        "logprobs": True,
-    },
-    "/v1/responses": {"model": "lab/moon", "input": "Hi"},
-    "/v1/messages": {"model": "lab/moon", "messages": HELLO, "max_tokens": 100},
+PATHS = (COMPLETIONS, CHAT, RESPONSES, MESSAGES)
+MORE: dict[str, dict[str, Any]] = {
+    COMPLETIONS: {"max_tokens": 100},
+    CHAT: {"stream_options": {"include_usage": True}, "logprobs": True},
 }
 
 
 CALL_ID = re.compile(r"(?:call|toolu)_[0-9a-f]{32}")
 _TIME = re.compile(r'"created(?:_at)?": ?\d+')
+
+
+Open = Callable[..., Any]
 
 
 class Event(NamedTuple):
@@ -99,12 +95,16 @@ class Client:
             headers["idempotency-key"] = key
         if last:
             headers["last-event-id"] = last
-        return {"url": path, "json": {**BODIES[path], "stream": True, **body}, "headers": headers}
+        asked = {**BODIES[path], **MORE.get(path, {}), "stream": True, **body}
+        return {"url": path, "json": asked, "headers": headers}
 
     async def post(
         self, path: str = COMPLETIONS, key: str | None = "k", last: str = "", **body: Any
     ) -> httpx.Response:
         return await self.http.post(**self._request(path, key, last, body))
+
+    async def error(self, status: int, **request: Any) -> dict[str, Any]:
+        return error_of(await self.post(**request), status)
 
     async def whole(
         self, path: str = COMPLETIONS, key: str | None = "k", last: str = "", **body: Any
@@ -132,7 +132,7 @@ class Client:
 
 
 @pytest.fixture
-def connect(tokenizer: HubTokenizer, gateway: ScriptedGateway) -> Callable[..., Any]:
+def connect(tokenizer: HubTokenizer, gateway: ScriptedGateway) -> Open:
     """``async with connect(window_s=9) as (client, streams)``: a conductor of its own."""
 
     @asynccontextmanager
@@ -167,7 +167,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 async def test_a_broken_stream_goes_on_and_its_rest_is_handed_out_once(
-    connect: Callable[..., Any], gateway: ScriptedGateway
+    connect: Open, gateway: ScriptedGateway
 ) -> None:
     gateway.n_before_pause = 5
     async with connect() as (client, streams):
@@ -184,7 +184,7 @@ async def test_a_broken_stream_goes_on_and_its_rest_is_handed_out_once(
 
 
 async def test_a_client_that_comes_back_in_mid_generation_reads_the_rest_live(
-    connect: Callable[..., Any], gateway: ScriptedGateway
+    connect: Open, gateway: ScriptedGateway
 ) -> None:
     gateway.n_before_pause = 5
     async with connect() as (client, _):
@@ -201,7 +201,7 @@ async def test_a_client_that_comes_back_in_mid_generation_reads_the_rest_live(
 
 
 async def test_without_a_key_events_have_no_ids_and_end_with_their_client(
-    connect: Callable[..., Any], gateway: ScriptedGateway
+    connect: Open, gateway: ScriptedGateway
 ) -> None:
     gateway.n_before_pause = 5
     async with connect() as (client, streams):
@@ -212,7 +212,7 @@ async def test_without_a_key_events_have_no_ids_and_end_with_their_client(
 
 
 async def test_a_stream_whose_client_stays_away_ends_after_the_window(
-    connect: Callable[..., Any], gateway: ScriptedGateway
+    connect: Open, gateway: ScriptedGateway
 ) -> None:
     gateway.n_before_pause = 5
     async with connect(window_s=0.05) as (client, streams):
@@ -226,10 +226,10 @@ async def test_a_stream_whose_client_stays_away_ends_after_the_window(
         assert len(gateway.requests) == 2
 
 
-@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("window_s", [0, 60], ids=["computed", "kept"])
 async def test_after_any_event_the_rest_is_what_the_whole_stream_had(
-    connect: Callable[..., Any], path: str, window_s: float
+    connect: Open, path: str, window_s: float
 ) -> None:
     async with connect(window_s) as (client, _):
         whole = await client.whole(path)
@@ -239,43 +239,36 @@ async def test_after_any_event_the_rest_is_what_the_whole_stream_had(
             assert timeless(rest) == timeless(whole[each.number :])
 
 
-@pytest.mark.parametrize("path", [CHAT, "/v1/responses", "/v1/messages"])
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+@pytest.mark.usefixtures("room")
 async def test_calls_of_tools_have_the_same_ids_in_a_stream_that_is_computed_again(
-    connect: Callable[..., Any], gateway: ScriptedGateway, tokenizer: HubTokenizer, path: str
+    connect: Open, gateway: ScriptedGateway, tokenizer: HubTokenizer, path: str
 ) -> None:
-    gateway.card = ModelCard(name="lab/moon", max_context=4000, created=1)
-    call = '<tool_call>\n{"name": "tide", "arguments": {}}\n</tool_call>'
-    script = tokenizer.encode(f"See:\n{call}\n{call}", add_special_tokens=False)
-    gateway.script = [*script, 0]
-    tools: dict[str, dict[str, Any]] = {
-        CHAT: {"type": "function", "function": {"name": "tide"}},
-        "/v1/responses": {"type": "function", "name": "tide"},
-        "/v1/messages": {"name": "tide", "input_schema": {"type": "object"}},
-    }
-    tool = tools[path]
+    call, tools = a_call("tide", "{}"), with_tools(path, function("tide"))
+    gateway.script = [*tokenizer.encode(f"See:\n{call}\n{call}", add_special_tokens=False), 0]
     async with connect(0) as (client, _):
-        whole = await client.whole(path, tools=[tool])
+        whole = await client.whole(path, **tools)
         assert len(set(CALL_ID.findall(str(whole)))) >= 2
         for each in some_of(whole):
-            rest = await client.whole(path, last=each.id, tools=[tool])
+            rest = await client.whole(path, last=each.id, **tools)
             assert timeless(rest) == timeless(whole[each.number :])
 
 
+@pytest.mark.usefixtures("room")
 @pytest.mark.parametrize("window_s", [0, 60], ids=["computed", "kept"])
 async def test_a_long_body_that_a_child_reads_is_gone_on_with_too(
-    connect: Callable[..., Any], gateway: ScriptedGateway, window_s: float
+    connect: Open, window_s: float
 ) -> None:
-    gateway.card = ModelCard(name="lab/moon", max_context=200_000, created=1)
     async with connect(window_s) as (client, _):
         body = {"prompt": [5 + number % 90 for number in range(100_000)]}
         whole = await client.whole(**body)
         rest = await client.whole(last=whole[4].id, **body)
         assert text_of(whole[:5] + rest) == TEXT
         body["prompt"][50_000] += 1
-        assert (await client.post(last=whole[4].id, **body)).status_code == 422
+        await client.error(422, last=whole[4].id, **body)
 
 
-async def test_openais_client_reads_a_stream_with_ids(connect: Callable[..., Any]) -> None:
+async def test_openais_client_reads_a_stream_with_ids(connect: Open) -> None:
     async with connect() as (client, streams):
         ai = openai.AsyncOpenAI(base_url=f"{client.http.base_url}/v1", api_key="none")
         text = ""
@@ -291,7 +284,7 @@ async def test_openais_client_reads_a_stream_with_ids(connect: Callable[..., Any
 
 
 async def test_another_conductor_draws_the_same_tokens_where_the_client_gave_no_seed(
-    connect: Callable[..., Any], gateway: ScriptedGateway
+    connect: Open, gateway: ScriptedGateway
 ) -> None:
     async def seed(key: str | None, tenants: Tenants | None = None, **body: Any) -> int:
         async with connect(0) as (client, _):
@@ -304,7 +297,7 @@ async def test_another_conductor_draws_the_same_tokens_where_the_client_gave_no_
 
 
 async def test_conductors_name_an_answer_alike_and_its_requests_apart(
-    connect: Callable[..., Any], gateway: ScriptedGateway
+    connect: Open, gateway: ScriptedGateway
 ) -> None:
     ids: list[str] = []
     for _ in range(2):
@@ -316,50 +309,41 @@ async def test_conductors_name_an_answer_alike_and_its_requests_apart(
 
 
 async def test_an_answer_that_comes_out_otherwise_is_not_spliced(
-    connect: Callable[..., Any], gateway: ScriptedGateway
+    connect: Open, gateway: ScriptedGateway
 ) -> None:
     async with connect(0) as (client, _):
         whole = await client.whole()
         gateway.script = [*gateway.script[:3], 70, *gateway.script[4:]]
-        answer = await client.post(last=whole[5].id)
-        assert answer.status_code == 409
-        assert answer.json()["error"]["code"] == "resumption_mismatch"
+        assert (await client.error(409, last=whole[5].id))["code"] == "resumption_mismatch"
         assert text_of(await client.whole(last=whole[1].id)) != text_of(whole[2:])
 
 
-async def test_an_event_that_never_was_is_refused(
-    connect: Callable[..., Any], gateway: ScriptedGateway
-) -> None:
+async def test_an_event_that_never_was_is_refused(connect: Open, gateway: ScriptedGateway) -> None:
     async with connect() as (client, _):
         whole = await client.whole()
         _, *tags = whole[-1].id.split("-")
-        answer = await client.post(last="-".join(["999999999", *tags]))
-        assert answer.status_code == 409
-        assert "event 999999999" in answer.json()["error"]["message"]
-        answer = await client.post(last="-".join(["1", *tags]))
-        assert answer.status_code == 409
+        error = await client.error(409, last="-".join(["999999999", *tags]))
+        assert "event 999999999" in error["message"]
+        await client.error(409, last="-".join(["1", *tags]))
 
 
 @pytest.mark.parametrize("window_s", [0, 60], ids=["computed", "kept"])
 async def test_a_key_with_another_body_or_route_is_refused_before_any_work(
-    connect: Callable[..., Any], gateway: ScriptedGateway, window_s: float
+    connect: Open, gateway: ScriptedGateway, window_s: float
 ) -> None:
     async with connect(window_s) as (client, _):
         last = (await client.whole())[1].id
-        for answer in (
-            await client.post(last=last, prompt="Say more"),
-            await client.post("/v1/chat/completions", last=last),
-        ):
-            assert answer.status_code == 422
-            assert answer.json()["error"]["code"] == "idempotency_key_reused"
-            assert answer.json()["error"]["param"] == "idempotency-key"
+        for other in ({"prompt": "Say more"}, {"path": CHAT}):
+            error = await client.error(422, last=last, **other)
+            assert error["code"] == "idempotency_key_reused"
+            assert error["param"] == "idempotency-key"
         assert len(gateway.requests) == 1
         if window_s:
-            assert (await client.post(prompt="Say more")).status_code == 422
+            await client.error(422, prompt="Say more")
 
 
 async def test_a_later_connection_takes_the_stream_over(
-    connect: Callable[..., Any], gateway: ScriptedGateway
+    connect: Open, gateway: ScriptedGateway
 ) -> None:
     gateway.n_before_pause = 5
     async with connect() as (client, _):
@@ -374,7 +358,7 @@ async def test_a_later_connection_takes_the_stream_over(
 
 
 async def test_another_tenants_key_leads_nowhere(
-    connect: Callable[..., Any], gateway: ScriptedGateway, tmp_path: Path
+    connect: Open, gateway: ScriptedGateway, tmp_path: Path
 ) -> None:
     file = tmp_path / "tenants.toml"
     keys = [add_tenant(file, name) for name in ("mine", "theirs")]
@@ -386,59 +370,43 @@ async def test_another_tenants_key_leads_nowhere(
         seeds = {each.sampling.seed for each in gateway.requests}
         assert len(seeds) == 2, "a seed tells nothing of another tenant's answer"
         assert not {each.id for each in first} & {each.id for each in other}
-        answer = await theirs.post(last=first[2].id)
-        assert answer.status_code == 422
+        await theirs.error(422, last=first[2].id)
 
 
-HOSTILE = [
-    ({"idempotency-key": ""}, "idempotency-key"),
-    ({"idempotency-key": "k" * 256}, "idempotency-key"),
-    ({"idempotency-key": "k" * 30_000}, "idempotency-key"),
-    ({"idempotency-key": "two words"}, "idempotency-key"),
-    ({"idempotency-key": "clé".encode()}, "idempotency-key"),
-    ({"last-event-id": "1-000000000000-000000000000"}, "last-event-id"),
-    *(
-        ({"idempotency-key": "k", "last-event-id": last}, "last-event-id")
-        for last in (
-            "",
-            "1",
-            "0-000000000000-000000000000",
-            "-1-000000000000-000000000000",
-            "1e3-000000000000-000000000000",
-            "9999999999-000000000000-000000000000",
-            "1-000000000000-00000000000g",
-            "1-000000000000-000000000000-",
-            "9" * 5000,
-        )
-    ),
+KEYS = ("", "k" * 256, "k" * 30_000, "two words", "clé".encode())
+LAST = (
+    "",
+    "1",
+    "0-000000000000-000000000000",
+    "-1-000000000000-000000000000",
+    "1e3-000000000000-000000000000",
+    "9999999999-000000000000-000000000000",
+    "1-000000000000-00000000000g",
+    "1-000000000000-000000000000-",
+    "9" * 5000,
+)
+HOSTILE: list[tuple[list[tuple[str, str | bytes]], str]] = [
+    *(([("idempotency-key", key)], "idempotency-key") for key in KEYS),
+    ([("idempotency-key", "a"), ("idempotency-key", "b")], "idempotency-key"),
+    ([("last-event-id", "1-000000000000-000000000000")], "last-event-id"),
+    *(([("idempotency-key", "k"), ("last-event-id", last)], "last-event-id") for last in LAST),
 ]
 
 
-@pytest.mark.parametrize(("headers", "param"), HOSTILE, ids=range(len(HOSTILE)))
-async def test_odd_headers_are_refused_by_name(
-    connect: Callable[..., Any],
-    gateway: ScriptedGateway,
-    headers: dict[str, str | bytes],
-    param: str,
+async def test_odd_and_repeated_headers_are_refused_by_name(
+    connect: Open, gateway: ScriptedGateway
 ) -> None:
     async with connect() as (client, _):
-        body = {**BODIES[COMPLETIONS], "stream": True}
-        answer = await client.http.post(COMPLETIONS, json=body, headers=headers)
-        assert answer.status_code == 400
-        assert answer.json()["error"]["param"] == param
-        assert len(answer.content) < 1000
+        for headers, param in HOSTILE:
+            body = {**BODIES[COMPLETIONS], "stream": True}
+            answer = await client.http.post(COMPLETIONS, json=body, headers=headers)
+            assert error_of(answer, 400)["param"] == param, headers
+            assert len(answer.content) < 1000
         assert not gateway.requests
 
 
-async def test_a_key_that_is_there_twice_is_refused(connect: Callable[..., Any]) -> None:
-    async with connect() as (client, _):
-        headers = [("idempotency-key", "a"), ("idempotency-key", "b")]
-        answer = await client.http.post(COMPLETIONS, json=BODIES[COMPLETIONS], headers=headers)
-        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "idempotency-key")
-
-
 async def test_whole_answers_take_a_key_and_keep_nothing(
-    connect: Callable[..., Any], gateway: ScriptedGateway
+    connect: Open, gateway: ScriptedGateway
 ) -> None:
     async with connect() as (client, streams):
         answer = await client.post(stream=False)
@@ -450,18 +418,16 @@ async def test_whole_answers_take_a_key_and_keep_nothing(
 
 @pytest.mark.parametrize("body", [{"n": 2}, {"prompt": ["a", "b"]}], ids=["n", "prompts"])
 async def test_several_choices_have_no_one_order_and_are_refused(
-    connect: Callable[..., Any], gateway: ScriptedGateway, body: dict[str, Any]
+    connect: Open, gateway: ScriptedGateway, body: dict[str, Any]
 ) -> None:
     async with connect() as (client, _):
-        answer = await client.post(**body)
-        assert answer.status_code == 400
-        assert answer.json()["error"]["code"] == "not_supported"
-        assert answer.json()["error"]["param"] == next(iter(body))
+        error = await client.error(400, **body)
+        assert (error["code"], error["param"]) == ("not_supported", next(iter(body)))
         assert not gateway.requests
 
 
 async def test_a_stream_that_failed_is_tried_again_after_its_last_event(
-    connect: Callable[..., Any], gateway: ScriptedGateway
+    connect: Open, gateway: ScriptedGateway
 ) -> None:
     gateway.failure, gateway.n_before_failure = GenerationFailed("no worker is left"), 6
     async with connect() as (client, streams):
@@ -475,18 +441,18 @@ async def test_a_stream_that_failed_is_tried_again_after_its_last_event(
 
 
 async def test_an_error_before_the_first_event_keeps_its_status(
-    connect: Callable[..., Any], gateway: ScriptedGateway
+    connect: Open, gateway: ScriptedGateway
 ) -> None:
     async with connect() as (client, streams):
         gateway.refusal = GenerationFailed("nothing works")
-        assert (await client.post()).status_code == 500
+        await client.error(500)
         assert not streams.n_kept
         gateway.refusal = None
         assert text_of(await client.whole()) == TEXT
 
 
 async def test_thousands_of_keys_take_bounded_memory_and_ended_streams_go_first(
-    connect: Callable[..., Any], gateway: ScriptedGateway
+    connect: Open, gateway: ScriptedGateway
 ) -> None:
     gateway.n_before_pause = 5
     async with connect(max_streams=64) as (client, streams):
@@ -506,7 +472,7 @@ async def test_thousands_of_keys_take_bounded_memory_and_ended_streams_go_first(
 
 
 async def test_bytes_of_all_streams_are_bounded_and_what_is_dropped_is_computed_again(
-    connect: Callable[..., Any], gateway: ScriptedGateway
+    connect: Open, gateway: ScriptedGateway
 ) -> None:
     async with connect(max_bytes=4096) as (client, streams):
         whole = await client.whole(max_tokens=150, ignore_eos=True)
@@ -518,7 +484,7 @@ async def test_bytes_of_all_streams_are_bounded_and_what_is_dropped_is_computed_
 
 
 async def test_a_flood_of_keys_drops_no_stream_of_another_tenant(
-    connect: Callable[..., Any], gateway: ScriptedGateway, tmp_path: Path
+    connect: Open, gateway: ScriptedGateway, tmp_path: Path
 ) -> None:
     file = tmp_path / "tenants.toml"
     keys = [add_tenant(file, name) for name in ("quiet", "loud")]
@@ -541,7 +507,7 @@ def _has_cancelled(gateway: ScriptedGateway, n: int) -> bool:
 
 
 async def test_a_tenants_streams_without_clients_are_as_many_as_its_requests_may_be(
-    connect: Callable[..., Any], gateway: ScriptedGateway, tmp_path: Path
+    connect: Open, gateway: ScriptedGateway, tmp_path: Path
 ) -> None:
     file = tmp_path / "tenants.toml"
     key = add_tenant(file, "lab")
@@ -557,7 +523,7 @@ async def test_a_tenants_streams_without_clients_are_as_many_as_its_requests_may
 
 
 async def test_a_client_that_does_not_read_stops_a_stream_that_is_not_kept(
-    tokenizer: HubTokenizer, connect: Callable[..., Any]
+    tokenizer: HubTokenizer, connect: Open
 ) -> None:
     card = ModelCard(name="lab/moon", max_context=1_000_000, created=1)
     endless = ScriptedGateway([65], model=card)

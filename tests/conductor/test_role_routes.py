@@ -11,28 +11,19 @@ import pytest
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
-from halfmoon_conductor.generation.core_gateway import CoreGateway
-from halfmoon_conductor.observability.history.latency_history import LatencyHistory
-from halfmoon_conductor.observability.history.observer import CoreObserver
-from halfmoon_conductor.observability.metrics.cluster_metrics import ClusterMetrics
 from halfmoon_conductor.page.cluster_view import ConductorInfo
 from halfmoon_conductor.page.debug_routes import debug_app
 from halfmoon_conductor.page.role_routes import MAX_BODY_BYTES
 from halfmoon_conductor.routes.rest_app import create_app
 from halfmoon_conductor.tenants import Tenant, Tenants, hash_api_key
 from halfmoon_conductor.text.hub_tokenizer import HubTokenizer
-from halfmoon_conductor.workers.shell import Shell
-from halfmoon_conductor.workers.worker_links import WorkerLinks
-from halfmoon_metadata import MemoryStore
-from halfmoon_protocol.ids import ConductorId, WorkerId
+from halfmoon_protocol.ids import WorkerId
 from halfmoon_protocol.messages import ChangeRole, Message
-from halfmoon_runtime.channels.memory_network import MemoryNetwork
-from halfmoon_runtime.clock import FakeClock
-from halfmoon_scheduling.conductor.conductor_machine import Conductor
-from halfmoon_scheduling.config import SchedulingConfig
 from halfmoon_scheduling.events import WorkerJoined
 from halfmoon_testing.conductor_http import ScriptedGateway, serve_app
 from halfmoon_testing.scheduling_inputs import a_worker
+from tests.conductor.fronts import client_of, error_of
+from tests.conductor.watched_core import WatchedCore
 from tests.schemathesis_run import run_schemathesis
 
 OPERATOR = {"authorization": "Bearer hm-ops"}
@@ -60,47 +51,37 @@ def workers() -> Workers:
 @pytest.fixture
 def conductor(workers: Workers, gateway: ScriptedGateway, tokenizer: HubTokenizer) -> FastAPI:
     """A conductor with tenants and five workers."""
-    core, clock = Conductor(SchedulingConfig(ttft_slo_s=1.0, tbt_slo_s=0.1)), FakeClock(5.0)
-    shell = Shell(core, clock)
-    clients = CoreGateway(shell)
-    shell.connect(workers, clients)
-    for name in ("prefill-0", "decode-0", "rack/decode-1"):
-        info = msgspec.structs.replace(
-            a_worker(name.partition("/")[2] or name), roles=("prefill", "decode")
+    watched = WatchedCore(ttft_slo_s=1.0, tbt_slo_s=0.1)
+    watched.shell.connect(workers, watched.gateway)
+    both = ("prefill", "decode")
+    for name, roles in (
+        ("prefill-0", both), ("decode-0", both), ("rack/decode-1", both), ("decode-9", ()),
+        ("kvstore-0", ()),
+    ):  # fmt: skip
+        info = a_worker(name.removeprefix("rack/"))
+        info = msgspec.structs.replace(info, worker_id=WorkerId(name), roles=roles or info.roles)
+        watched.shell.post(WorkerJoined(info))
+    conductor = ConductorInfo("conductor-0")
+    tenants = Tenants(
+        (
+            Tenant("ops", (hash_api_key("hm-ops"),), operator=True),
+            Tenant("lab", (hash_api_key("hm-lab"),)),
         )
-        shell.post(WorkerJoined(msgspec.structs.replace(info, worker_id=WorkerId(name))))
-    for name in ("decode-9", "kvstore-0"):
-        shell.post(WorkerJoined(a_worker(name)))
-    links = WorkerLinks(
-        MemoryNetwork(),
-        MemoryStore(),
-        ConductorId("conductor-0"),
-        shell,
-        clients,
-        ClusterMetrics(core, CollectorRegistry()),
     )
-    observer = CoreObserver(core, LatencyHistory())
-    mounts = [("/debug", debug_app(observer, links, clock, ConductorInfo("conductor-0")))]
+    debug = debug_app(watched.observer, watched.links, watched.clock, conductor)
     return create_app(
         gateway,
         tokenizer,
         registry=CollectorRegistry(),
-        tenants=Tenants(
-            (
-                Tenant("ops", (hash_api_key("hm-ops"),), operator=True),
-                Tenant("lab", (hash_api_key("hm-lab"),)),
-            )
-        ),
-        extra_mounts=mounts,
+        tenants=tenants,
+        extra_mounts=[("/debug", debug)],
     )
 
 
 @pytest.fixture
 async def operator(conductor: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
     """An operator's client."""
-    async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(app=conductor), base_url="http://conductor", headers=OPERATOR
-    ) as client:
+    async with client_of(conductor, headers=OPERATOR) as client:
         yield client
 
 
@@ -180,9 +161,7 @@ async def test_a_bad_request_is_refused_by_field_and_changes_nothing(
     words: str,
 ) -> None:
     before = (await operator.get("/debug/roles")).json()
-    answer = await operator.post(f"/debug/roles/{name}", json=body)
-    assert answer.status_code == status, answer.text
-    error = answer.json()["error"]
+    error = error_of(await operator.post(f"/debug/roles/{name}", json=body), status)
     assert error["param"] == param
     assert words in error["message"] and len(error["message"]) < 300
     assert workers.asked == []
@@ -196,8 +175,7 @@ async def test_a_body_that_a_page_of_another_site_could_send_is_refused(
     answer = await operator.post(
         "/debug/roles/decode-0", content=b'{"role": "prefill"}', headers={"content-type": kind}
     )
-    assert answer.status_code == 400
-    assert "application/json" in answer.json()["error"]["message"]
+    assert "application/json" in error_of(answer, 400)["message"]
     assert workers.asked == []
 
 

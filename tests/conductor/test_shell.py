@@ -101,8 +101,10 @@ def test_an_exception_ends_the_request_whose_event_it_was(
     assert WorkerId("prefill-0") in core.cluster
 
 
-@pytest.mark.parametrize("event", [Tick(), WorkerLost(WorkerId("decode-0"), "gone"),
-                                   RequestCancelled(R1)], ids=str)  # fmt: skip
+OF_NONE = [Tick(), WorkerLost(WorkerId("decode-0"), "gone"), RequestCancelled(R1)]
+
+
+@pytest.mark.parametrize("event", OF_NONE, ids=str)
 def test_an_event_of_no_request_ends_none(clients: Clients, event: AnyEvent) -> None:
     core = FlawedCore(type(event))
     shell = shell_of(core, clients)

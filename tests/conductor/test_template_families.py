@@ -21,33 +21,24 @@ from halfmoon_testing.models.published_templates import TEMPLATE_FAMILIES, templ
 Message = dict[str, Any]
 
 CALL_ID = "husum0001"
+TIDES = {
+    "harbour": {"type": "string", "description": "Größe egal"},
+    "days": {"type": "array", "items": {"type": "integer"}},
+    "unit": {"type": "string", "enum": ["m", "ft"], "default": "m"},
+    "exact": {"type": ["boolean", "integer"]},
+    "area": {"type": "object", "properties": {"north": {"type": "number"}}},
+}
+
+
+def tool(name: str, description: str, properties: Any, **more: Any) -> Message:
+    schema = {"type": "object", "properties": properties, **more}
+    function = {"name": name, "description": description, "parameters": schema}
+    return {"type": "function", "function": function}
+
+
 TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": "tides",
-            "description": "Gezeiten eines Hafens — <low & high>",
-            "parameters": {
-                "type": "object",
-                "properties": {
-                    "harbour": {"type": "string", "description": "Größe egal"},
-                    "days": {"type": "array", "items": {"type": "integer"}},
-                    "unit": {"type": "string", "enum": ["m", "ft"], "default": "m"},
-                    "exact": {"type": ["boolean", "integer"]},
-                    "area": {"type": "object", "properties": {"north": {"type": "number"}}},
-                },
-                "required": ["harbour"],
-            },
-        },
-    },
-    {
-        "type": "function",
-        "function": {
-            "name": "moon",
-            "description": "半月",
-            "parameters": {"type": "object", "properties": {}},
-        },
-    },
+    tool("tides", "Gezeiten eines Hafens — <low & high>", TIDES, required=["harbour"]),
+    tool("moon", "半月", {}),
 ]
 SYSTEM = {"role": "system", "content": "Sei knapp – 简短。"}
 THOUGHT = "It asks for the <tide>.\n"
@@ -56,11 +47,8 @@ THOUGHT = "It asks for the <tide>.\n"
 def called(name: str = "tides", **more: Any) -> Message:
     arguments = {"harbour": "Büsum “Nord”", "days": [1, 2], "exact": None}
     function = {"name": name, "arguments": arguments if name == "tides" else {}}
-    return {
-        "role": "assistant",
-        "tool_calls": [{"id": CALL_ID, "type": "function", "function": function}],
-        **more,
-    }
+    call = {"id": CALL_ID, "type": "function", "function": function}
+    return {"role": "assistant", "tool_calls": [call], **more}
 
 
 def result(text: str = '{"low": "06:12", "at": "Büsum"}') -> Message:
@@ -155,12 +143,9 @@ def expected(
     variables = switches.pop("chat_template_kwargs", {})
     if "continue_final_message" not in switches:
         switches.setdefault("add_generation_prompt", True)
+    options = {"return_dict": False, "tokenize": True, **switches, **variables}
     try:
-        return list(
-            reference_of(bpe, family).apply_chat_template(
-                messages, return_dict=False, tokenize=True, **switches, **variables
-            )
-        )
+        return list(reference_of(bpe, family).apply_chat_template(messages, **options))
     except Exception:
         return None
 

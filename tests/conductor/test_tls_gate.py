@@ -5,7 +5,6 @@ import contextlib
 import logging
 import ssl
 from collections.abc import Awaitable, Callable, Coroutine
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -32,12 +31,12 @@ def run(request: pytest.FixtureRequest) -> Run:
     return run_it
 
 
-@pytest.fixture
-def authority(tmp_path: Path) -> TlsAuthority:
-    return TlsAuthority(tmp_path)
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> TlsAuthority:
+    return TlsAuthority(tmp_path_factory.mktemp("tls"))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def context(authority: TlsAuthority) -> ssl.SSLContext:
     issued = authority.issue()
     return server_context(str(issued.cert), str(issued.key))
@@ -61,42 +60,39 @@ async def is_closed(reader: asyncio.StreamReader) -> None:
         assert not (await reader.read()).startswith(b"HTTP")
 
 
+async def is_refused(host: str, port: int, sent: bytes) -> None:
+    reader, writer = await asyncio.open_connection(host, port)
+    writer.write(sent)
+    await is_closed(reader)
+    writer.close()
+
+
 async def is_served(port: int, authority: TlsAuthority) -> None:
     async with httpx.AsyncClient(verify=trust_context(str(authority.path))) as client:
         answer = await client.get(f"https://127.0.0.1:{port}/")
     assert (answer.status_code, answer.text) == (200, "https 1.1")
 
 
-@pytest.mark.parametrize("sent", [b"", b"\x16", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"])
 def test_a_handshake_that_does_not_come_or_stays_half_is_closed(
-    run: Run, authority: TlsAuthority, context: ssl.SSLContext, sent: bytes
+    run: Run, authority: TlsAuthority, context: ssl.SSLContext
 ) -> None:
     async def test() -> None:
         async with serve(context, head_timeout_s=0.3) as (host, port):
-            reader, writer = await asyncio.open_connection(host, port)
-            writer.write(sent)
-            await is_closed(reader)
-            writer.close()
+            for sent in (b"", b"\x16", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"):
+                await is_refused(host, port, sent)
             await is_served(port, authority)
 
     run(test())
 
 
-@pytest.mark.parametrize("sent", [GET, b"\0" * 5000, b"\x16\x03\x01\x00\x05nonse"])
 def test_what_is_no_tls_is_closed_and_no_exception_is_logged(
-    run: Run,
-    authority: TlsAuthority,
-    context: ssl.SSLContext,
-    caplog: pytest.LogCaptureFixture,
-    sent: bytes,
+    run: Run, authority: TlsAuthority, context: ssl.SSLContext, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def test() -> None:
         async with serve(context) as (host, port):
-            for _ in range(3):
-                reader, writer = await asyncio.open_connection(host, port)
-                writer.write(sent)
-                await is_closed(reader)
-                writer.close()
+            for sent in (GET, b"\0" * 5000, b"\x16\x03\x01\x00\x05nonse"):
+                for _ in range(3):
+                    await is_refused(host, port, sent)
             await is_served(port, authority)
 
     with caplog.at_level(logging.WARNING):

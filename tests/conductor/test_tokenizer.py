@@ -28,8 +28,12 @@ def folder(model_folder: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(model_folder, tmp_path / "copy"))
 
 
-def write(folder: Path, name: str, content: Any) -> None:
-    (folder / name).write_text(content if isinstance(content, str) else json.dumps(content))
+def write(folder: Path, **files: Any) -> HubTokenizer:
+    """Write files of JSON into a folder, and open it."""
+    for name, content in files.items():
+        text = content if isinstance(content, str) else json.dumps(content)
+        (folder / f"{name}.json").write_text(text)
+    return HubTokenizer(folder)
 
 
 @given(text=st.text(max_size=50))
@@ -47,105 +51,73 @@ def test_special_tokens_are_not_shown(tokenizer: HubTokenizer) -> None:
 
 def test_a_tokenizer_that_says_to_cut_its_texts_does_not(folder: Path) -> None:
     content = json.loads((folder / "tokenizer.json").read_text())
-    content["truncation"] = {
-        "direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0,
-    }  # fmt: skip
-    write(folder, "tokenizer.json", content)
-    assert len(HubTokenizer(folder).encode("0123456789", add_special_tokens=False)) == 10
+    cut = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}
+    opened = write(folder, tokenizer={**content, "truncation": cut})
+    assert len(opened.encode("0123456789", add_special_tokens=False)) == 10
 
 
 _PLAIN = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 _TURNS = "{% for m in messages %}<|turn|>{{ m.role }}:{{ m.content }}<été>{% endfor %}"
+_TURN = {"eos_token": "<|turn|>"}
 
 
 @pytest.mark.parametrize(
     ("files", "expected"),
     [
-        ({"generation_config.json": {"eos_token_id": [5, 7]}, "config.json": {}}, {5, 7, 0}),
-        ({"generation_config.json": {}, "config.json": {"eos_token_id": 9}}, {9, 0}),
-        (
-            {
-                "generation_config.json": {"eos_token_id": 5},
-                "config.json": {"eos_token_id": 6, "text_config": {"eos_token_id": [4, 7]}},
-            },
-            {5, 6, 4, 7, 0},
-        ),
+        ({"generation_config": {"eos_token_id": [5, 7]}, "config": {}}, {5, 7, 0}),
+        ({"generation_config": {}, "config": {"eos_token_id": 9}}, {9, 0}),
+        ({"generation_config": {"eos_token_id": 5},
+          "config": {"eos_token_id": 6, "text_config": {"eos_token_id": [4, 7]}}}, {5, 6, 4, 7, 0}),
         ({}, {0}),
-        ({"tokenizer_config.json": {"chat_template": _PLAIN}}, set()),
-        ({"tokenizer_config.json": {"chat_template": _PLAIN, "eos_token": "<|turn|>"}}, {1}),
-        ({"tokenizer_config.json": {}, "special_tokens_map.json": {"eos_token": "<|turn|>"}}, {1}),
-        (
-            {
-                "tokenizer_config.json": {"eos_token": "<|end|>", "added_tokens_decoder": {}},
-                "special_tokens_map.json": {"eos_token": {"content": "<|turn|>"}},
-            },
-            {0, 1},
-        ),
-        ({"tokenizer_config.json": {"chat_template": "{% if %}", "eos_token": "<|turn|>"}}, {1}),
-        (
-            {
-                "generation_config.json": {"eos_token_id": 5},
-                "config.json": {"eos_token_id": [1, 500, -1, 3], "vocab_size": 420},
-            },
-            {5, 1, 3, 0},
-        ),
-        ({"tokenizer_config.json": {"eos_token": "no such token"}}, {"no such token"}),
+        ({"tokenizer_config": {"chat_template": _PLAIN}}, set()),
+        ({"tokenizer_config": {"chat_template": _PLAIN, **_TURN}}, {1}),
+        ({"tokenizer_config": {}, "special_tokens_map": _TURN}, {1}),
+        ({"tokenizer_config": {"eos_token": "<|end|>", "added_tokens_decoder": {}},
+          "special_tokens_map": {"eos_token": {"content": "<|turn|>"}}}, {0, 1}),
+        ({"tokenizer_config": {"chat_template": "{% if %}", **_TURN}}, {1}),
+        ({"generation_config": {"eos_token_id": 5},
+          "config": {"eos_token_id": [1, 500, -1, 3], "vocab_size": 420}}, {5, 1, 3, 0}),
+        ({"tokenizer_config": {"eos_token": "no such token"}}, {"no such token"}),
+        # What the template writes after answers ends them, too.
+        ({"generation_config": {"eos_token_id": 5},
+          "tokenizer_config": {"chat_template": _TURNS, "eos_token": "<|end|>"}}, {5, 0, "<été>"}),
     ],
-)
+)  # fmt: skip
 def test_an_answer_ends_at_the_tokens_of_all_files(
     folder: Path, files: dict[str, Any], expected: set[int | str]
 ) -> None:
-    for name, content in {"generation_config.json": {}, **files}.items():
-        write(folder, name, content)
-    opened = HubTokenizer(folder)
-    wanted = {
+    opened = write(folder, **{"generation_config": {}, **files})
+    assert set(opened.eos_token_ids) == {
         opened.encode(each, add_special_tokens=False)[0] if isinstance(each, str) else each
         for each in expected
     }
-    assert set(opened.eos_token_ids) == wanted
-
-
-def test_an_answer_ends_at_what_the_template_writes_after_answers(folder: Path) -> None:
-    write(folder, "generation_config.json", {"eos_token_id": 5})
-    write(folder, "tokenizer_config.json", {"chat_template": _TURNS, "eos_token": "<|end|>"})
-    opened = HubTokenizer(folder)
-    (written,) = opened.encode("<été>", add_special_tokens=False)
-    assert opened.eos_token_ids == (5, 0, written)
 
 
 def test_a_token_that_the_model_does_not_embed_is_named_and_its_text_is_refused(
     folder: Path, card: ModelCard
 ) -> None:
     (last,) = HubTokenizer(folder).encode("half moon 半", add_special_tokens=False)
-    write(folder, "config.json", {"vocab_size": last})
-    opened = HubTokenizer(folder)
+    opened = write(folder, config={"vocab_size": last})
     assert opened.unembedded_tokens == {last: "half moon 半"}
     encoder = PromptEncoder(lambda: card, opened)
     assert encoder.encode("half moon", True)
     with pytest.raises(InvalidRequest, match=rf"'half moon 半' \({last}\).*less than {last}"):
         encoder.encode("a half moon 半", True)
-
-
-def test_grammars_are_checked_beside_a_token_that_the_model_does_not_embed(folder: Path) -> None:
-    (last,) = HubTokenizer(folder).encode("half moon 半", add_special_tokens=False)
-    write(folder, "config.json", {"vocab_size": last})
-    opened = HubTokenizer(folder)
     ends = list(opened.eos_token_ids)
-    # The library refuses tokens without a logit.
+    # For grammars, too: the library refuses tokens without a logit.
     made = llguidance.LLTokenizer(opened.definition, n_vocab=opened.vocab_size, eos_token=ends)
     assert made.vocab_size == last
 
 
 def test_a_tokenizer_whose_ordinary_tokens_are_not_embedded_is_refused(folder: Path) -> None:
-    write(folder, "config.json", {"vocab_size": 300})
+    (folder / "config.json").write_text('{"vocab_size": 300}')
     with pytest.raises(TokenizerUnavailable, match=r"copy: .*ids up to \d+ .* embeds 300 tokens"):
         open_tokenizer(str(folder))
 
 
 def test_tokens_of_the_config_alone_reach_grammars_and_answers(folder: Path) -> None:
     decoder = {"900": {"content": "<|new|>", "special": True}}
-    write(folder, "tokenizer_config.json", {"added_tokens_decoder": decoder})
-    opened = HubTokenizer(folder)
+    opened = write(folder, tokenizer_config={"added_tokens_decoder": decoder})
     (new, _, _) = opened.encode("<|new|> x", add_special_tokens=False)
     assert opened.token_bytes(new) == b"<|new|>"
     assert opened.decode([new]) == ""
@@ -154,29 +126,20 @@ def test_tokens_of_the_config_alone_reach_grammars_and_answers(folder: Path) -> 
 
 def test_the_vocabulary_is_as_large_as_what_the_model_embeds(folder: Path) -> None:
     largest = HubTokenizer(folder).vocab_size
-    write(folder, "config.json", {"vocab_size": largest + 28})
-    assert HubTokenizer(folder).vocab_size == largest + 28
-
-
-def test_special_tokens_have_their_roles(folder: Path) -> None:
-    write(folder, "special_tokens_map.json", {"pad_token": {"content": "<|end|>", "lstrip": False}})
-    write(folder, "tokenizer_config.json", {"bos_token": "<|turn|>", "eos_token": None})
-    tokens = HubTokenizer(folder).special_tokens
-    assert tokens == {"pad_token": "<|end|>", "bos_token": "<|turn|>"}
+    assert write(folder, config={"vocab_size": largest + 28}).vocab_size == largest + 28
 
 
 def test_templates_are_read_from_the_first_place_that_has_some(folder: Path) -> None:
-    write(folder, "tokenizer_config.json", {})
-    assert HubTokenizer(folder).chat_templates == {}
-    write(folder, "chat_template.json", {"chat_template": "P"})
-    assert HubTokenizer(folder).chat_templates == {"default": "P"}
+    assert write(folder, tokenizer_config={}).chat_templates == {}
+    opened = write(folder, chat_template={"chat_template": "P"})
+    assert opened.chat_templates == {"default": "P"}
     several = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
-    write(folder, "tokenizer_config.json", {"chat_template": several})
-    assert HubTokenizer(folder).chat_templates == {"default": "D", "tool_use": "T"}
-    write(folder, "chat_template.jinja", "J")
+    opened = write(folder, tokenizer_config={"chat_template": several})
+    assert opened.chat_templates == {"default": "D", "tool_use": "T"}
+    (folder / "chat_template.jinja").write_text("J")
     assert HubTokenizer(folder).chat_templates == {"default": "J"}
     (folder / "additional_chat_templates").mkdir()
-    write(folder, "additional_chat_templates/rag.jinja", "R")
+    (folder / "additional_chat_templates/rag.jinja").write_text("R")
     assert HubTokenizer(folder).chat_templates == {"default": "J", "rag": "R"}
 
 
@@ -193,46 +156,32 @@ def test_named_templates_of_the_hubs_cache_are_read(folder: Path, tmp_path: Path
 
 def test_too_many_templates_are_refused(folder: Path) -> None:
     several = [{"name": str(i), "template": "T"} for i in range(65)]
-    write(folder, "tokenizer_config.json", {"chat_template": several})
     with pytest.raises(TokenizerUnavailable, match="65 chat templates are over the 64"):
-        HubTokenizer(folder)
+        write(folder, tokenizer_config={"chat_template": several})
 
 
-def test_special_tokens_of_other_names_are_found_too(folder: Path) -> None:
-    write(
-        folder,
-        "tokenizer_config.json",
-        {
-            "image_token": "<|turn|>",
-            "extra_special_tokens": {"call_start": "<|end|>"},
-            "add_bos_token": True,
-        },
-    )
-    tokens = HubTokenizer(folder).special_tokens
-    assert tokens == {"image_token": "<|turn|>", "call_start": "<|end|>"}
+END = {"eos_token": "<|end|>"}
+OTHERS = {"image_token": "<|turn|>", "extra_special_tokens": {"call_start": "<|end|>"}}
 
 
-def test_an_old_file_of_special_tokens_counts_where_the_config_does_not_describe_them(
-    folder: Path,
+@pytest.mark.parametrize(
+    ("special_tokens_map", "tokenizer_config", "expected"),
+    [
+        ({"pad_token": {"content": "<|end|>", "lstrip": False}},
+         {"bos_token": "<|turn|>", "eos_token": None},
+         {"pad_token": "<|end|>", "bos_token": "<|turn|>"}),
+        ({}, OTHERS | {"add_bos_token": True},
+         {"image_token": "<|turn|>", "call_start": "<|end|>"}),
+        (END, _TURN, END),
+        # The old file counts where the config does not describe them.
+        (END, _TURN | {"added_tokens_decoder": {}}, _TURN),
+    ],
+)  # fmt: skip
+def test_special_tokens_have_their_roles(
+    folder: Path, special_tokens_map: Any, tokenizer_config: Any, expected: Any
 ) -> None:
-    config: dict[str, Any] = {"eos_token": "<|turn|>"}
-    write(folder, "special_tokens_map.json", {"eos_token": "<|end|>"})
-    write(folder, "tokenizer_config.json", config)
-    assert HubTokenizer(folder).special_tokens == {"eos_token": "<|end|>"}
-    write(folder, "tokenizer_config.json", {**config, "added_tokens_decoder": {}})
-    assert HubTokenizer(folder).special_tokens == {"eos_token": "<|turn|>"}
-
-
-def test_a_folder_without_a_tokenizer_says_so(tmp_path: Path) -> None:
-    with pytest.raises(TokenizerUnavailable, match=r"no tokenizer\.json"):
-        open_tokenizer(str(tmp_path))
-
-
-@pytest.mark.parametrize("name", ["tokenizer.json", "generation_config.json"])
-def test_an_unreadable_file_is_named_with_its_model(folder: Path, name: str) -> None:
-    write(folder, name, "{")
-    with pytest.raises(TokenizerUnavailable, match="copy"):
-        open_tokenizer(str(folder))
+    opened = write(folder, special_tokens_map=special_tokens_map, tokenizer_config=tokenizer_config)
+    assert opened.special_tokens == expected
 
 
 def test_a_hub_id_fetches_the_tokenizers_files_only(
@@ -287,21 +236,17 @@ def test_a_fake_model_needs_no_files() -> None:
     assert "".join(pieces) == fake.decode([5, 12])
 
 
-@pytest.mark.parametrize("spec", ["fake://tiny?vocab=many", "fake://tiny?vocab=0"])
-def test_a_fake_model_with_a_bad_vocabulary_is_refused(spec: str) -> None:
-    with pytest.raises(TokenizerUnavailable, match=r"vocab|many"):
-        open_tokenizer(spec)
-
-
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
+        ("tokenizer.json", "{", "copy"),
         ("tokenizer.json", '{"model": {"type": "Nothing"}}', "unusable"),
         ("tokenizer.json", "[" * 100_000, "levels deep"),
         ("tokenizer.json", '{"model": 5}', "no model in it"),
         ("config.json", '{"vocab_size": "many"}', "vocab_size is many"),
         ("config.json", '{"vocab_size": 1000000000000}', "vocab_size is 1000000000000"),
         ("config.json", '{"text_config": 5}', "unusable"),
+        ("generation_config.json", "{", "copy"),
         ("generation_config.json", '{"eos_token_id": -7}', "eos_token_id -7"),
         ("generation_config.json", '{"eos_token_id": ["a"]}', "eos_token_id a"),
         ("tokenizer_config.json", '{"chat_template": [5]}', "unusable"),
@@ -312,7 +257,7 @@ def test_a_fake_model_with_a_bad_vocabulary_is_refused(spec: str) -> None:
 def test_a_damaged_file_is_named_in_one_line(
     folder: Path, name: str, content: str, words: str
 ) -> None:
-    write(folder, name, content)
+    (folder / name).write_text(content)
     with pytest.raises(TokenizerUnavailable, match=words) as caught:
         open_tokenizer(str(folder))
     assert "\n" not in str(caught.value)
@@ -328,7 +273,21 @@ def test_a_link_out_of_the_folder_is_not_followed(folder: Path, tmp_path: Path, 
         open_tokenizer(str(folder))
 
 
-def test_a_path_where_nothing_is_is_no_hub_id() -> None:
-    for spec in ("/no/such/folder", "./nothing", "a/b/c"):
-        with pytest.raises(TokenizerUnavailable, match="is not a folder"):
-            open_tokenizer(spec)
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("/no/such/folder", "is not a folder"),
+        ("./nothing", "is not a folder"),
+        ("a/b/c", "is not a folder"),
+        ("fake://tiny?vocab=many", "vocab|many"),
+        ("fake://tiny?vocab=0", "vocab|many"),
+    ],
+)
+def test_what_names_no_model_is_refused(spec: str, words: str) -> None:
+    with pytest.raises(TokenizerUnavailable, match=words):
+        open_tokenizer(spec)
+
+
+def test_a_folder_without_a_tokenizer_says_so(tmp_path: Path) -> None:
+    with pytest.raises(TokenizerUnavailable, match=r"no tokenizer\.json"):
+        open_tokenizer(str(tmp_path))

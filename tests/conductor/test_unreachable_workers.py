@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-import httpx
 import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
@@ -31,22 +30,13 @@ from halfmoon_runtime.clock import FakeClock, SystemClock
 from halfmoon_runtime.membership import MEMBERS
 from halfmoon_scheduling.conductor.conductor_machine import Conductor
 from halfmoon_scheduling.config import SchedulingConfig
-from halfmoon_testing.conductor_http import ScriptedGateway
 from halfmoon_testing.scheduling_inputs import a_worker
+from tests.conductor.fronts import COMPLETIONS, Front
 
 DECODE = WorkerId("decode-0")
-KEY = "the moon is made of green cheese"
-OTHER_KEY = "the moon is made of blue cheese"
 
 
-def closed_port() -> int:
-    """A port that refuses connections for as long as nothing else takes it."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
-def worker_at(port: int, name: str = DECODE, **changes: Any) -> WorkerInfo:
-    address = f"tcp://127.0.0.1:{port}"
+def worker_at(address: str, name: str = DECODE, **changes: Any) -> WorkerInfo:
     return msgspec.structs.replace(a_worker(name), commands=address, events=address, **changes)
 
 
@@ -54,25 +44,17 @@ class Linked:
     """Worker links over real sockets, with the records that a test writes."""
 
     def __init__(self, network: ZmqNetwork) -> None:
-        self.network, self.store = network, MemoryStore()
+        self.store = MemoryStore()
         self.core = Conductor(SchedulingConfig())
         self.unreachable = UnreachableWorkers()
         shell = Shell(self.core, SystemClock())
         self.observer = CoreObserver(self.core, LatencyHistory())
         shell.add_recorder(self.observer.record)
-        self.gateway = CoreGateway(shell, unreachable=self.unreachable)
+        gateway = CoreGateway(shell, unreachable=self.unreachable)
         metrics = ClusterMetrics(self.core, CollectorRegistry())
-        conductor = ConductorId("conductor-0")
-        self.links = WorkerLinks(
-            network,
-            self.store,
-            conductor,
-            shell,
-            self.gateway,
-            metrics,
-            unreachable=self.unreachable,
-        )
-        shell.connect(self.links, self.gateway)
+        parts = network, self.store, ConductorId("conductor-0"), shell, gateway, metrics
+        self.links = WorkerLinks(*parts, unreachable=self.unreachable)
+        shell.connect(self.links, gateway)
 
     def write(self, info: WorkerInfo) -> None:
         self.store.put(MEMBERS + info.worker_id, msgspec.json.encode(info))
@@ -81,9 +63,8 @@ class Linked:
         """The reason that is given for a worker, once it has this text."""
 
         def now() -> str:
-            return "".join(
-                each.reason for each in self.unreachable.found() if each.info.worker_id == name
-            )
+            found = self.unreachable.found()
+            return "".join(each.reason for each in found if each.info.worker_id == name)
 
         await self.until(lambda: matching in now())
         return now()
@@ -93,157 +74,145 @@ class Linked:
             while not condition():
                 await asyncio.sleep(0.01)
 
+    def view(self) -> dict[str, Any]:
+        return cluster_view(self.observer, self.links, ConductorInfo("conductor-0"), 0.0)
+
+    def named(self, field: str) -> list[str]:
+        return [each["worker_id"] for each in self.view()[field]]
+
+
+Open = Callable[..., Any]
+
+
+@pytest.fixture
+def linked(monkeypatch: pytest.MonkeyPatch) -> Open:
+    monkeypatch.setattr(unreachable_workers, "UNREACHABLE_S", 0.0)
+
+    @asynccontextmanager
+    async def opened(key: str = "") -> AsyncIterator[Linked]:
+        network = ZmqNetwork(SocketSettings(connect_timeout_s=0.2), cluster_key=key)
+        here = Linked(network)
+        task = asyncio.create_task(here.links.run())
+        try:
+            yield here
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+            await network.close()
+
+    return opened
+
+
+class Worker:
+    """The port of decode-0, which answers hellos if it is to."""
+
+    def __init__(self, port: Port, answers: bool, generation: int) -> None:
+        self.port, self.answers = port, answers
+        self.info = msgspec.structs.replace(
+            a_worker(DECODE, generation=generation), commands=port.commands, events=port.events
+        )
+
+    async def serve(self) -> None:
+        while True:
+            peer, message = await self.port.receive()
+            if self.answers and isinstance(message, Hello):
+                await self.port.send(peer, Welcome(worker=self.info))
+
 
 @asynccontextmanager
-async def linked(monkeypatch: pytest.MonkeyPatch, key: str = "") -> AsyncIterator[Linked]:
-    monkeypatch.setattr(unreachable_workers, "UNREACHABLE_S", 0.0)
-    network = ZmqNetwork(SocketSettings(connect_timeout_s=0.2), cluster_key=key)
-    here = Linked(network)
-    task = asyncio.create_task(here.links.run())
-    try:
-        yield here
-    finally:
-        task.cancel()
-        await asyncio.wait([task])
-        await network.close()
-
-
-async def serve(port: Port, info: WorkerInfo, *, answers: bool = True) -> None:
-    while True:
-        peer, message = await port.receive()
-        if answers and isinstance(message, Hello):
-            await port.send(peer, Welcome(worker=info))
+async def a_decode_worker(
+    *, key: str = "", answers: bool = True, generation: int = 1
+) -> AsyncIterator[Worker]:
+    network = ZmqNetwork(cluster_key=key)
+    worker = Worker(await network.bind(DECODE), answers, generation)
+    serving = asyncio.create_task(worker.serve())
+    yield worker
+    serving.cancel()
+    await network.close()
 
 
 # -- reasons -------------------------------------------------------------------------------------
 
 
 async def test_an_address_that_refuses_is_named_with_the_reason_until_it_answers(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    linked: Open, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async with linked(monkeypatch) as here:
-        lost = worker_at(closed_port())
+    # A port that refuses connections for as long as nothing else takes it.
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        lost = worker_at(f"tcp://127.0.0.1:{server.getsockname()[1]}")
+    async with linked() as here:
         here.write(lost)
         assert lost.commands in await here.reason("connection refused")
-        [shown] = _view(here)["unreachable"]
+        [shown] = here.view()["unreachable"]
         assert (shown["worker_id"], shown["address"]) == (DECODE, lost.commands)
         assert "--advertise-host" in shown["advice"]
         assert shown["for_s"] >= 0
-        assert "worker_unreachable" in await _logged(here, capsys)
-        workers = ZmqNetwork()
-        port = await workers.bind(DECODE)
-        there = msgspec.structs.replace(
-            a_worker(DECODE), generation=2, commands=port.commands, events=port.events
-        )
-        serving = asyncio.create_task(serve(port, there))
-        here.write(there)
-        await here.until(lambda: DECODE in here.core.cluster)
-        assert _view(here)["unreachable"] == []
-        serving.cancel()
-        await workers.close()
+        said: list[str] = []
+
+        def is_logged() -> bool:
+            said.append(capsys.readouterr().out)
+            return "worker_unreachable" in "".join(said)
+
+        await here.until(is_logged)
+        async with a_decode_worker(generation=2) as there:
+            here.write(there.info)
+            await here.until(lambda: DECODE in here.core.cluster)
+            assert here.view()["unreachable"] == []
 
 
-async def _logged(here: Linked, capsys: pytest.CaptureFixture[str]) -> str:
-    said: list[str] = []
-
-    def looks() -> bool:
-        said.append(capsys.readouterr().out)
-        return "worker_unreachable" in "".join(said)
-
-    await here.until(looks)
-    return "".join(said)
-
-
-def _view(here: Linked) -> dict[str, Any]:
-    return cluster_view(here.observer, here.links, ConductorInfo("conductor-0"), 0.0)
-
-
-async def test_a_name_that_is_not_known_here_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with linked(monkeypatch) as here:
-        there = "tcp://no-such-host.invalid:5"
-        here.write(msgspec.structs.replace(a_worker(DECODE), commands=there, events=there))
+async def test_a_name_that_is_not_known_here_is_named(linked: Open) -> None:
+    async with linked() as here:
+        here.write(worker_at("tcp://no-such-host.invalid:5"))
         await here.reason("the name no-such-host.invalid is not known here")
 
 
-async def test_a_process_that_takes_connections_and_says_nothing_is_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_process_that_takes_connections_and_says_nothing_is_named(linked: Open) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        async with linked(monkeypatch) as here:
-            here.write(worker_at(silent.getsockname()[1]))
+        async with linked() as here:
+            here.write(worker_at(f"tcp://127.0.0.1:{silent.getsockname()[1]}"))
             await here.reason("takes connections, and ends no handshake")
 
 
 @pytest.mark.parametrize("says_its_key", [True, False])
 async def test_another_cluster_key_is_named_with_its_way_out(
-    monkeypatch: pytest.MonkeyPatch, says_its_key: bool
+    linked: Open, says_its_key: bool
 ) -> None:
-    async with linked(monkeypatch, KEY) as here:
-        workers = ZmqNetwork(cluster_key=OTHER_KEY)
-        port = await workers.bind(DECODE)
-        info = msgspec.structs.replace(
-            a_worker(DECODE),
-            commands=port.commands,
-            events=port.events,
-            key_id=port.key_id if says_its_key else "",
-        )
-        here.write(info)
+    blue, green = (f"the moon is made of {colour} cheese" for colour in ("blue", "green"))
+    async with linked(green) as here, a_decode_worker(key=blue) as there:
+        key_id = there.port.key_id if says_its_key else ""
+        here.write(msgspec.structs.replace(there.info, key_id=key_id))
         await here.reason("cluster key")
         [found] = here.unreachable.found()
         assert "HALFMOON_CLUSTER_KEY_FILE" in found.advice
         assert "--advertise-host" not in found.advice
-        await workers.close()
 
 
-async def test_a_worker_that_does_not_answer_the_hello_is_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with linked(monkeypatch) as here:
-        workers = ZmqNetwork()
-        port = await workers.bind(DECODE)
-        info = msgspec.structs.replace(a_worker(DECODE), commands=port.commands, events=port.events)
-        silent = asyncio.create_task(serve(port, info, answers=False))
-        here.write(info)
+async def test_a_worker_that_does_not_answer_the_hello_is_named(linked: Open) -> None:
+    async with linked() as here, a_decode_worker(answers=False) as there:
+        here.write(there.info)
         await here.reason("does not answer the hello")
-        silent.cancel()
-        await workers.close()
 
 
-async def test_two_workers_that_advertise_one_address_are_told_apart(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with linked(monkeypatch) as here:
-        workers = ZmqNetwork()
-        port = await workers.bind(DECODE)
-        info = msgspec.structs.replace(a_worker(DECODE), commands=port.commands, events=port.events)
-        serving = asyncio.create_task(serve(port, info))
-        here.write(info)
-        here.write(msgspec.structs.replace(info, worker_id=WorkerId("decode-1")))
+async def test_two_workers_that_advertise_one_address_are_told_apart(linked: Open) -> None:
+    async with linked() as here, a_decode_worker() as there:
+        here.write(there.info)
+        here.write(msgspec.structs.replace(there.info, worker_id=WorkerId("decode-1")))
         await here.reason("another worker answers there: decode-0", WorkerId("decode-1"))
         assert DECODE in here.core.cluster
-        serving.cancel()
-        await workers.close()
 
 
 async def test_a_lost_worker_is_unreachable_and_not_gone_while_its_record_lives(
-    monkeypatch: pytest.MonkeyPatch,
+    linked: Open,
 ) -> None:
-    async with linked(monkeypatch) as here:
-        workers = ZmqNetwork()
-        port = await workers.bind(DECODE)
-        info = msgspec.structs.replace(a_worker(DECODE), commands=port.commands, events=port.events)
-        serving = asyncio.create_task(serve(port, info))
-        here.write(info)
-        await here.until(lambda: DECODE in here.core.cluster)
-        serving.cancel()
-        await workers.close()
+    async with linked() as here:
+        async with a_decode_worker() as there:
+            here.write(there.info)
+            await here.until(lambda: DECODE in here.core.cluster)
         await here.reason("connection")
-        view = _view(here)
-        assert [each["worker_id"] for each in view["unreachable"]] == [DECODE]
-        assert view["gone"] == []
+        assert (here.named("unreachable"), here.named("gone")) == ([DECODE], [])
         here.store.delete(MEMBERS + DECODE)
         await here.until(lambda: not here.unreachable.found())
-        assert [each["worker_id"] for each in _view(here)["gone"]] == [DECODE]
+        assert here.named("gone") == [DECODE]
 
 
 # -- what is noted -------------------------------------------------------------------------------
@@ -260,7 +229,7 @@ def noted(clock: FakeClock) -> UnreachableWorkers:
 
 
 def fail(noted: UnreachableWorkers, name: str, reason: str = "connection refused") -> None:
-    noted.on_dial(worker_at(5, name))
+    noted.on_dial(worker_at("tcp://127.0.0.1:5", name))
     noted.on_failure(WorkerId(name), reason)
 
 
@@ -273,6 +242,8 @@ def test_a_worker_counts_as_unreachable_only_after_some_seconds(
     fail(noted, DECODE, "no route to host")
     [found] = noted.found()
     assert (found.reason, found.for_s) == ("no route to host", UNREACHABLE_S)
+    _, values = noted.metrics()["halfmoon_unreachable_workers"]
+    assert "1" in str(values) and "decode" in str(values)
 
 
 def test_the_log_says_it_once_then_rarely_and_says_when_it_is_over(
@@ -307,23 +278,15 @@ def test_the_hint_names_a_few_workers_of_the_roles_and_counts_the_others(
     assert noted.hint(("prefill",)) == ""
 
 
-def test_a_metric_counts_unreachable_workers_by_role(
-    noted: UnreachableWorkers, clock: FakeClock
-) -> None:
-    fail(noted, DECODE)
-    clock.advance(UNREACHABLE_S)
-    _, values = noted.metrics()["halfmoon_unreachable_workers"]
-    assert "1" in str(values) and "decode" in str(values)
-
-
 # -- what clients and probes are told ------------------------------------------------------------
 
 
-def test_a_request_for_which_a_worker_is_out_of_reach_says_so(clock: FakeClock) -> None:
-    unreachable = UnreachableWorkers(clock.now)
-    gateway = CoreGateway(Shell(Conductor(SchedulingConfig()), clock), unreachable=unreachable)
+def test_a_request_for_which_a_worker_is_out_of_reach_says_so(
+    noted: UnreachableWorkers, clock: FakeClock
+) -> None:
+    gateway = CoreGateway(Shell(Conductor(SchedulingConfig()), clock), unreachable=noted)
     assert gateway.missing_hint() == ""
-    fail(unreachable, DECODE)
+    fail(noted, DECODE)
     clock.advance(UNREACHABLE_S)
     assert "decode-0 at tcp://127.0.0.1:5 (connection refused)" in gateway.missing_hint()
     error = gateway._unavailable("no live decode worker", 1.0)
@@ -331,16 +294,10 @@ def test_a_request_for_which_a_worker_is_out_of_reach_says_so(clock: FakeClock) 
     assert str(error).startswith("no live decode worker. Registered, but out of")
 
 
-async def test_ready_and_the_first_refusal_give_the_reason(
-    client: httpx.AsyncClient, gateway: ScriptedGateway
-) -> None:
-    gateway.card, gateway.roles_missing = None, ["decode"]
-    gateway.hint = "Registered, but out of the conductor's reach: decode-0 at tcp://there:1 (x)."
-    answer = await client.get("/ready")
-    assert answer.status_code == 503
-    assert answer.json()["reason"] == gateway.hint
-    body = {"model": "m", "prompt": "hello", "max_tokens": 1}
-    refused = await client.post("/v1/completions", json=body)
-    assert refused.status_code == 503
-    message = refused.json()["error"]["message"]
-    assert message.startswith("No model is served yet") and gateway.hint in message
+async def test_ready_and_the_first_refusal_give_the_reason(front: Front) -> None:
+    hint = "Registered, but out of the conductor's reach: decode-0 at tcp://there:1 (x)."
+    front.gateway.card, front.gateway.roles_missing, front.gateway.hint = None, ["decode"], hint
+    answer = await front.get("/ready")
+    assert (answer.status_code, answer.json()["reason"]) == (503, hint)
+    message = (await front.error(COMPLETIONS, 503))["message"]
+    assert message.startswith("No model is served yet") and hint in message

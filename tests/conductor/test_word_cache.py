@@ -66,6 +66,10 @@ TOKENIZERS = {
 }
 TOKENIZERS["qwen"].normalizer = normalizers.NFC()
 
+ODD_PIECES = [
+    "<|end|>", "<s>", "<|", "<|e", "?\n", " =", "moonlight", " moonlight", "半月 🌗", "été",
+    "<|end|>user\n\nIt's half? <|end|>\n<s>", "e\u0301", "?\x1f?",
+]  # fmt: skip
 #: Characters and pieces at which a regular expression might cut elsewhere.
 ODD_TEXTS = st.lists(
     st.one_of(
@@ -73,23 +77,7 @@ ODD_TEXTS = st.lists(
         st.text(" \t\r\n\x0b\x0c\x1c\x1d\x85\xa0", max_size=6),
         st.text("'sStTrREeVvMmLlDdſ ", max_size=6),
         st.text("–—‘’“”…•' as1", max_size=6),
-        st.sampled_from(
-            [
-                "<|end|>",
-                "<s>",
-                "<|",
-                "<|e",
-                "?\n",
-                " =",
-                "<|end|>user\n\nIt's half? <|end|>\n<s>",
-                "moonlight",
-                " moonlight",
-                "半月 🌗",
-                "été",
-                "e\u0301",
-                "?\x1f?",
-            ]
-        ),
+        st.sampled_from(ODD_PIECES),
         st.text(max_size=4),
     ),
     max_size=8,
@@ -97,7 +85,7 @@ ODD_TEXTS = st.lists(
 
 
 class Asked:
-    """A tokenizer that counts what it is asked."""
+    """A tokenizer that keeps what it is asked."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -108,8 +96,10 @@ class Asked:
         return self._tokenizer.encode_batch_fast(texts, **options)
 
 
-def opened(tokenizer: Tokenizer) -> WordCache | None:
-    return WordCache.open(tokenizer.to_str().encode(), tokenizer)
+def opened(tokenizer: Tokenizer, asked: Asked | None = None) -> WordCache:
+    made = WordCache.open(tokenizer.to_str().encode(), cast(Tokenizer, asked or tokenizer))
+    assert made is not None
+    return made
 
 
 @pytest.fixture(params=TOKENIZERS, scope="module")
@@ -142,17 +132,10 @@ def test_odd_texts_have_the_tokens_that_they_have_without_a_cache(
     assert learning == knowing == expected
 
 
-def test_every_supported_way_to_cut_words_has_a_cache(plain: Tokenizer) -> None:
-    cache = opened(plain)
-    assert cache is not None
-    assert cache.encode("It's the half moon.", add_special_tokens=True) is not None
-
-
 def test_a_word_is_asked_for_once() -> None:
     plain = TOKENIZERS["gpt2"]
     asked = Asked(plain)
-    cache = WordCache.open(plain.to_str().encode(), cast(Tokenizer, asked))
-    assert cache is not None
+    cache = opened(plain, asked)
     asked.texts.clear()
     cache.encode("half by moon is half", add_special_tokens=False)
     assert asked.texts == ["half", " by", " moon", " is", " half"]
@@ -172,14 +155,11 @@ def test_a_word_is_asked_for_once() -> None:
     ids=["not ASCII", "two kinds of tokens", "added token", "long text", "long word"],
 )
 def test_what_words_alone_may_not_decide_is_left_to_the_tokenizer(text: str) -> None:
-    cache = opened(TOKENIZERS["gpt2"])
-    assert cache is not None
-    assert cache.encode(text, add_special_tokens=False) is None
+    assert opened(TOKENIZERS["gpt2"]).encode(text, add_special_tokens=False) is None
 
 
 def test_a_chat_is_put_together_from_the_words_between_its_special_tokens(plain: Tokenizer) -> None:
     cache = opened(plain)
-    assert cache is not None
     chat = "<s>user\n\nHalf  a moon?\n<|end|>\n<s>assistant\n\n"
     for special in (False, True):
         expected = plain.encode(chat, add_special_tokens=special).ids
@@ -189,8 +169,7 @@ def test_a_chat_is_put_together_from_the_words_between_its_special_tokens(plain:
 def test_of_many_new_words_a_few_are_learnt_at_a_time() -> None:
     plain = TOKENIZERS["gpt2"]
     asked = Asked(plain)
-    cache = WordCache.open(plain.to_str().encode(), cast(Tokenizer, asked))
-    assert cache is not None
+    cache = opened(plain, asked)
     text, tries = " ".join(f"w{number}" for number in range(100)), []
     for _ in range(3):
         asked.texts.clear()
@@ -204,7 +183,6 @@ def test_no_more_words_are_remembered_than_are_allowed(monkeypatch: pytest.Monke
     monkeypatch.setattr(word_cache, "MAX_WORDS", 40)
     plain = TOKENIZERS["llama"]
     cache = opened(plain)
-    assert cache is not None
     for number in range(100):
         text = f"moon {number} half {number + 1} moon"
         assert cache.encode(text, add_special_tokens=True) in (None, plain.encode(text).ids)
@@ -246,12 +224,8 @@ def test_a_tokenizer_without_special_tokens_has_a_cache() -> None:
     assert cache.encode(text, add_special_tokens=False) == tokenizer.encode(text).ids
 
 
-def test_a_cache_that_disagrees_by_its_special_tokens_is_not_used() -> None:
-    tokenizer = TOKENIZERS["gpt2"]
-    swapped = _with(lambda file: file["added_tokens"][0].update(id=1))
-    assert WordCache.open(swapped, tokenizer) is None
-
-
 def test_a_cache_that_disagrees_with_its_tokenizer_is_not_used() -> None:
+    swapped = _with(lambda file: file["added_tokens"][0].update(id=1))
+    assert WordCache.open(swapped, TOKENIZERS["gpt2"]) is None
     claimed, actual = TOKENIZERS["qwen"], TOKENIZERS["llama"]
     assert WordCache.open(claimed.to_str().encode(), actual) is None

@@ -83,7 +83,10 @@ class ScriptedLink:
 
 
 class ScriptedNetwork:
-    def __init__(self) -> None:
+    """A network that fails for one address, as one with a bug or without memory may."""
+
+    def __init__(self, refuses: str = "") -> None:
+        self.refuses = refuses
         self.links: list[ScriptedLink] = []
         self.dialled: list[str] = []
 
@@ -91,6 +94,8 @@ class ScriptedNetwork:
         self, commands: str, events: str | None = None, *, key_id: str = ""
     ) -> ScriptedLink:
         self.dialled.append(commands)
+        if commands == self.refuses:
+            raise RuntimeError("no link to this one")
         self.links.append(ScriptedLink("decode-0"))
         return self.links[-1]
 
@@ -117,9 +122,9 @@ class Running:
         links = self.network, self.store, ConductorId("c"), shell, gateway, metrics
         self.links = WorkerLinks(*links)
         shell.connect(self.links, gateway)
-        await Membership(self.store, a_worker("decode-0")).join()
+        await self.register()
         self.task = asyncio.create_task(self.links.run())
-        await self.until(lambda: DECODE in self.core.cluster)
+        await self.until_live()
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
@@ -131,6 +136,27 @@ class Running:
             while not condition():
                 await asyncio.sleep(0.005)
 
+    async def until_live(self) -> None:
+        await self.until(lambda: DECODE in self.core.cluster)
+
+    async def until_dialled(self, address: str, n: int = 1) -> None:
+        await self.until(lambda: self.network.dialled.count(address) >= n)
+
+    async def register(self, name: str = DECODE, **fields: Any) -> None:
+        info = msgspec.structs.replace(a_worker(name), **fields)
+        await Membership(self.store, info).join()
+
+    def note(self, kind: type[AnyEvent]) -> list[Any]:
+        """Events of a kind that happen from now on."""
+        noted: list[Any] = []
+
+        def record(now: float, event: AnyEvent, commands: list[AnyCommand]) -> None:
+            if isinstance(event, kind):
+                noted.append(event)
+
+        self.links.shell.add_recorder(record)
+        return noted
+
 
 async def test_a_worker_that_takes_no_messages_is_lost_and_dialled_again() -> None:
     async with Running() as running:
@@ -138,36 +164,28 @@ async def test_a_worker_that_takes_no_messages_is_lost_and_dialled_again() -> No
         first.deaf = True
         running.links.send(DECODE, Cancel(request_id=RequestId("r")))
         await running.until(lambda: len(running.network.links) == 2)
-        await running.until(lambda: DECODE in running.core.cluster)
+        await running.until_live()
         hellos = [link.told[0] for link in running.network.links]
-        assert all(isinstance(hello, Hello) for hello in hellos)
         sessions = [hello.session for hello in hellos if isinstance(hello, Hello)]
+        assert len(sessions) == 2
         assert sessions == sorted(set(sessions)), "a worker could not tell the two apart"
 
 
 async def test_a_start_of_the_same_generation_elsewhere_is_dialled_there() -> None:
     """A metadata server that lost its counters gave two starts the same number."""
     async with Running() as running:
-        moved = msgspec.structs.replace(a_worker("decode-0"), commands="memory://elsewhere")
-        await Membership(running.store, moved).join()
-        await running.until(lambda: running.network.dialled[-1] == "memory://elsewhere")
-        await running.until(lambda: DECODE in running.core.cluster)
+        await running.register(commands="memory://elsewhere")
+        await running.until_dialled("memory://elsewhere")
+        await running.until_live()
 
 
 async def test_a_worker_that_answers_stays_whatever_the_metadata_server_forgets() -> None:
     async with Running() as running:
-        lost: list[AnyEvent] = []
-
-        def note(now: float, event: AnyEvent, commands: list[AnyCommand]) -> None:
-            if isinstance(event, WorkerLost):
-                lost.append(event)
-
-        running.links.shell.add_recorder(note)
-        key = MEMBERS + DECODE
+        lost, key = running.note(WorkerLost), MEMBERS + DECODE
         running.store.delete(key)
         member = running.links._members[DECODE]
         await running.until(lambda: not member.has_record)
-        await Membership(running.store, a_worker("decode-0")).join()
+        await running.register()
         await running.until(lambda: member.has_record)
         running.store.delete(key)
         await running.until(lambda: not member.has_record)
@@ -178,60 +196,41 @@ async def test_a_worker_that_answers_stays_whatever_the_metadata_server_forgets(
         await running.until(lambda: lost)
         await running.until(lambda: not running.links._members)
         assert len(running.network.links) == 1, "without a record nothing says that it is there"
-        await Membership(running.store, a_worker("decode-0")).join()
-        await running.until(lambda: DECODE in running.core.cluster)
-
-
-class RefusingNetwork(ScriptedNetwork):
-    """A network that fails for one address, as one with a bug or without memory may."""
-
-    async def dial(
-        self, commands: str, events: str | None = None, *, key_id: str = ""
-    ) -> ScriptedLink:
-        if commands == "memory://bad":
-            self.dialled.append(commands)
-            raise RuntimeError("no link to this one")
-        return await super().dial(commands, events, key_id=key_id)
+        await running.register()
+        await running.until_live()
 
 
 async def test_a_dial_that_fails_costs_its_own_member() -> None:
-    async with Running(RefusingNetwork()) as running:
-        bad = msgspec.structs.replace(a_worker("prefill-0"), commands="memory://bad")
-        await Membership(running.store, bad).join()
-        await running.until(lambda: running.network.dialled.count("memory://bad") >= 2)
+    network = ScriptedNetwork(refuses="memory://bad")
+    async with Running(network) as running:
+        await running.register("prefill-0", commands="memory://bad")
+        await running.until_dialled("memory://bad", 2)
         assert not running.task.done()
         assert DECODE in running.core.cluster
-        good = msgspec.structs.replace(bad, commands="memory://good", generation=2)
-        await Membership(running.store, good).join()
-        await running.until(lambda: running.network.dialled[-1] == "memory://good")
+        await running.register("prefill-0", commands="memory://good", generation=2)
+        await running.until_dialled("memory://good")
 
 
 async def test_a_worker_beyond_the_limit_of_links_waits_and_its_reason_is_named() -> None:
     async with Running() as running:
         running.links.max_links = 1
-        await Membership(running.store, a_worker("prefill-0")).join()
+        await running.register("prefill-0")
         silent = running.links.unreachable._silent
         await running.until(lambda: silent.get(WorkerId("prefill-0")) is not None)
         assert "has links to 1 workers, the most" in silent[WorkerId("prefill-0")].reason
         assert running.network.dialled == [a_worker("decode-0").commands]
         running.store.delete(MEMBERS + DECODE)
         running.network.links[0].break_off("it has left")
-        await running.until(lambda: running.network.dialled[-1] == a_worker("prefill-0").commands)
+        await running.until_dialled(a_worker("prefill-0").commands)
 
 
 async def test_an_idle_core_is_ticked_again_once_a_request_arrives(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(worker_links, "_IDLE_TICK_S", inf)
-    n_ticks = 0
-
-    def count(now: float, event: AnyEvent, commands: list[AnyCommand]) -> None:
-        nonlocal n_ticks
-        n_ticks += isinstance(event, Tick)
-
     async with Served() as running:  # a request has arrived after the first tick
-        running.links.shell.add_recorder(count)
-        await running.until(lambda: n_ticks >= 3)
+        ticks = running.note(Tick)
+        await running.until(lambda: len(ticks) >= 3)
         assert not running.core.is_idle
 
 
@@ -322,6 +321,13 @@ class Served(Running):
         """As if it came from decode-0, and was read."""
         self.links._receive(self.links._members[DECODE], message)
 
+    async def say_rest(self) -> None:
+        """Say three tokens, of which the last is the end; the client has all of them then."""
+        for step in range(1, 4):
+            self.say(a_step(step, 10 + step, "length" if step == 3 else ""))
+        await self.client
+        assert self.tokens == [7, 11, 12, 13]
+
     def say_as(self, worker: str, message: AnyMessage) -> None:
         fresh = _Member(a_worker(worker), link=ScriptedLink(worker))
         member = self.links._members.setdefault(WorkerId(worker), fresh)
@@ -346,10 +352,7 @@ async def test_tokens_from_another_worker_than_the_requests_own_reach_no_client(
         at.say_as("decode-1", a_step(1, 666))
         at.say_as("decode-1", a_step(2, 666, "stop"))
         at.say_as("prefill-0", a_step(3, 666, "stop"))
-        for step in range(1, 4):
-            at.say(a_step(step, 10 + step, "length" if step == 3 else ""))
-        await at.client
-        assert at.tokens == [7, 11, 12, 13]
+        await at.say_rest()
 
 
 async def test_a_worker_that_goes_on_past_the_last_token_is_stopped() -> None:
@@ -381,10 +384,8 @@ async def test_a_message_that_can_not_be_handled_costs_itself(monkeypatch: Any) 
             n_running=0, n_reserved=0, context_tokens=0, free_pages=1, n_pages=1, step_s=0.0
         )
         at.link.inbox.put_nowait(load)
-        for step in range(1, 4):
-            at.link.inbox.put_nowait(a_step(step, 10 + step, "length" if step == 3 else ""))
-        await at.client
-        assert at.tokens == [7, 11, 12, 13]
+        at.link.inbox.put_nowait(a_step(1, 11))
+        await at.until(lambda: at.tokens == [7, 11])
         assert FAILED_MESSAGES.labels("DecodeLoad")._value.get() == before + 1
 
 
@@ -404,26 +405,18 @@ def look_often(at: Running, monkeypatch: pytest.MonkeyPatch, stall_s: float) -> 
 async def test_a_worker_that_decodes_and_brings_no_token_is_lost_and_rests(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    reasons: list[str] = []
-
-    def note(now: float, event: AnyEvent, commands: list[AnyCommand]) -> None:
-        if isinstance(event, WorkerLost):
-            reasons.append(event.reason)
-
     async with Served() as at:
-        at.links.shell.add_recorder(note)
+        lost = at.note(WorkerLost)
         look_often(at, monkeypatch, 0.2)
         await at.until(lambda: at.core.decodes_at(R1) != DECODE)
-        assert len(reasons) == 1 and "no token" in reasons[0]
+        assert len(lost) == 1 and "no token" in lost[0].reason
         member = at.links._members[DECODE]
         assert member.rest_s == 0.2
         await at.until(lambda: member.joined)  # it is used again after its rest
-        at.links._rest(member, 1)
-        assert member.rest_s == 0.4, "the next rest is longer"
-        at.links._rest(member, 1)
-        member.rest_s = 500
-        at.links._rest(member, 1)
-        assert member.rest_s == 600
+        for before, after in ((0.2, 0.4), (500.0, 600.0)):
+            member.rest_s = before
+            at.links._rest(member, 1)
+            assert member.rest_s == after, "the next rest is longer, up to a limit"
 
 
 async def test_a_token_ends_the_silence_of_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -443,25 +436,18 @@ async def test_a_worker_without_running_requests_may_be_silent(
         look_often(at, monkeypatch, 1000)
         member = at.links._members[DECODE]
         await at.until(lambda: member.silent_s > 0)
-        for step in range(1, 4):
-            at.say(a_step(step, 10 + step, "length" if step == 3 else ""))
-        await at.client
+        await at.say_rest()
         at.links._look_for_stalls(1.0)
         assert member.silent_s == 0.0
 
 
-async def test_time_in_which_the_conductor_stood_still_is_no_silence(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_time_in_which_the_conductor_stood_still_is_no_silence() -> None:
+    async with Served() as at:
+        for _ in range(1000):
+            at.links._look_for_stalls(1.0)
+        assert at.core.decodes_at(R1) == DECODE, "without a limit a worker may take for ever"
     async with Served() as at:
         at.links.decode_stall_s = 60.0
         at.links._look_for_stalls(3600.0)
         assert at.core.decodes_at(R1) == DECODE
         assert at.links._members[DECODE].silent_s == 2.0
-
-
-async def test_without_a_limit_a_worker_may_take_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with Served() as at:
-        for _ in range(1000):
-            at.links._look_for_stalls(1.0)
-        assert at.core.decodes_at(R1) == DECODE

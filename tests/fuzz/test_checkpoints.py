@@ -4,14 +4,13 @@
 """
 
 import json
-import os
-import random
 import resource
 import shutil
 import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -19,116 +18,37 @@ import pytest
 from halfmoon_engine.load import open_engine
 from halfmoon_models.errors import MAX_ERROR_CHARS, ModelError
 from halfmoon_models.folder_inspection import inspect_folder
-from halfmoon_testing.fuzz_inputs import n_fuzz_inputs
+from halfmoon_testing.fuzz_inputs import ABSURD_VALUES, n_fuzz_inputs, value_paths
 from halfmoon_testing.models.llama_folders import safetensors_with_header, split_safetensors
 from halfmoon_testing.models.tiny_models import make_tiny_model
+from tests.fuzz.conftest import noted
 from tests.nightly import by_day
 
 N_MUTANTS = n_fuzz_inputs(by_day(50, at_night=1000))
-#: In CI the same each time: a change is not held up by what luck finds elsewhere.
-SEED = int(os.environ.get("HALFMOON_FUZZ_SEED") or bool(os.environ.get("CI"))) or (
-    random.SystemRandom().randrange(2**32)
-)
 #: No mutant may take longer or more; a healthy one takes a tenth of a second and 50 MiB.
 MAX_S = 30.0
 MAX_GROWTH_MIB = 1024
 
 JSON_FILES = ("config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json")
 ABSURD: tuple[Any, ...] = (
-    None,
-    True,
-    False,
-    0,
-    1,
-    -1,
-    2,
-    3,
-    7,
-    1_000,
-    10**6,
-    10**9,
-    10**12,
-    2**31,
-    2**53,
-    2**63,
-    10**40,
-    0.0,
-    -0.5,
-    1.5,
-    1e-30,
-    1e30,
-    float("nan"),
-    float("inf"),
-    "",
-    "1",
-    "\x1b[31m\n",
-    "llama",
-    "../../etc/passwd",
-    "x" * 10_000,
-    [],
-    [0],
-    [10**9],
-    [None, "a", {}],
-    ["full_attention"] * 50,
-    {},
-    {"a": {"b": []}},
-    {"rope_type": "yarn"},
+    *ABSURD_VALUES, 3, 10**6, 10**12, 1e-30, 1e30, float("nan"), float("inf"), "llama",
+    "../../etc/passwd", "x" * 10_000, [10**9], ["full_attention"] * 50, {"rope_type": "yarn"},
     {"rope_type": "linear", "factor": 0, "rope_theta": 1e4},
-)
+)  # fmt: skip
 #: Fields that tiny models don't have and that transformers, or a reader of ours, looks at.
 FIELDS = (
-    "rope_scaling",
-    "rope_parameters",
-    "rope_theta",
-    "layer_types",
-    "sliding_window",
-    "attention_bias",
-    "mlp_bias",
-    "head_dim",
-    "num_key_value_heads",
-    "partial_rotary_factor",
-    "pretraining_tp",
-    "attention_dropout",
-    "hidden_act",
-    "rms_norm_eps",
-    "num_experts",
-    "text_config",
-    "quantization_config",
-    "auto_map",
-    "architectures",
-    "torch_dtype",
-    "dtype",
-    "is_decoder",
-    "add_cross_attention",
-    "get_text_config",
-    "attn_implementation",
-    "_attn_implementation",
-    "chunk_size_feed_forward",
-    "pruned_heads",
-    "output_hidden_states",
-    "return_dict",
-    "per_layer_config",
-    "base_model_tp_plan",
-    "eos_token_id",
-    "pad_token_id",
+    "rope_scaling", "rope_parameters", "rope_theta", "layer_types", "sliding_window",
+    "attention_bias", "mlp_bias", "head_dim", "num_key_value_heads", "partial_rotary_factor",
+    "pretraining_tp", "attention_dropout", "hidden_act", "rms_norm_eps", "num_experts",
+    "text_config", "quantization_config", "auto_map", "architectures", "torch_dtype", "dtype",
+    "is_decoder", "add_cross_attention", "get_text_config", "attn_implementation",
+    "_attn_implementation", "chunk_size_feed_forward", "pruned_heads", "output_hidden_states",
+    "return_dict", "per_layer_config", "base_model_tp_plan", "eos_token_id", "pad_token_id",
     "tie_word_embeddings",
-)
+)  # fmt: skip
 
 
-def _paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The places of all values below a value, not too many of one list."""
-    found: list[tuple[Any, ...]] = []
-    items: list[tuple[Any, Any]] = []
-    if isinstance(value, dict):
-        items = list(value.items())[:60]
-    elif isinstance(value, list):
-        items = list(enumerate(value))[:5]
-    for key, part in items:
-        found += [(*path, key), *_paths(part, (*path, key))]
-    return found
-
-
-def _change(dice: random.Random, content: Any, paths: list[tuple[Any, ...]]) -> str:
+def _change(dice: Random, content: Any, paths: list[tuple[Any, ...]]) -> str:
     path = dice.choice(paths)
     holder = content
     for key in path[:-1]:
@@ -144,7 +64,7 @@ def _change(dice: random.Random, content: Any, paths: list[tuple[Any, ...]]) -> 
     return f"{path} = {str(value)[:60]!r}"
 
 
-def mutate_config(dice: random.Random, folder: Path) -> str:
+def mutate_config(dice: Random, folder: Path) -> str:
     name = dice.choice(JSON_FILES) if dice.random() < 0.35 else "config.json"
     content = json.loads((folder / name).read_text())
     if name == "config.json" and dice.random() < 0.35:
@@ -152,12 +72,12 @@ def mutate_config(dice: random.Random, folder: Path) -> str:
         content[field] = value
         what = f"{field} = {str(value)[:60]!r}"
     else:
-        what = _change(dice, content, _paths(content))
+        what = _change(dice, content, value_paths(content))
     (folder / name).write_text(json.dumps(content))
     return f"{name}: {what}"
 
 
-def mutate_text(dice: random.Random, folder: Path) -> str:
+def mutate_text(dice: Random, folder: Path) -> str:
     name = dice.choice(JSON_FILES)
     content = bytearray((folder / name).read_bytes())
     for _ in range(dice.choice([1, 1, 2, 8])):
@@ -166,7 +86,7 @@ def mutate_text(dice: random.Random, folder: Path) -> str:
     return f"{name}: bits"
 
 
-def mutate_header(dice: random.Random, folder: Path) -> str:
+def mutate_header(dice: Random, folder: Path) -> str:
     path = folder / "model.safetensors"
     content = path.read_bytes()
     n = int.from_bytes(content[:8], "little")
@@ -181,7 +101,7 @@ def mutate_header(dice: random.Random, folder: Path) -> str:
     one, other = dice.sample(tensors, 2)
     match dice.randrange(5):
         case 0:
-            what = _change(dice, header, _paths(header[one], (one,)))
+            what = _change(dice, header, value_paths(header[one], (one,)))
         case 1:
             header[one], header[other] = header[other], header[one]
             what = f"{one} and {other} swapped"
@@ -198,7 +118,7 @@ def mutate_header(dice: random.Random, folder: Path) -> str:
     return f"header: {what}"
 
 
-def truncate(dice: random.Random, folder: Path) -> str:
+def truncate(dice: Random, folder: Path) -> str:
     name = dice.choice(["model.safetensors", *JSON_FILES])
     content = (folder / name).read_bytes()
     kept = dice.randrange(len(content))
@@ -206,7 +126,7 @@ def truncate(dice: random.Random, folder: Path) -> str:
     return f"{name}: cut after {kept} bytes"
 
 
-def mutate_data(dice: random.Random, folder: Path) -> str:
+def mutate_data(dice: Random, folder: Path) -> str:
     path = folder / "model.safetensors"
     content = bytearray(path.read_bytes())
     n = 8 + int.from_bytes(content[:8], "little")
@@ -216,7 +136,7 @@ def mutate_data(dice: random.Random, folder: Path) -> str:
     return "weights: bytes"
 
 
-MUTATIONS: tuple[tuple[Callable[[random.Random, Path], str], float], ...] = (
+MUTATIONS: tuple[tuple[Callable[[Random, Path], str], float], ...] = (
     (mutate_config, 0.45),
     (mutate_header, 0.25),
     (truncate, 0.1),
@@ -258,9 +178,7 @@ def check_right(folder: Path, engine: Any) -> None:
 
 
 @pytest.mark.timeout(14_400)
-def test_mutated_checkpoints_are_refused_in_a_line_or_right(tmp_path: Path) -> None:
-    print(f"seed {SEED}, {N_MUTANTS} mutants")
-    dice = random.Random(SEED)
+def test_mutated_checkpoints_are_refused_in_a_line_or_right(tmp_path: Path, dice: Random) -> None:
     originals = [
         make_tiny_model(arch, tmp_path / "originals" / arch)
         for arch in ("llama", "qwen3", "gemma2")
@@ -276,22 +194,20 @@ def test_mutated_checkpoints_are_refused_in_a_line_or_right(tmp_path: Path) -> N
         mutation = dice.choices(*zip(*MUTATIONS, strict=True))[0]
         what = mutation(dice, folder)
         began = time.monotonic()
-        try:
-            engine = open_engine(str(folder), block_size=16, device="cpu", threads=1)
-            check_right(folder, engine)
-            ends["right"] += 1
-        except ModelError as error:
-            line = str(error)
-            assert line.isprintable() and 0 < len(line) <= MAX_ERROR_CHARS, (number, what, line)
-            ends[type(error).__name__] += 1
+        with noted(f"mutant {number}: {what}"):
             try:
-                inspect_folder(folder)
-                ends["seen only by loading it"] += 1
-            except ModelError:
-                pass
-        except BaseException as error:
-            error.add_note(f"mutant {number} of seed {SEED}: {what}")
-            raise
+                engine = open_engine(str(folder), block_size=16, device="cpu", threads=1)
+                check_right(folder, engine)
+                ends["right"] += 1
+            except ModelError as error:
+                line = str(error)
+                assert line.isprintable() and 0 < len(line) <= MAX_ERROR_CHARS, line
+                ends[type(error).__name__] += 1
+                try:
+                    inspect_folder(folder)
+                    ends["seen only by loading it"] += 1
+                except ModelError:
+                    pass
         slowest = max(slowest, (time.monotonic() - began, what))
         assert slowest[0] < MAX_S, slowest
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory_before) / 1024

@@ -5,13 +5,12 @@ others is printed, not asserted: machines differ.
 """
 
 import asyncio
-import os
-import random
 import statistics
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -32,10 +31,6 @@ from halfmoon_testing.models.tiny_models import make_tiny_model
 from tests.nightly import by_day
 
 N = n_fuzz_inputs(by_day(16, at_night=500))
-#: In CI the same each time: a change is not held up by what luck finds elsewhere.
-SEED = int(os.environ.get("HALFMOON_FUZZ_SEED") or bool(os.environ.get("CI"))) or (
-    random.SystemRandom().randrange(2**32)
-)
 BLOCK = 16
 #: Hostile requests beside the victim.
 N_HOSTILE = 3
@@ -49,17 +44,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model("llama", tmp_path_factory.mktemp("llama"), seed=3)
 
 
-@pytest.fixture
-def dice() -> random.Random:
-    print(f"HALFMOON_FUZZ={N} HALFMOON_FUZZ_SEED={SEED}")
-    return random.Random(SEED)
-
-
 # -- at the conductor --------------------------------------------------------------------------
 
 
 async def test_the_conductors_loop_stays_free_whatever_it_has_checked(
-    folder: Path, dice: random.Random
+    folder: Path, dice: Random
 ) -> None:
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     checker = GrammarChecker(CheckArgument(tokenizer.to_str(), 400, EOS_TOKEN_IDS))
@@ -141,7 +130,7 @@ def engine(folder: Path) -> Iterator[Any]:
     opened._grammars.close()
 
 
-def test_a_victims_steps_go_on_beside_hostile_grammars(engine: Any, dice: random.Random) -> None:
+def test_a_victims_steps_go_on_beside_hostile_grammars(engine: Any, dice: Random) -> None:
     victim = Victim(engine, range(16))
     alone = [_step(engine, victim, [])[0] for _ in range(200)]
     expected: list[int] = victim.tokens[: len(PROMPT) + 100]

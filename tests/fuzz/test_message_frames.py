@@ -12,6 +12,7 @@ import asyncio
 import logging
 import time
 from collections import Counter, deque
+from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
 
@@ -39,9 +40,10 @@ from halfmoon_protocol.messages import (
 from halfmoon_runtime.channels.zmq_network import ZmqNetwork
 from halfmoon_runtime.membership import MEMBERS
 from halfmoon_runtime.worker.message_loop import FAILED_MESSAGES
-from halfmoon_testing.fuzz_inputs import cut_anywhere, fuzz_random, mutate_bytes, n_fuzz_inputs
+from halfmoon_testing.fuzz_inputs import cut_anywhere, mutate_bytes, n_fuzz_inputs
 from halfmoon_testing.scheduling_inputs import a_worker
 from halfmoon_testing.worker_caller import mutate_message
+from tests.fuzz.conftest import noted
 from tests.nightly import by_day
 from tests.services.conftest import open_cluster
 
@@ -52,11 +54,6 @@ ORACLE = FakeEngine()
 N_NEW = 6
 N_CALLERS = 4
 ENCODED = [codec.encode(message) for message in EXAMPLES]
-
-
-@pytest.fixture
-def dice() -> Random:
-    return fuzz_random()
 
 
 def n_failed() -> float:
@@ -100,40 +97,70 @@ def a_prompt(dice: Random) -> list[int]:
     return [(dice.randrange(6) * 131 + i * 7) % 990 for i in range(dice.randint(1, 70))]
 
 
-async def beside_a_victim(cluster: Any, dice: Random, speak: Any) -> None:
-    with capture_logs() as logs:
-        await _beside_a_victim(cluster, dice, speak)
-    for line in logs:
-        if line["log_level"] in ("error", "critical"):
-            # A worker says so if a stranger wants it to believe that it is not welcome. So does a
-            # conductor of a stranger that states other versions.
-            stranger = str(line.get("worker_id", "")).endswith("-9")
-            events = {"refused_by_conductor", "worker_refused" if stranger else ""}
-            assert line["event"] in events, line
+class Sequences:
+    """Sequences of frames, each beside a victim that generates, and what they said."""
+
+    def __init__(self, dice: Random) -> None:
+        self.dice, self.said = dice, Counter[str]()
+
+    async def run(self, cluster: Any, speak: Any, after: Callable[[], None] = lambda: None) -> None:
+        began_s, before = time.monotonic(), n_failed()
+        for number in range(N):
+            with noted(f"sequence {number}"):
+                with capture_logs() as logs:
+                    await self._beside_a_victim(cluster, speak)
+                for line in logs:
+                    _check_line(line)
+                assert n_failed() == before, "only the last line of defence held"
+            after()
+        print(
+            f"{N} sequences, {self.said.total()} messages of {len(self.said)} kinds "
+            f"in {time.monotonic() - began_s:.1f} s"
+        )
+
+    async def _beside_a_victim(self, cluster: Any, speak: Any) -> None:
+        prompt = a_prompt(self.dice)
+        victim = asyncio.create_task(cluster.generate(prompt, N_NEW))
+        await speak()
+        async with asyncio.timeout(PATIENCE_S):
+            assert await victim == ORACLE.expected(prompt, N_NEW)
+        for member in cluster.members.values():
+            assert not member.task.done()
+            if hasattr(member.worker, "check"):
+                member.worker.check()
+        cluster.core.check()
 
 
-async def _beside_a_victim(cluster: Any, dice: Random, speak: Any) -> None:
-    prompt = a_prompt(dice)
-    victim = asyncio.create_task(cluster.generate(prompt, N_NEW))
-    await speak()
-    async with asyncio.timeout(PATIENCE_S):
-        assert await victim == ORACLE.expected(prompt, N_NEW)
-    for member in cluster.members.values():
-        assert not member.task.done()
-        if hasattr(member.worker, "check"):
-            member.worker.check()
-    cluster.core.check()
+def _check_line(line: Any) -> None:
+    if line["log_level"] in ("error", "critical"):
+        # A worker says so if a stranger wants it to believe that it is not welcome. So does a
+        # conductor of a stranger that states other versions.
+        stranger = str(line.get("worker_id", "")).endswith("-9")
+        assert line["event"] in {"refused_by_conductor", "worker_refused" if stranger else ""}, line
+
+
+@pytest.fixture(autouse=True)
+def quiet_logs(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """No library logs an error."""
+    yield
+    for line in caplog.get_records("call"):
+        assert line.levelno < logging.ERROR, line.getMessage()
+
+
+@pytest.fixture
+def context() -> Iterator["zmq.Context[zmq.Socket[bytes]]"]:
+    made: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    yield made
+    made.destroy(linger=0)
 
 
 # -- to workers --------------------------------------------------------------------------------
 
 
 async def test_no_sequence_of_frames_harms_another_conductors_requests(
-    dice: Random, caplog: pytest.LogCaptureFixture
+    dice: Random, context: "zmq.Context[zmq.Socket[bytes]]"
 ) -> None:
-    before, said = n_failed(), Counter[str]()
-    began_s = time.monotonic()
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    sequences = Sequences(dice)
     network: Any = ZmqNetwork()
     settings = {"landing_ttl_s": 3.0, "quarantine_s": 0.05}
     cluster: Any
@@ -174,7 +201,8 @@ async def test_no_sequence_of_frames_harms_another_conductors_requests(
                     # With other tokens under its hashes it would be a client that lies.
                     frames = [dice.choice(over)]
                 message = decoded(frames[-1])
-                said[name if message is None else f"{name}: {type(message).__name__}"] += 1
+                kind = name if message is None else f"{name}: {type(message).__name__}"
+                sequences.said[kind] += 1
                 request_id = getattr(message, "request_id", None)
                 if isinstance(request_id, str):
                     used.add(RequestId(request_id))
@@ -184,13 +212,7 @@ async def test_no_sequence_of_frames_harms_another_conductors_requests(
                 if dice.random() < 0.4:
                     await asyncio.sleep(dice.choice((0, 0, 0.001, 0.002)))
 
-        for number in range(N):
-            try:
-                await beside_a_victim(cluster, dice, speak)
-                assert n_failed() == before, "only the last line of defence held"
-            except BaseException as error:
-                error.add_note(f"sequence {number}")
-                raise
+        def end_all() -> None:
             over.extend(live)
             live.clear()
             ends = [codec.encode(Cancel(request_id=request_id)) for request_id in used]
@@ -199,6 +221,8 @@ async def test_no_sequence_of_frames_harms_another_conductors_requests(
                 for caller in callers[name]:
                     for frame in ends:
                         caller.send(frame)
+
+        await sequences.run(cluster, speak, end_all)
         for sockets in callers.values():
             for caller in sockets:
                 caller.close(linger=1000)
@@ -206,13 +230,6 @@ async def test_no_sequence_of_frames_harms_another_conductors_requests(
         memory = cluster.worker("kvstore-0").tiers.memory
         memory.expire(cluster.clock.now() + 1000.0)
         assert (memory.n_reserved, memory.n_leased) == (0, 0)
-    context.term()
-    for line in caplog.records:
-        assert line.levelno < logging.ERROR, line.getMessage()
-    print(
-        f"{N} sequences, {said.total()} messages of {len(said)} kinds "
-        f"in {time.monotonic() - began_s:.1f} s"
-    )
 
 
 def _dealer(context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str) -> "zmq.Socket[bytes]":
@@ -263,10 +280,10 @@ def about(message: Any, request_id: RequestId) -> Any:
 
 
 async def test_no_sequence_of_frames_of_workers_harms_requests_of_others(
-    dice: Random, caplog: pytest.LogCaptureFixture
+    dice: Random, context: "zmq.Context[zmq.Socket[bytes]]"
 ) -> None:
-    said, began_s, before = Counter[str](), time.monotonic(), n_failed()
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    sequences = Sequences(dice)
+    said = sequences.said
     network: Any = ZmqNetwork()
     fakes = [FakeWorker(context, name) for name in ("prefill-9", "decode-9", "kvstore-9")]
     cluster: Any
@@ -330,21 +347,8 @@ async def test_no_sequence_of_frames_of_workers_harms_requests_of_others(
             last = decoded(frames[-1])
             return [b"load"] if isinstance(last, Welcome) else frames
 
-        for number in range(N):
-            try:
-                await beside_a_victim(cluster, dice, speak)
-                assert n_failed() == before, "only the last line of defence held"
-            except BaseException as error:
-                error.add_note(f"sequence {number}")
-                raise
+        await sequences.run(cluster, speak)
         await cluster.settled()
     for fake in fakes:
         fake.close()
-    context.term()
-    for line in caplog.records:
-        assert line.levelno < logging.ERROR, line.getMessage()
-    print(
-        f"{N} sequences, {said.total()} messages of {len(said)} kinds "
-        f"in {time.monotonic() - began_s:.1f} s"
-    )
     assert said["publication"] and said["TokensProduced"]

@@ -36,13 +36,7 @@ from halfmoon_runtime.membership import (
     list_members,
     next_generation,
 )
-from halfmoon_testing.fuzz_inputs import (
-    cut_anywhere,
-    fuzz_random,
-    mutate_bytes,
-    mutate_value,
-    n_fuzz_inputs,
-)
+from halfmoon_testing.fuzz_inputs import cut_anywhere, mutate_bytes, mutate_value, n_fuzz_inputs
 from halfmoon_testing.scheduling_inputs import a_worker
 from halfmoon_transfer import Piece, TransferEngine, TransferError, TransferSettings
 from halfmoon_transfer.metadata import descriptor as records
@@ -50,6 +44,7 @@ from halfmoon_transfer.metadata.descriptor import Endpoint, SegmentDescriptor
 from halfmoon_transfer.metadata.segment_directory import SegmentDirectory
 from halfmoon_transfer.p2p import object_record
 from halfmoon_transfer.p2p.object_record import BufferPlace, ObjectRecord, ShardHolder, ShardSource
+from tests.fuzz.conftest import noted
 from tests.installed_programs import skip_without
 from tests.metadata.conftest import RedisServer
 from tests.services.conftest import open_cluster
@@ -74,16 +69,10 @@ def redis() -> Iterator[RedisServer]:
 @pytest.fixture
 def store(redis: RedisServer) -> Iterator[MetadataStore]:
     opened = open_store(f"redis://127.0.0.1:{redis.port}/0")
-    for prefix in ("halfmoon/",):
-        for key in opened.list(prefix):
-            opened.delete(key)
+    for key in opened.list("halfmoon/"):
+        opened.delete(key)
     yield opened
     opened.close()
-
-
-@pytest.fixture
-def dice() -> Random:
-    return fuzz_random()
 
 
 def mutant(dice: Random, value: bytes) -> bytes:
@@ -169,33 +158,37 @@ async def test_a_worker_starts_and_renews_whatever_its_record_says(
         name = f"decode-{number}"
         whole = worker_record(dice, name)
         record = mutant(dice, msgspec.json.encode(whole))
-        try:
-            store.put(MEMBERS + name, record, ttl_s=PATIENCE_S)
-            if dice.random() < 0.02:
-                count = dice.choice((b"7", b"x", b"", b"-3", b"9" * 30, b"1.5", b"\xff", b"007"))
-                store.put(GENERATIONS + name, count)
-            async with asyncio.timeout(PATIENCE_S):
-                generation = await _first_try(next_generation(store, WorkerId(name)))
-                assert generation >= 1
-                membership = Membership(
-                    store, msgspec.structs.replace(whole, generation=generation), ttl_s=PATIENCE_S
-                )
-                await membership.join()
-                assert WorkerId(name) in await list_members(store)
-                store.put(MEMBERS + name, mutant(dice, record), ttl_s=PATIENCE_S)
-                await membership.update(membership.info)
-                await membership.leave()
-            ends["joined"] += 1
-        except (Superseded, ImplausibleGeneration, MetadataError) as error:
-            assert str(error) and len(str(error)) < 2_000
-            ends[type(error).__name__] += 1
-        except BaseException as error:
-            error.add_note(f"input {number}: {record[:300]!r}")
-            raise
+        with noted(f"input {number}: {record[:300]!r}"):
+            try:
+                await _start_and_renew(store, dice, whole, record)
+                ends["joined"] += 1
+            except (Superseded, ImplausibleGeneration, MetadataError) as error:
+                assert str(error) and len(str(error)) < 2_000
+                ends[type(error).__name__] += 1
         store.delete(MEMBERS + name)
         store.delete(GENERATIONS + name)
     print(f"{N} starts in {time.monotonic() - began_s:.1f} s: {dict(ends)}")
     assert ends["joined"]
+
+
+async def _start_and_renew(
+    store: MetadataStore, dice: Random, whole: WorkerInfo, record: bytes
+) -> None:
+    name = whole.worker_id
+    store.put(MEMBERS + name, record, ttl_s=PATIENCE_S)
+    if dice.random() < 0.02:
+        count = dice.choice((b"7", b"x", b"", b"-3", b"9" * 30, b"1.5", b"\xff", b"007"))
+        store.put(GENERATIONS + name, count)
+    async with asyncio.timeout(PATIENCE_S):
+        generation = await _first_try(next_generation(store, name))
+        assert generation >= 1
+        info = msgspec.structs.replace(whole, generation=generation)
+        membership = Membership(store, info, ttl_s=PATIENCE_S)
+        await membership.join()
+        assert name in await list_members(store)
+        store.put(MEMBERS + name, mutant(dice, record), ttl_s=PATIENCE_S)
+        await membership.update(membership.info)
+        await membership.leave()
 
 
 async def _first_try(call: Any) -> int:
@@ -232,27 +225,22 @@ def test_a_broken_record_of_a_segment_fails_its_own_transfers_alone(
             record = mutant(dice, records.encode(own))
             store.put(records.PREFIX + name, record, ttl_s=PATIENCE_S)
             foreign = Region(name, right.generation, remote.region.key, 1000)
-            try:
-                piece = Piece(local.region, 0, foreign, 0, 1000)
-                here.submit("read", [piece], 0.5).result(PATIENCE_S)
-                ends["carried"] += 1
-            except (TransferError, ValueError) as error:
-                assert str(error), repr(error)
-                ends[type(error).__name__] += 1
-            except BaseException as error:
-                error.add_note(f"input {number}: {record[:300]!r}")
-                raise
-            directory = SegmentDirectory(store)
-            try:
-                directory.publish(own, PATIENCE_S)
-                assert directory.resolve(name, own.generation, fresh=True)[0] == own
-                ends["published"] += 1
-            except TransferError as error:
-                assert str(error)
-                ends[f"publish: {type(error).__name__}"] += 1
-            except BaseException as error:
-                error.add_note(f"input {number}: {record[:300]!r}")
-                raise
+            with noted(f"input {number}: {record[:300]!r}"):
+                try:
+                    piece = Piece(local.region, 0, foreign, 0, 1000)
+                    here.submit("read", [piece], 0.5).result(PATIENCE_S)
+                    ends["carried"] += 1
+                except (TransferError, ValueError) as error:
+                    assert str(error), repr(error)
+                    ends[type(error).__name__] += 1
+                directory = SegmentDirectory(store)
+                try:
+                    directory.publish(own, PATIENCE_S)
+                    assert directory.resolve(name, own.generation, fresh=True)[0] == own
+                    ends["published"] += 1
+                except TransferError as error:
+                    assert str(error)
+                    ends[f"publish: {type(error).__name__}"] += 1
             here.release_peer(name)
             store.delete(records.PREFIX + name)
             if number % 20 == 0:
@@ -305,15 +293,13 @@ def test_a_broken_record_of_an_object_is_refused_in_words(dice: Random) -> None:
     ends: Counter[str] = Counter()
     for number in range(10 * N):
         record = mutant(dice, object_record.encode(whole))
-        try:
-            object_record.decode(record).check()
-            ends["read"] += 1
-        except ValueError as error:
-            assert str(error)
-            ends["refused"] += 1
-        except BaseException as error:
-            error.add_note(f"input {number}: {record[:300]!r}")
-            raise
+        with noted(f"input {number}: {record[:300]!r}"):
+            try:
+                object_record.decode(record).check()
+                ends["read"] += 1
+            except ValueError as error:
+                assert str(error)
+                ends["refused"] += 1
     print(f"{10 * N} records of objects: {dict(ends)}")
     assert len(ends) == 2
 
@@ -326,10 +312,7 @@ def test_commands_list_kvstores_beside_broken_records(store: MetadataStore, dice
         for number in range(N):
             record = mutant(dice, msgspec.json.encode(worker_record(dice, "kvstore-2")))
             store.put(MEMBERS + "kvstore-2", record)
-            try:
+            with noted(f"input {number}: {record[:300]!r}"):
                 assert nodes.find_node("kvstore-1") == whole
-            except BaseException as error:
-                error.add_note(f"input {number}: {record[:300]!r}")
-                raise
     finally:
         nodes.close()

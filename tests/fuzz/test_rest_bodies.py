@@ -9,7 +9,6 @@ lease, no connection. `make fuzz N=20000 FUZZERS=tests/fuzz/test_rest_bodies.py`
 import asyncio
 import json
 import logging
-import re
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -40,14 +39,10 @@ from halfmoon_engine.fake_engine import FakeEngine, parse_fake_spec
 from halfmoon_metadata.stores.memory_values import MemoryValues
 from halfmoon_sandbox import Sandbox
 from halfmoon_testing.conductor_http import serve_app
-from halfmoon_testing.fuzz_inputs import (
-    cut_anywhere,
-    fuzz_random,
-    mutate_bytes,
-    mutate_value,
-    n_fuzz_inputs,
-)
+from halfmoon_testing.fuzz_inputs import cut_anywhere, mutate_bytes, mutate_value, n_fuzz_inputs
 from halfmoon_testing.models.byte_tokenizer import train_tokenizer, write_tokenizer
+from tests.conductor.api_page import page_cases
+from tests.fuzz.conftest import noted
 from tests.nightly import by_day
 from tests.services.conftest import open_cluster
 
@@ -74,17 +69,9 @@ GETS = (
     *("/", "/page/page.js", "/health", "/ready", "/ping", "/version", "/load", "/metrics"),
     *("/v1/models", f"/v1/models/{MODEL}", "/openapi.json", "/debug/cluster", "/debug/decisions"),
     *("/debug/activity", "/debug/decisions?request_id=a", "/v1/responses/resp_1"),
-    *(
-        "/debug/latencies",
-        "/debug/roles",
-        "/debug/prometheus-targets",
-        "/debug/decisions?last=3",
-        "/debug/latencies?after_s=1",
-    ),
+    *("/debug/latencies", "/debug/roles", "/debug/prometheus-targets"),
+    *("/debug/decisions?last=3", "/debug/latencies?after_s=1"),
 )
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "api.md"
-_HEADER = re.compile(r"^\| field \| ((?:\w+ \| )+)example \|", re.M)
-_ROW = re.compile(r"^\| `(\w+)` \| ((?:(?:works|refused|label|–) \| )+)`(\{.*\})` \|")
 TYPES = (
     *("application/json", "application/json; charset=utf-8", "application/json;charset=utf-16"),
     *("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", ""),
@@ -92,22 +79,12 @@ TYPES = (
 NUMBERS = ("1", "0.001", "1e308", "nan", "inf", "-1", "", "1_0", "٣", "0x10", "1" * 400, "1, 2")
 
 
-def examples() -> dict[str, list[dict[str, Any]]]:
-    """Read the examples of all fields from the page, by route."""
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in BODIES}
-    routes: list[str] = []
-    for line in PAGE.read_text().splitlines():
-        if header := _HEADER.match(line):
-            routes = header[1].split(" | ")[:-1]
-        elif row := _ROW.match(line):
-            for route, mark in zip(routes, row[2].split(" | ")[:-1], strict=True):
-                if mark in ("works", "label"):
-                    found[route].append(json.loads(row[3]))
-    assert sum(map(len, found.values())) > 150
-    return found
-
-
-EXAMPLES = examples()
+#: Examples of all fields from the page, by route.
+EXAMPLES: dict[str, list[dict[str, Any]]] = {name: [] for name in BODIES}
+for case in page_cases():
+    if case.mark != "refused":
+        EXAMPLES[case.route].append(case.example)
+assert sum(map(len, EXAMPLES.values())) > 150
 
 
 class HostileRequest(NamedTuple):
@@ -349,13 +326,9 @@ async def haunt(tokenizer: Tokenizer, dice: Random, caplog: pytest.LogCaptureFix
         async def one(number: int, request: HostileRequest) -> None:
             nonlocal slowest
             asked_s = time.monotonic()
-            try:
+            with noted(lambda: f"input {number}: {request._replace(body=request.body[:3000])}"):
                 answer = await ask(conductor, request, Random(number))
                 ends[check(request, answer)] += 1
-            except BaseException as error:
-                shown = request._replace(body=request.body[:3000])
-                error.add_note(f"input {number}: {shown}")
-                raise
             slowest = max(slowest, (time.monotonic() - asked_s, f"{number}: {request.path}"))
 
         with capture_logs() as logs:
@@ -397,13 +370,8 @@ class Victim:
         self.n_asked = 0
 
     async def ask(self) -> None:
-        body = {
-            "model": MODEL,
-            "prompt": self.PROMPT,
-            "max_tokens": 12,
-            "temperature": 0,
-            "return_token_ids": True,
-        }
+        fields = {"prompt": self.PROMPT, "temperature": 0, "return_token_ids": True}
+        body = {"model": MODEL, "max_tokens": 12, **fields}
         headers = [("content-type", "application/json")]
         request = HostileRequest(
             "POST", "/v1/completions", headers, json.dumps(body).encode(), False
@@ -416,15 +384,14 @@ class Victim:
 
 @pytest.mark.timeout(14_400)
 async def test_no_request_to_a_fake_model_is_a_fault_of_ours(
-    caplog: pytest.LogCaptureFixture,
+    dice: Random, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await haunt(FakeTokenizer(N_VOCAB, (1,)), fuzz_random(), caplog)
+    await haunt(FakeTokenizer(N_VOCAB, (1,)), dice, caplog)
 
 
 @pytest.mark.timeout(14_400)
 async def test_no_request_to_a_model_with_texts_and_tools_is_a_fault_of_ours(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, dice: Random, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_tokenizer(train_tokenizer([], N_VOCAB), tmp_path, max_context=MAX_CONTEXT)
-    tokenizer = HubTokenizer(tmp_path)
-    await haunt(tokenizer, fuzz_random(), caplog)
+    await haunt(HubTokenizer(tmp_path), dice, caplog)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from halfmoon_testing.fuzz_inputs import fuzz_random, n_fuzz_inputs
+from halfmoon_testing.fuzz_inputs import n_fuzz_inputs
 from halfmoon_transfer.backends.tcp import native
 
 extension: Any = getattr(native, "extension", None)
@@ -142,11 +142,10 @@ class Caller:
         return extension.Records(bytes(sizes[0]), bytes(sizes[1]), self.number(3))
 
 
-def test_wrong_arguments_end_in_an_exception_and_hold_nothing() -> None:
+def test_wrong_arguments_end_in_an_exception_and_hold_nothing(dice: Random) -> None:
     if sanitized := os.environ.get("HALFMOON_SANITIZED"):
         assert extension.__file__.startswith(sanitized)
-    caller = Caller(fuzz_random())
-    dice = caller.dice
+    caller = Caller(dice)
     ends: Counter[str] = Counter()
     began_s = time.monotonic()
     for _ in range(N):
@@ -172,8 +171,7 @@ def test_wrong_arguments_end_in_an_exception_and_hold_nothing() -> None:
     assert ends["carry"] and ends["serve"] and ends["copy"] and ends["ValueError"]
 
 
-def test_copies_are_those_of_python_or_none() -> None:
-    dice = fuzz_random()
+def test_copies_are_those_of_python_or_none(dice: Random) -> None:
     outcomes: Counter[bool] = Counter()
     for _ in range(N):
         remote = bytearray(dice.randbytes(dice.choice((1, 100, 4096))))

@@ -31,13 +31,7 @@ import xxhash
 
 from halfmoon_metadata.stores.memory_store import MemoryStore
 from halfmoon_protocol.regions import Region
-from halfmoon_testing.fuzz_inputs import (
-    cut_anywhere,
-    fuzz_random,
-    mutate_bytes,
-    mutate_value,
-    n_fuzz_inputs,
-)
+from halfmoon_testing.fuzz_inputs import cut_anywhere, mutate_bytes, mutate_value, n_fuzz_inputs
 from halfmoon_transfer import ClusterKey, Piece, TransferEngine, TransferSettings
 from halfmoon_transfer.backends.backend_interface import CarryRequest
 from halfmoon_transfer.backends.socket_io import ByteStream
@@ -62,6 +56,7 @@ from halfmoon_transfer.regions.access import AccessStatus
 from halfmoon_transfer.regions.byte_ops import checksum
 from halfmoon_transfer.regions.region_table import RegionTable
 from halfmoon_transfer.threads.stop_signal import StopSignal
+from tests.fuzz.conftest import noted
 from tests.nightly import by_day
 
 N = n_fuzz_inputs(by_day(150, at_night=1000))
@@ -156,11 +151,6 @@ def _quick_collections() -> None:
 
 
 @pytest.fixture
-def dice() -> Random:
-    return fuzz_random()
-
-
-@pytest.fixture
 def failures(caplog: pytest.LogCaptureFixture) -> Iterator[list[str]]:
     """Return exceptions that ended a thread, and log lines that are no line."""
     found: list[str] = []
@@ -213,7 +203,7 @@ def test_no_bytes_on_a_connection_touch_what_they_have_no_key_for(
         peer = HostilePeer(owner, key, dice, encrypt=encrypt)
         for number in range(N):
             peer.said.clear()
-            try:
+            with noted(peer.told):
                 # A connection that was reset may still be read from: as long as its thread lives.
                 eventually(lambda: n_threads() == before[1], "a thread is left")
                 reachable = owner.reachable()
@@ -228,9 +218,6 @@ def test_no_bytes_on_a_connection_touch_what_they_have_no_key_for(
                 for record in caplog.records:
                     assert record.getMessage().isprintable(), record.getMessage()
                 caplog.clear()
-            except BaseException as error:
-                error.add_note(f"input {number}: {peer.told()}")
-                raise
             while owner.engine.notifications() is not None:
                 pass
         eventually(lambda: owner.n_connections() == before[2], "a connection is left")
@@ -262,7 +249,8 @@ class HostilePeer:
         self.n_dialled = 0
 
     def told(self) -> str:
-        return " | ".join(part[:200].hex() for part in self.said)
+        said = " | ".join(part[:200].hex() for part in self.said)
+        return f"connection {self.n_dialled}: {said}"
 
     def attack(self) -> str:
         """Open a connection, speak, and wait for its end; return the kind of what was said."""
@@ -430,16 +418,9 @@ class HostilePeer:
         entries, bodies = [], []
         n = dice.choice((1, 1, 2, 5, 20))
         for _ in range(n):
-            key = dice.choice(
-                (
-                    owner.grant.key,
-                    owner.own.region.key,
-                    owner.own.region.key,
-                    self.near(owner.pool.region.key),
-                    dice.randbytes(16),
-                    bytes(16),
-                )
-            )
+            known = (owner.grant.key, owner.own.region.key, owner.own.region.key)
+            strange = (self.near(owner.pool.region.key), dice.randbytes(16), bytes(16))
+            key = dice.choice((*known, *strange))
             length = dice.choice((1, 8, PAGE, PAGE // 2, PAGE + 1, 3 * PAGE))
             if dice.random() < 0.05:
                 length = dice.choice((0, 2**24, 2**24 + 1, 2**31, 2**32 - 1))
@@ -700,28 +681,22 @@ def test_no_bytes_of_an_owner_change_memory_beside_the_slices(
         owner.start()
         lane = Lane(near, use_native=use_native)
         outcomes: list[SliceOutcome | None] = [None] * len(batch.views)
-        try:
-            lane.greet(TcpHello("there", GENERATION), key, encrypt=encrypt)
-            lane.carry(batch.request, outcomes, checksums=True)
-            ends["answered"] += 1
-        except (TcpFrameError, LaneRefused, OSError) as error:
-            assert not isinstance(error, (BlockingIOError, TimeoutError)), "it waited for ever"
-            assert str(error).isprintable() and str(error), error
-            ends[type(error).__name__] += 1
-        except BaseException as error:
-            error.add_note(f"input {number}: {batch.op}, {script[:400].hex()}")
-            raise
-        finally:
-            lane.abort()
-            lane.close()
-            owner.join(PATIENCE_S)
-            far.close()
-        assert not owner.is_alive()
-        try:
+        with noted(f"input {number}: {batch.op}, {script[:400].hex()}"):
+            try:
+                lane.greet(TcpHello("there", GENERATION), key, encrypt=encrypt)
+                lane.carry(batch.request, outcomes, checksums=True)
+                ends["answered"] += 1
+            except (TcpFrameError, LaneRefused, OSError) as error:
+                assert not isinstance(error, (BlockingIOError, TimeoutError)), "it waited for ever"
+                assert str(error).isprintable() and str(error), error
+                ends[type(error).__name__] += 1
+            finally:
+                lane.abort()
+                lane.close()
+                owner.join(PATIENCE_S)
+                far.close()
+            assert not owner.is_alive()
             n_applied += batch.check(outcomes, trusted=honest)
-        except AssertionError as error:
-            error.add_note(f"input {number}: {batch.op}, {script[:400].hex()}")
-            raise
     print(
         f"{N} owners in {time.monotonic() - began_s:.1f} s: {dict(ends)}, "
         f"{n_applied} slices applied"

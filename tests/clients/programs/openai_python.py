@@ -159,22 +159,21 @@ with client.responses.stream(model=model, input="Hello", tools=[tool], tool_choi
 assert "response.function_call_arguments.delta" in kinds
 assert (call.type, call.name) == ("function_call", "tide")
 
+
 # Errors.
-try:
-    OpenAI(base_url=f"{url}/v1", api_key="wrong", max_retries=0).models.list()
-except AuthenticationError as error:
-    assert error.code == "invalid_api_key"
-else:
-    raise AssertionError("a wrong key was taken")
-try:
-    client.embeddings.create(model=model, input="Hello")
-except NotFoundError as error:
-    assert "/v1/embeddings" in error.message
-else:
-    raise AssertionError("there are no embeddings here")
-try:
-    client.completions.create(model=model, prompt="A", suffix="end")
-except BadRequestError as error:
-    assert (error.param, error.code) == ("suffix", "not_supported")
-else:
-    raise AssertionError("a suffix was ignored")
+def error_of(kind, ask):
+    """Return the error that a call raises."""
+    try:
+        ask()
+    except kind as error:
+        return error
+    raise AssertionError(f"no {kind.__name__}")
+
+
+stranger = OpenAI(base_url=f"{url}/v1", api_key="wrong", max_retries=0)
+assert error_of(AuthenticationError, stranger.models.list).code == "invalid_api_key"
+error = error_of(NotFoundError, lambda: client.embeddings.create(model=model, input="Hello"))
+assert "/v1/embeddings" in error.message
+asked = {"model": model, "prompt": "A", "suffix": "end"}
+error = error_of(BadRequestError, lambda: client.completions.create(**asked))
+assert (error.param, error.code) == ("suffix", "not_supported")
