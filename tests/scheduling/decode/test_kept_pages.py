@@ -50,23 +50,6 @@ def test_the_next_prompt_shares_the_blocks_of_a_finished_one() -> None:
     b.check()
 
 
-def test_the_block_of_a_prompt_s_last_token_is_never_shared() -> None:
-    b = batch(8)
-    run(b, A, [1, 2, 3, 4])
-    b.reserve(B, 4, stopping(), 0, hashes_of([1, 2, 3, 4]))
-    assert b.held_blocks(B) == 1
-
-
-def test_a_landing_that_has_not_started_is_not_shared() -> None:
-    b = batch(8)
-    b.reserve(A, 5, stopping(), 0, hashes_of([1, 2, 3, 4, 5]))
-    b.reserve(B, 5, stopping(), 0, hashes_of([1, 2, 3, 4, 5]))
-    assert b.held_blocks(B) == 0
-    b.cancel(A)
-    b.reserve(C, 5, stopping(), 0, hashes_of([1, 2, 3, 4, 5]))
-    assert b.held_blocks(C) == 0
-
-
 def test_two_running_requests_share_pages_and_one_may_end() -> None:
     b = batch(8)
     run(b, A, [1, 2, 3, 4, 5])
@@ -76,15 +59,6 @@ def test_two_running_requests_share_pages_and_one_may_end() -> None:
     b.cancel(A)
     assert b.free_pages == 5
     b.check()
-
-
-def test_kept_pages_are_free_pages() -> None:
-    b = batch(5)
-    run(b, A, [1, 2, 3, 4, 5])
-    b.cancel(A)
-    assert b.free_pages == 5
-    b.reserve(B, 9, stopping(2), 0, hashes_of([7] * 9))
-    assert b.free_pages == 0
 
 
 def test_pages_that_nothing_knows_go_first_then_the_least_recently_used_last_block_first() -> None:

@@ -59,24 +59,6 @@ def holds(index: PrefixIndex, *names: int) -> bool:
     ) == len(names)
 
 
-def test_events_in_order_change_the_index() -> None:
-    f, index = follower(1)
-    assert not f.on_events(K, batch(1, stored(2, 3)), 0)
-    assert not f.on_events(K, batch(2, BlockRemoved(block_hashes=(block(1), block(2)))), 0)
-    assert holds(index, 3)
-    assert not f.on_events(K, batch(3, AllBlocksCleared()), 0)
-    assert holds(index)
-
-
-def test_of_the_events_in_one_batch_the_last_of_each_block_counts() -> None:
-    f, index = follower(1, 2)
-    gone = BlockRemoved(block_hashes=(block(2), block(3)))
-    f.on_events(K, batch(1, stored(3), gone, stored(2), BlockRemoved(block_hashes=())), 0)
-    assert holds(index, 1, 2)
-    f.on_events(K, batch(2, stored(4), AllBlocksCleared(), stored(5)), 0)
-    assert holds(index, 5)
-
-
 @pytest.mark.parametrize("as_arrays", [False, True])
 @pytest.mark.parametrize("tokens", [{}, {"token_ids": []}, {"token_ids": [7] * 48}])
 def test_an_index_is_the_same_with_and_without_tokens_in_the_events(
@@ -103,21 +85,6 @@ def test_a_gap_asks_for_a_snapshot_once_and_what_follows_is_kept_for_it() -> Non
     assert holds(index, 1, 2, 9, 3)
 
 
-def test_events_contained_in_the_snapshot_are_ignored() -> None:
-    f, index = follower(1, sequence=5)
-    assert not f.on_events(K, batch(4, AllBlocksCleared()), 0)
-    assert not f.on_events(K, batch(5, AllBlocksCleared()), 0)
-    assert not f.on_events(K, batch(6, stored(2)), 0)
-    assert holds(index, 1, 2)
-
-
-def test_the_same_batch_twice_is_applied_once() -> None:
-    f, index = follower(1)
-    f.on_events(K, batch(1, stored(2)), 0)
-    assert not f.on_events(K, batch(1, stored(2)), 0)
-    assert holds(index, 1, 2)
-
-
 def test_that_the_last_event_was_lost_shows_by_how_far_the_kvstore_says_it_is() -> None:
     f, index = follower(1)
     assert not f.on_sequence(K, 0, 0)
@@ -141,30 +108,29 @@ def test_a_sequence_that_starts_again_asks_for_a_snapshot() -> None:
     assert holds(index, 3, 4)
 
 
-def test_a_restart_while_a_snapshot_is_awaited_needs_another_one() -> None:
-    f, index = follower(1)
-    assert f.on_events(K, batch(5, stored(5)), 0)
-    assert not f.on_events(K, batch(0, stored(3)), 0)
-    assert f.on_snapshot(K, snapshot(5, 1, 5), 0)
-    assert not f.on_events(K, batch(1, stored(4)), 0)
-    assert not f.on_snapshot(K, snapshot(1, 3, 4), 0)
-    assert holds(index, 3, 4)
+#: Numbers of the batches that come behind one that is missing, and of snapshots that do not do.
+TOO_EARLY = {
+    "begun before a restart": ([5, 0], 5, [1]),
+    "followed by more batches than are kept": ([2, *range(3, 8)], 2, []),
+    "older than what was kept": ([5], 3, []),
+}
 
 
-def test_more_batches_than_are_kept_need_another_snapshot() -> None:
+@pytest.mark.parametrize(("before", "early", "after"), TOO_EARLY.values(), ids=TOO_EARLY)
+def test_another_snapshot_is_asked_for_where_one_was(
+    before: list[int], early: int, after: list[int]
+) -> None:
     f, index = follower(1)
-    f.on_events(K, batch(2, stored(2)), 0)
-    for sequence in range(3, 8):
+    first, *more = before
+    assert f.on_events(K, batch(first, stored(first)), 0)
+    for sequence in more:
         assert not f.on_events(K, batch(sequence, stored(sequence)), 0)
-    assert f.on_snapshot(K, snapshot(2, 2), 0)
-    assert not f.on_snapshot(K, snapshot(7, 7), 0)
-    assert holds(index, 7)
-
-
-def test_a_snapshot_older_than_what_was_kept_is_not_enough() -> None:
-    f, _ = follower(1)
-    f.on_events(K, batch(5, stored(5)), 0)
-    assert f.on_snapshot(K, snapshot(3, 1), 0)
+    assert f.on_snapshot(K, snapshot(early, 1), 0)
+    for sequence in after:
+        assert not f.on_events(K, batch(sequence, stored(sequence)), 0)
+    last = [*before, *after][-1]
+    assert not f.on_snapshot(K, snapshot(last, 3, 4), 0)
+    assert holds(index, 3, 4)
 
 
 def test_a_snapshot_that_does_not_come_is_asked_for_again() -> None:
@@ -177,28 +143,16 @@ def test_a_snapshot_that_does_not_come_is_asked_for_again() -> None:
     assert f.overdue(99, timeout_s=5) == []
 
 
-def test_a_snapshot_nobody_asked_for_is_ignored() -> None:
+def test_a_snapshot_nobody_asked_for_counts_only_if_it_tells_of_more() -> None:
     f, index = follower(1)
     assert not f.on_snapshot(K, snapshot(0), 0)
     assert holds(index, 1)
-
-
-def test_a_snapshot_nobody_asked_for_counts_if_it_tells_of_more() -> None:
-    f, index = follower(1)
     assert not f.on_snapshot(K, snapshot(3, 2), 0)
     assert holds(index, 2)
-    assert not f.on_events(K, batch(3, AllBlocksCleared()), 0)
-    assert not f.on_events(K, batch(4, stored(4)), 0)
+    assert not f.on_events(K, batch(3, AllBlocksCleared()), 0), "the snapshot has it"
+    for _ in range(2):
+        assert not f.on_events(K, batch(4, stored(4)), 0)
     assert holds(index, 2, 4)
-
-
-def test_all_that_came_in_a_row_is_kept_while_a_snapshot_is_awaited() -> None:
-    f, index = follower(1)
-    assert f.on_events(K, batch(2, stored(2)), 0)
-    f.on_events(K, batch(3, stored(3)), 0)
-    f.on_events(K, batch(4, stored(4)), 0)
-    assert not f.on_snapshot(K, snapshot(1, 1), 0)
-    assert holds(index, 1, 2, 3, 4)
 
 
 def test_what_has_proven_wrong_is_forgotten_until_a_snapshot_comes() -> None:
@@ -210,21 +164,17 @@ def test_what_has_proven_wrong_is_forgotten_until_a_snapshot_comes() -> None:
     assert holds(index, 1)
 
 
-def test_a_lost_kvstore_is_out_of_the_index_and_its_late_words_are_ignored() -> None:
-    f, index = follower(1)
-    f.on_lost(K)
-    assert not f.on_events(K, batch(1, stored(2)), 0)
-    assert not f.on_snapshot(K, snapshot(1, 2), 0)
-    assert holds(index)
-
-
-def test_hashes_of_other_systems_are_left_out() -> None:
+def test_hashes_of_other_systems_and_late_words_of_a_lost_kvstore_are_left_out() -> None:
     f, index = follower()
     event = BlockStored(
         block_hashes=(12345, block(1)), parent_block_hash=None, token_ids=(), block_size=16
     )
     f.on_events(K, batch(1, event), 0)
     assert holds(index, 1)
+    f.on_lost(K)
+    assert not f.on_events(K, batch(2, stored(2)), 0)
+    assert not f.on_snapshot(K, snapshot(2, 2), 0)
+    assert holds(index)
 
 
 def test_pages_add_up_and_the_last_one_lets_the_events_after_it_in() -> None:

@@ -20,47 +20,6 @@ def blocks(*names: int) -> list[BlockHash]:
     return [BlockHash(name.to_bytes(16, "big")) for name in names]
 
 
-def test_a_prefix_ends_at_the_first_block_that_is_missing() -> None:
-    index = PrefixIndex()
-    index.add(W[0], blocks(1, 2, 4))
-    index.add(W[1], blocks(1))
-    index.add(W[2], blocks(2, 3, 4))
-    assert index.longest_prefix(blocks(1, 2, 3, 4)) == {W[0]: 2, W[1]: 1}
-
-
-def test_a_whole_prompt_may_be_held() -> None:
-    index = PrefixIndex()
-    index.add(W[0], blocks(1, 2))
-    assert index.longest_prefix(blocks(1, 2)) == {W[0]: 2}
-    assert index.longest_prefix([]) == {}
-
-
-def test_removed_blocks_are_held_no_more_and_strangers_words_are_harmless() -> None:
-    index = PrefixIndex()
-    index.add(W[0], blocks(1, 2))
-    index.remove(W[0], blocks(2, 9))
-    index.remove(W[1], blocks(1))
-    assert index.longest_prefix(blocks(1, 2)) == {W[0]: 1}
-
-
-def test_a_snapshot_replaces_what_was_known_of_that_worker_only() -> None:
-    index = PrefixIndex()
-    index.add(W[0], blocks(1, 2))
-    index.add(W[1], blocks(1, 2))
-    index.clear(W[0])
-    index.add(W[0], blocks(1, 5))
-    assert index.longest_prefix(blocks(1, 2)) == {W[0]: 1, W[1]: 2}
-    assert index.n_blocks(W[0]) == 2
-
-
-def test_a_dropped_worker_leaves_nothing_behind() -> None:
-    index = PrefixIndex()
-    index.add(W[0], blocks(1, 2))
-    index.drop(W[0])
-    assert len(index) == 0
-    assert index.longest_prefix(blocks(1, 2)) == {}
-
-
 def test_a_worker_that_is_gone_is_forgotten_at_once_and_its_blocks_go_in_pieces() -> None:
     index = PrefixIndex()
     many = [BlockHash(i.to_bytes(16, "big")) for i in range(1000)]
