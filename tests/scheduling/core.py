@@ -1,8 +1,10 @@
 """A conductor that tests drive by hand; its books are audited after every event."""
 
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from halfmoon_protocol.ids import RequestId, WorkerId
+from halfmoon_protocol.ids import BlockHash, RequestId, WorkerId
+from halfmoon_protocol.kv_events import BlockStored, KvEventBatch
 from halfmoon_protocol.messages import (
     BlocksSnapshot,
     DecodeFailed,
@@ -51,9 +53,23 @@ def decode_load(free_pages: int = 64, **fields: Any) -> DecodeLoad:
     return DecodeLoad(free_pages=free_pages, **(idle | fields))
 
 
-def prefill_load(queued_tokens: int) -> PrefillLoad:
-    """Return a prefill worker's report of one queued prompt."""
-    return PrefillLoad(n_queued=1, queued_tokens=queued_tokens, free_pages=9, n_pages=9)
+def prefill_load(queued_tokens: int, n_queued: int = 1) -> PrefillLoad:
+    """Return a prefill worker's report of its queue."""
+    return PrefillLoad(n_queued=n_queued, queued_tokens=queued_tokens, free_pages=9, n_pages=9)
+
+
+def prefill_done(rid: str, finish: Any = "", **more: Any) -> PrefillDone:
+    """Return the end of a prefill whose first token is 7."""
+    plain = {"n_cached": 0, "queue_s": 0.0, "compute_s": 0.01, "drain_s": 0.0}
+    return PrefillDone(request_id=RequestId(rid), first_token=7, finish=finish, **(plain | more))
+
+
+def kv_stored(hashes: Sequence[BlockHash], sequence: int = 0) -> KvEventBatch:
+    """Return what a kvstore says when it has stored these blocks."""
+    stored = BlockStored(
+        block_hashes=tuple(hashes), parent_block_hash=None, token_ids=(), block_size=16
+    )
+    return KvEventBatch(sequence, 0.0, (stored,))
 
 
 class Core:
@@ -124,10 +140,7 @@ class Core:
     def prefilled(
         self, worker: str = "prefill-0", rid: str = "cmpl-1", finish: Any = "", **more: Any
     ) -> list[AnyCommand]:
-        more = {"n_cached": 0, "queue_s": 0.0, "compute_s": 0.01, "drain_s": 0.0} | more
-        return self.hear(
-            worker, PrefillDone(request_id=RequestId(rid), first_token=7, finish=finish, **more)
-        )
+        return self.hear(worker, prefill_done(rid, finish, **more))
 
     def prefill_failed(
         self, worker: str = "prefill-0", rid: str = "cmpl-1", retryable: bool = True, **more: Any

@@ -15,8 +15,6 @@ from halfmoon_protocol.messages import (
     KvstoreRefused,
     ReplicateBlocks,
 )
-from halfmoon_scheduling.commands import AnyCommand, Send
-from halfmoon_scheduling.events import AnyEvent, MessageReceived
 from halfmoon_simulator.cluster.cluster_sim import ClusterSim, WorkerFault
 from halfmoon_simulator.cluster.event_queue import EventQueue
 from halfmoon_simulator.cluster.network_model import NetworkModel
@@ -149,28 +147,6 @@ def test_a_target_that_copies_already_and_a_source_that_is_gone_are_refusals() -
     assert isinstance(busy, KvstoreRefused) and busy.ticket == "second" and busy.retry_after_s > 0
     pair.run()
     assert pair.answers[2:] == [BlocksReplicated(ticket=Ticket("first"), n_blocks=4)]
-
-
-def test_a_kvstore_that_refuses_is_left_alone_for_a_while() -> None:
-    asked, refused = list[float](), list[float]()
-
-    def watch(now: float, event: AnyEvent, commands: list[AnyCommand]) -> None:
-        if isinstance(event, MessageReceived) and isinstance(event.message, KvstoreRefused):
-            refused.append(now)
-        for command in commands:
-            if isinstance(command, Send) and isinstance(command.message, ReplicateBlocks):
-                asked.append(now)
-
-    world = a_world(watcher=watch)
-    # Somebody writes all that the second kvstore can hold, and never comes to an end.
-    full = world.kvstores[K1]
-    others = world.clients._block_hashes(a_trace_request(prompt=1000, n_input=1024))
-    full.reserve("x", Ticket("x"), [others[i] for i in range(64)], None)
-    audited(world)
-    assert refused and holders(world) == ["kvstore-0"]
-    for no_s in refused:
-        assert not [at_s for at_s in asked if no_s <= at_s < no_s + 10.0]
-    assert len(asked) > 1  # it was asked again later
 
 
 def test_the_workload_asks_about_few_documents_and_the_first_one_most() -> None:

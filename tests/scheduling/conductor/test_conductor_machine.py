@@ -8,7 +8,6 @@ import pytest
 
 from halfmoon_protocol.blocks import root_hash
 from halfmoon_protocol.ids import RequestId, retry_id
-from halfmoon_protocol.kv_events import BlockStored, KvEventBatch
 from halfmoon_protocol.messages import (
     BlocksSnapshot,
     CachedPrefix,
@@ -41,6 +40,7 @@ from tests.scheduling.core import (
     R2,
     Core,
     asked,
+    kv_stored,
     message_to,
     only,
     prefill_load,
@@ -399,14 +399,6 @@ def test_who_waits_is_served_when_a_load_shows_room() -> None:
     core.refused()
     assert core.load(free_pages=3) == []
     assert asked(core.load(free_pages=4)) == {R1: D0}
-
-
-def test_who_waits_is_served_when_a_worker_that_was_full_may_be_asked_again() -> None:
-    core = a_pair()
-    core.arrive()
-    assert core.refused(retry_after_s=3.0) == []
-    assert core.tick(2.9) == []
-    assert asked(core.tick(3.0)) == {R1: D0}
 
 
 @pytest.mark.parametrize("by", ["prefill", "decode", "time"])
@@ -937,8 +929,7 @@ def test_a_gap_in_a_kvstores_events_asks_for_a_snapshot_again_until_it_comes() -
     core = Core("kvstore-0", snapshot_timeout_s=5.0)
     core.hold("kvstore-0", a_request(), 0)
     hashes = a_request().block_hashes
-    stored = BlockStored(block_hashes=hashes, parent_block_hash=None, token_ids=(), block_size=16)
-    assert core.handle(KvChanged(K0, KvEventBatch(3, 0.0, (stored,))), 1.0) == [ASK_BLOCKS]
+    assert core.handle(KvChanged(K0, kv_stored(hashes, 3)), 1.0) == [ASK_BLOCKS]
     assert core.tick(5.9) == []
     assert core.tick(6.0) == [ASK_BLOCKS]
     core.hear("kvstore-0", BlocksSnapshot(sequence=2, hashes=()))

@@ -85,19 +85,6 @@ def test_a_gap_asks_for_a_snapshot_once_and_what_follows_is_kept_for_it() -> Non
     assert holds(index, 1, 2, 9, 3)
 
 
-def test_that_the_last_event_was_lost_shows_by_how_far_the_kvstore_says_it_is() -> None:
-    f, index = follower(1)
-    assert not f.on_sequence(K, 0, 0)
-    assert f.on_sequence(K, 2, 0), "two events have not come"
-    assert not f.on_sequence(K, 2, 0), "it is asked for already"
-    assert f.on_snapshot(K, snapshot(1, 1, 2), 0), "that is not far enough"
-    assert not f.on_snapshot(K, snapshot(2, 3), 0)
-    assert holds(index, 3)
-    assert not f.on_sequence(K, 2, 0)
-    assert not f.on_sequence(K, 1, 0), "said before the last event, heard after it"
-    assert not f.on_sequence(WorkerId("stranger"), 7, 0)
-
-
 def test_a_sequence_that_starts_again_asks_for_a_snapshot() -> None:
     f, index = follower(1)
     f.on_events(K, batch(1, stored(2)), 0)
@@ -133,16 +120,6 @@ def test_another_snapshot_is_asked_for_where_one_was(
     assert holds(index, 3, 4)
 
 
-def test_a_snapshot_that_does_not_come_is_asked_for_again() -> None:
-    f, _ = follower(1)
-    f.on_events(K, batch(5, stored(5)), now=10)
-    assert f.overdue(14, timeout_s=5) == []
-    assert f.overdue(15, timeout_s=5) == [K]
-    assert f.overdue(16, timeout_s=5) == []
-    f.on_snapshot(K, snapshot(5), 17)
-    assert f.overdue(99, timeout_s=5) == []
-
-
 def test_a_snapshot_nobody_asked_for_counts_only_if_it_tells_of_more() -> None:
     f, index = follower(1)
     assert not f.on_snapshot(K, snapshot(0), 0)
@@ -153,15 +130,6 @@ def test_a_snapshot_nobody_asked_for_counts_only_if_it_tells_of_more() -> None:
     for _ in range(2):
         assert not f.on_events(K, batch(4, stored(4)), 0)
     assert holds(index, 2, 4)
-
-
-def test_what_has_proven_wrong_is_forgotten_until_a_snapshot_comes() -> None:
-    f, index = follower(1)
-    assert f.distrust(K, 0)
-    assert holds(index)
-    assert not f.distrust(K, 0)
-    assert not f.on_snapshot(K, snapshot(0, 1), 0)
-    assert holds(index, 1)
 
 
 def test_hashes_of_other_systems_and_late_words_of_a_lost_kvstore_are_left_out() -> None:
@@ -177,19 +145,6 @@ def test_hashes_of_other_systems_and_late_words_of_a_lost_kvstore_are_left_out()
     assert holds(index)
 
 
-def test_pages_add_up_and_the_last_one_lets_the_events_after_it_in() -> None:
-    f, index = follower(7)
-    assert f.on_events(K, batch(2, stored(2)), 0)
-    assert not f.on_snapshot(K, snapshot(2, 1, 3, n_after=2), 0)
-    assert not f.on_events(K, batch(3, BlockRemoved(block_hashes=(block(1),))), 0)
-    assert holds(index, 1, 3), "the event waits"
-    assert not f.on_snapshot(K, snapshot(2, 4, n_before=2, n_after=1), 0)
-    assert not f.on_snapshot(K, snapshot(2, 5, n_before=3), 0)
-    assert holds(index, 3, 4, 5)
-    assert not f.on_events(K, batch(4, stored(6)), 0)
-    assert holds(index, 3, 4, 5, 6)
-
-
 def test_a_page_after_a_lost_one_is_ignored_and_the_snapshot_is_asked_for_again() -> None:
     f, index = follower()
     assert f.on_events(K, batch(2, stored(2)), 0)
@@ -201,15 +156,6 @@ def test_a_page_after_a_lost_one_is_ignored_and_the_snapshot_is_asked_for_again(
     assert not f.on_snapshot(K, snapshot(2, 9, n_before=1), 6), "of the snapshot given up"
     assert not f.on_snapshot(K, snapshot(2, 1, 2, 9), 6)
     assert holds(index, 1, 2, 9)
-
-
-def test_pages_of_a_kvstore_that_is_distrusted_meanwhile_are_asked_for_again() -> None:
-    f, index = follower()
-    assert f.on_events(K, batch(2, stored(2)), 0)
-    assert not f.on_snapshot(K, snapshot(2, 1, n_after=1), 0)
-    assert f.distrust(K, 0)
-    assert not f.on_snapshot(K, snapshot(2, 2, n_before=1), 0)
-    assert holds(index)
 
 
 CHANGES = st.lists(
@@ -312,6 +258,11 @@ class FollowerAgainstTruth(RuleBasedStateMachine):
     @rule()
     def the_kvstore_is_restarted(self) -> None:
         self.start_again()
+
+    @rule()
+    def what_it_said_has_proven_wrong(self) -> None:
+        self.asks(self.follower.distrust(K, self.now))
+        assert len(self.index) == 0
 
     @invariant()
     def checks(self) -> None:
