@@ -132,6 +132,18 @@ def test_a_snapshot_nobody_asked_for_counts_only_if_it_tells_of_more() -> None:
     assert holds(index, 2, 4)
 
 
+def test_what_has_proven_wrong_is_forgotten_until_a_snapshot_comes() -> None:
+    f, index = follower(1)
+    assert f.distrust(K, 0)
+    assert holds(index)
+    assert not f.distrust(K, 0), "it is asked for already"
+    assert not f.on_snapshot(K, snapshot(0, 1, n_after=1), 0)
+    assert f.distrust(K, 0), "that page was of before"
+    assert not f.on_snapshot(K, snapshot(0, 2, n_before=1), 0)
+    assert not f.on_snapshot(K, snapshot(0, 1), 0)
+    assert holds(index, 1)
+
+
 def test_hashes_of_other_systems_and_late_words_of_a_lost_kvstore_are_left_out() -> None:
     f, index = follower()
     event = BlockStored(
@@ -258,11 +270,6 @@ class FollowerAgainstTruth(RuleBasedStateMachine):
     @rule()
     def the_kvstore_is_restarted(self) -> None:
         self.start_again()
-
-    @rule()
-    def what_it_said_has_proven_wrong(self) -> None:
-        self.asks(self.follower.distrust(K, self.now))
-        assert len(self.index) == 0
 
     @invariant()
     def checks(self) -> None:
