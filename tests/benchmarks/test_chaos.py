@@ -27,6 +27,7 @@ from benchmarks.chaos.fault_plan import KINDS, REDIS, Fault, FaultTargets, plan_
 from benchmarks.chaos.leaks import held_by_conductor, held_by_worker
 from benchmarks.chaos.ledger import AskedRequest, ChaosLedger
 from halfmoon_cli.up.embedded_cluster import ClusterPlan
+from tests.nightly import by_day
 
 RIGHT = (5, 9, 2, 7, 7, 1, 8)
 TARGETS = FaultTargets(SERVICES, tuple(LINKS), KVSTORES, TRANSFER_LINKS, RACKS)
@@ -40,7 +41,7 @@ def verdict(answer: ReceivedAnswer, *, conductor_was_down: bool = False) -> Verd
     return judge(answer, RIGHT, conductor_was_down=conductor_was_down)
 
 
-@pytest.mark.random_seeds(20)
+@pytest.mark.random_seeds(by_day(5, at_night=50))
 def test_a_plan_is_its_seeds_and_has_every_kind_of_fault_that_can_be_tried_in_order(
     seed: int,
 ) -> None:
@@ -56,7 +57,7 @@ def test_a_plan_is_its_seeds_and_has_every_kind_of_fault_that_can_be_tried_in_or
     assert {fault.kind for fault in fewer} == set(KINDS) - left_out
 
 
-@pytest.mark.random_seeds(20)
+@pytest.mark.random_seeds(by_day(5, at_night=50))
 def test_a_target_has_one_fault_at_a_time(seed: int) -> None:
     until_s: dict[str, float] = defaultdict(float)
     for fault in plan_faults(seed, 3600.0, TARGETS, 1.0):
@@ -65,7 +66,7 @@ def test_a_target_has_one_fault_at_a_time(seed: int) -> None:
             until_s[each] = fault.at_s + fault.lasts_s
 
 
-@pytest.mark.random_seeds(20)
+@pytest.mark.random_seeds(by_day(5, at_night=50))
 def test_disks_are_of_kvstores_damage_is_of_transfers_and_links_are_slow_within_bounds(
     seed: int,
 ) -> None:

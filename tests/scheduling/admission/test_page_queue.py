@@ -10,6 +10,7 @@ from halfmoon_protocol.ids import RequestId, WorkerId
 from halfmoon_scheduling.conductor.conductor_machine import Conductor
 from halfmoon_scheduling.conductor.placer import Placer
 from halfmoon_scheduling.requests.request_state import Phase
+from tests.nightly import by_day
 from tests.scheduling.core import D0, D1, R1, R2, Core, asked, resubmitted
 
 N_WORKERS = 8
@@ -128,7 +129,7 @@ def test_a_worker_that_refused_is_asked_again_by_more_room_or_when_its_time_is_o
         assert asked(again) == {R1: D0}
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(by_day(8, at_night=40)))
 def test_whatever_happens_no_request_waits_that_would_fit(seed: int) -> None:
     """Every event is followed by `Conductor.check`, which tries everything again."""
     dice = random.Random(seed)

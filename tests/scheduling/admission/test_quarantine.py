@@ -34,6 +34,7 @@ from halfmoon_scheduling.events import (
 )
 from halfmoon_scheduling.requests.request_state import Phase
 from halfmoon_testing.scheduling_inputs import a_landing, a_prefill_done, a_request, a_worker
+from tests.nightly import by_day
 
 
 @dataclass
@@ -458,7 +459,7 @@ def run(them: Cluster, dice: random.Random, poisons: set[str], where: str) -> No
 
 
 @pytest.mark.parametrize("where", ["prefill", "decode", "prefill or decode"])
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(by_day(4, at_night=10)))
 def test_what_is_computed_beside_a_request_that_takes_workers_down_is_served(
     seed: int, where: str
 ) -> None:

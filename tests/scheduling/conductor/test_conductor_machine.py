@@ -331,12 +331,6 @@ def test_the_end_of_a_try_is_said_once_but_to_workers_of_before(
     assert start.stopping == (reserve.stopping if features is None else None)
 
 
-def test_draining_workers_get_nothing_new() -> None:
-    core = a_pair()
-    core.join("prefill-0", draining=True)
-    assert only(core.arrive(), Reject).kind == "unavailable"
-
-
 def test_a_worker_that_drains_finishes_what_it_has() -> None:
     core = a_pair()
     core.arrive()
@@ -510,9 +504,10 @@ def test_requests_wait_for_workers_that_come_back(lost: tuple[str, ...]) -> None
     assert asked(commands) == {"cmpl-1~2": D0, "cmpl-2": D0}
 
 
-def test_requests_do_not_wait_for_a_worker_that_was_told_to_leave() -> None:
+def test_a_draining_worker_gets_nothing_new_and_none_waits_for_it_when_it_has_gone() -> None:
     core = a_pair()
     core.join("decode-0", draining=True)
+    assert only(core.arrive(), Reject).kind == "unavailable"
     core.lose("decode-0")
     assert only(core.arrive(), Reject).kind == "unavailable"
 
@@ -679,14 +674,11 @@ def test_of_too_many_requests_that_failed_the_one_of_longest_ago_is_forgotten(
         core.cancel(rid)
 
 
-def test_a_failed_decode_is_tried_again() -> None:
-    only(decoding().decode_failed(), Resubmit)
-
-
 def test_a_landing_that_ran_out_stops_its_prefill() -> None:
     cancel, again = prefilling().decode_failed(reason="the landing ran out")
     assert cancel == STOPPED
     assert isinstance(again, Resubmit)
+    only(decoding().decode_failed(), Resubmit)  # of one that decodes there is none to stop
 
 
 def test_a_lost_decode_worker_stops_prefill_and_the_request_is_tried_again() -> None:
@@ -701,13 +693,10 @@ def test_a_lost_prefill_worker_leaves_the_landing_in_doubt() -> None:
     assert isinstance(again, Resubmit)
 
 
-def test_a_prefill_worker_lost_before_it_was_told_leaves_no_doubt() -> None:
+def test_a_prefill_worker_lost_before_or_after_its_prefill_leaves_no_doubt() -> None:
     core = a_pair()
     core.arrive()
     assert core.lose("prefill-0")[0] == FREED
-
-
-def test_a_prefill_worker_lost_while_decoding_harms_nobody() -> None:
     core = decoding()
     assert core.lose("prefill-0") == []
     assert core.phase() is Phase.DECODING
@@ -747,18 +736,15 @@ def test_a_kvstore_that_could_not_be_reached_is_forgotten_and_not_used_again() -
 # -- clients that go -----------------------------------------------------------------------------
 
 
-def test_a_client_gone_while_waiting_leaves_the_line() -> None:
+def test_a_client_gone_while_waiting_leaves_the_line_and_while_reserving_frees_the_pages() -> None:
     core = a_pair()
     core.load(free_pages=0)
     core.arrive()
     assert core.cancel() == []
     assert core.n_requests == {}
-
-
-def test_a_client_gone_while_reserving_frees_the_pages_also_if_they_are_granted_late() -> None:
     core = a_pair()
     core.arrive()
-    assert core.cancel() == core.reserved() == [FREED]
+    assert core.cancel() == core.reserved() == [FREED]  # also if they are granted late
 
 
 @pytest.mark.parametrize("answer", ["prefill_stopped", "prefilled", "prefill_failed"])
@@ -873,10 +859,6 @@ def test_a_worker_that_does_not_fit_is_refused_with_both_values(reason: str, cas
     assert core.conductor.cluster.get(name) is None
 
 
-def test_a_kvstore_without_a_layout_is_welcome() -> None:
-    assert Core("prefill-0").join("kvstore-0", layout=None) == [ASK_BLOCKS]
-
-
 def test_with_the_last_worker_the_layout_is_forgotten() -> None:
     core = a_pair()
     other = msgspec.structs.replace(LAYOUT, block_size=32)
@@ -901,7 +883,8 @@ def test_a_worker_started_again_has_lost_what_it_had() -> None:
 
 
 def test_a_kvstore_started_again_is_asked_what_it_holds_now() -> None:
-    core = Core("kvstore-0")
+    core = Core("prefill-0")
+    assert core.join("kvstore-0", layout=None) == [ASK_BLOCKS], "it needs no layout"
     core.hold("kvstore-0", a_request(), 2)
     assert core.join("kvstore-0", generation=2) == [ASK_BLOCKS]
     assert len(core.conductor.index) == 0
@@ -951,26 +934,24 @@ def test_an_event_that_nothing_follows_is_missed_once_the_kvstore_says_how_far_i
 # -- what the metrics show -----------------------------------------------------------------------
 
 
-def test_loads_are_the_pools_means_over_the_limits() -> None:
-    core = Core(admission="none", ttft_slo_s=40.0, tbt_slo_s=0.5)
+@pytest.mark.parametrize(
+    ("limits", "ttft_s", "tbt_s"),
+    [({"ttft_slo_s": 40.0, "tbt_slo_s": 0.5}, 40.0, 0.5), ({}, 1.0, 1.0)],
+    ids=["over the limits", "in seconds without limits"],
+)
+def test_loads_are_the_pools_means(limits: dict[str, float], ttft_s: float, tbt_s: float) -> None:
+    core = Core(admission="none", **limits)
+    assert core.conductor.loads(0.0) == (0.0, 0.0)
     for name in ("prefill-0", "prefill-1"):
         core.join(name, prefill_cost=SLOW)
     for name in ("decode-0", "decode-1"):
         core.join(name, decode_cost=DecodeCost(d0_s=0.1, d1_s=0.1, d2_s=0.0))
     assert core.conductor.loads(0.0) == (0.0, 0.0)
     core.arrive()
-    assert core.conductor.loads(4.0) == pytest.approx((6.0 / 2 / 40.0, 0.0))
+    assert core.conductor.loads(4.0) == pytest.approx((6.0 / 2 / ttft_s, 0.0))
     core.reserved()
     core.prefilled()
-    assert core.conductor.loads(4.0) == pytest.approx((0.0, 0.2 / 2 / 0.5))
-
-
-def test_loads_without_limits_are_seconds() -> None:
-    core = Core("decode-0")
-    core.join("prefill-0", prefill_cost=SLOW)
-    core.arrive()
-    assert core.conductor.loads(4.0) == (6.0, 0.0)
-    assert Core().conductor.loads(0.0) == (0.0, 0.0)
+    assert core.conductor.loads(4.0) == pytest.approx((0.0, 0.2 / 2 / tbt_s))
 
 
 def test_first_tokens_and_steps_are_compared_with_what_was_predicted() -> None:
@@ -1004,26 +985,19 @@ def test_a_single_token_has_no_steps_to_compare() -> None:
 # -- answers that are kept -----------------------------------------------------------------------
 
 
-def keeper_core() -> Core:
-    """A cluster whose decode worker keeps answers."""
+ROOT = root_hash(model=LAYOUT.model, salt="lab", block_size=LAYOUT.block_size)
+
+
+@pytest.mark.parametrize("n_blocks", [2, 0])
+def test_decode_is_told_where_the_chain_of_the_prompt_continues(n_blocks: int) -> None:
+    n_tokens = n_blocks * LAYOUT.block_size + 5
+    request = a_request(n_tokens=n_tokens, tenant="lab", cache_salt="lab")
     core = Core("prefill-0", "kvstore-0")
     core.join("decode-0", keeps_answers=True)
-    return core
-
-
-def test_decode_is_told_where_the_chain_of_the_prompt_continues() -> None:
-    request = a_request(n_tokens=2 * LAYOUT.block_size + 5, tenant="lab")
-    core = keeper_core()
     chain = message_to(core.run(request), D0).answer_chain
     assert chain.store_in == core.conductor.cluster.address(K0)
-    assert (chain.parent, chain.tenant) == (request.block_hashes[1], "lab")
+    assert (chain.parent, chain.tenant) == ([ROOT, *request.block_hashes][n_blocks], "lab")
     assert chain.tail == request.token_ids[-5:]
-
-
-def test_a_chain_without_a_block_continues_at_its_root() -> None:
-    chain = message_to(keeper_core().run(n_tokens=3, cache_salt="lab"), D0).answer_chain
-    root = root_hash(model=LAYOUT.model, salt="lab", block_size=LAYOUT.block_size)
-    assert (chain.parent, len(chain.tail)) == (root, 3)
 
 
 @pytest.mark.parametrize("lacking", ["no will", "no kvstore", "a lost one", "a restarted one"])
