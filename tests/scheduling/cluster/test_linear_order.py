@@ -1,14 +1,52 @@
-"""A search of the order for the least item looks at few of many."""
+"""A search of the order sees every item within the limit, whatever was added and removed."""
 
 from math import inf
+from unittest import mock
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from halfmoon_scheduling.cluster import linear_order
 from halfmoon_scheduling.cluster.linear_order import LinearOrder, OrderedItem, Triple
+
+few = st.integers(0, 4).map(float)
+slopes = st.tuples(few, few, few)
 
 
 def time_of(item: OrderedItem, weights: Triple) -> float:
     return item.value + sum(w * s for w, s in zip(weights, item.slopes, strict=True))
+
+
+@given(
+    items=st.lists(st.tuples(few, slopes), max_size=60),
+    removed=st.lists(st.integers(0, 59), max_size=60),
+    weights=slopes,
+    limit=st.sampled_from((0.0, 3.0, 9.0, inf)),
+)
+def test_no_item_within_the_limit_is_missed(
+    items: list[tuple[float, Triple]], removed: list[int], weights: Triple, limit: float
+) -> None:
+    with mock.patch.multiple(linear_order, _LONG=8, _SHORT=3):
+        order: LinearOrder[OrderedItem] = LinearOrder((1.0, 2.0, 3.0))
+        present = [OrderedItem(value, each) for value, each in items]
+        for item in present:
+            order.add(item)
+            order.check()
+        for i in removed:
+            if i < len(present):
+                order.remove(present.pop(i))
+                order.check()
+        seen: list[OrderedItem] = []
+
+        def see(item: OrderedItem) -> float:
+            seen.append(item)
+            return limit
+
+        order.search(weights, 1.0, limit - 1.0, see)
+        within = {id(item) for item in present if time_of(item, weights) <= limit}
+        assert within <= {id(item) for item in seen}
+        assert len(seen) == len({id(item) for item in seen})
 
 
 @pytest.mark.parametrize("spread", [0.0, 1e-6])
