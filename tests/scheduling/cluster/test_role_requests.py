@@ -133,22 +133,28 @@ def test_a_worker_changes_as_an_operator_requests_and_stays_pinned() -> None:
     assert core.wait(100.0) == []
 
 
-def test_a_worker_can_be_pinned_to_the_role_that_it_has() -> None:
+def test_a_worker_can_be_pinned_to_the_role_that_it_has_but_once() -> None:
     core = Sides()
     assert core.request("decode-1", "decode") == []
     row = core.row("decode-1")
     assert (row.role, row.pinned, row.changing_to) == ("decode", "decode", None)
+    kind, field, reason = core.refusal("decode-1", "decode")
+    assert (kind, field) == ("conflict", "role")
+    assert "'decode'" in reason and "'auto'" in reason, "the way to release it is said"
 
 
-def test_a_pinned_worker_that_refuses_is_asked_again_until_it_is_released() -> None:
+@pytest.mark.parametrize("released_to", ["auto", "decode"])
+def test_a_pinned_worker_that_refuses_is_asked_again_until_it_is_released(
+    released_to: RequestedRole,
+) -> None:
     core = Sides()
     core.request("decode-1", "prefill")
     assert core.wait(2.5 * ANSWER_S) == [("decode-1", "prefill")] * 2
     assert core.row("decode-1").n_asked == 3
-    core.request("decode-1", "auto")
+    assert core.request("decode-1", released_to) == []
     assert core.wait(2.5 * ANSWER_S) == []
     row = core.row("decode-1")
-    assert (row.pinned, row.changing_to) == (None, None)
+    assert (row.pinned, row.changing_to) == (None if released_to == "auto" else "decode", None)
 
 
 def test_a_pinned_worker_that_starts_again_in_its_first_role_is_asked_again() -> None:
@@ -215,14 +221,6 @@ def test_a_worker_of_one_role_is_refused_with_the_flag_that_helps(
     assert name in reason and "--roles prefill,decode" in reason
 
 
-def test_the_role_of_the_pin_is_refused_with_the_way_to_release_it() -> None:
-    core = Sides()
-    core.request("decode-1", "decode")
-    kind, field, reason = core.refusal("decode-1", "decode")
-    assert (kind, field) == ("conflict", "role")
-    assert "'decode'" in reason and "'auto'" in reason
-
-
 def test_what_would_change_nothing_or_leave_no_worker_is_refused_with_the_reason() -> None:
     kind, field, reason = Sides().refusal("decode-1", "auto")
     assert (kind, field) == ("conflict", "role")
@@ -232,9 +230,12 @@ def test_what_would_change_nothing_or_leave_no_worker_is_refused_with_the_reason
     kind, field, reason = core.refusal("decode-1", "prefill")
     assert (kind, field) == ("conflict", "worker_id")
     assert "draining" in reason
-    kind, field, reason = Sides("prefill-0", "decode-0", "decode-1").refusal("prefill-0", "decode")
+    core = Sides("prefill-0", "decode-0", "decode-1")
+    kind, field, reason = core.refusal("prefill-0", "decode")
     assert (kind, field) == ("conflict", "role")
     assert "the last prefill worker" in reason and "start another one" in reason
+    core.request("decode-0", "prefill")  # two requests at once leave one worker
+    assert core.refusal("decode-1", "prefill")[:2] == ("conflict", "role")
 
 
 @pytest.mark.parametrize("phase", ["asked", "draining", "away"])
@@ -250,21 +251,6 @@ def test_a_worker_that_is_changing_is_refused_until_it_is_back(phase: str) -> No
     assert "is changing to prefill" in reason
     core.comes("decode-1", role="prefill", roles=BOTH)
     assert core.request("decode-1", "decode") == [("decode-1", "decode")]
-
-
-def test_two_requests_at_once_leave_one_worker() -> None:
-    core = Sides("prefill-0", "decode-0", "decode-1")
-    core.request("decode-0", "prefill")
-    assert core.refusal("decode-1", "prefill")[:2] == ("conflict", "role")
-
-
-def test_a_worker_that_refused_before_can_be_pinned_to_its_present_role() -> None:
-    core = Sides()
-    core.request("decode-1", "prefill")
-    core.wait(ANSWER_S + 1.0)
-    assert core.request("decode-1", "decode") == []
-    assert core.wait(3 * ANSWER_S) == []
-    assert core.row("decode-1").changing_to is None
 
 
 # -- the policy ----------------------------------------------------------------------------------

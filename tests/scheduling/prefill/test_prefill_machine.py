@@ -397,17 +397,6 @@ def test_a_token_that_its_grammar_refuses_ends_the_request(driven: Driven) -> No
     assert driven.post(HoldingsReleased(A)) == [EndRequest(A, invalid)]
 
 
-def test_outcomes_that_come_after_the_end_began_change_nothing(driven: Driven) -> None:
-    driven.post(PrefillRequested(a_start(cached=cached(1))))
-    assert driven.post(PrefillCancelled(A)) == [ReleaseHoldings(A)]
-    assert driven.post(PrefixLeased(A, HOME, 1)) == []
-    assert driven.post(PrefixFetched(A)) == []
-    assert driven.post(StepFailed(A, BROKEN)) == []
-    assert driven.post(PrefillCancelled(A)) == []
-    assert driven.post(HoldingsReleased(A)) == [EndRequest(A, PrefillStop())]
-    assert driven.post(PrefillCancelled(A)) == []
-
-
 def test_a_cancellation_of_a_request_that_is_done_is_answered(driven: Driven) -> None:
     driven.computing(a_start())
     assert driven.computed() == [ReleaseHoldings(A)]

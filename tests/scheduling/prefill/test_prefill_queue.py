@@ -1,4 +1,3 @@
-from collections.abc import Iterator
 from itertools import combinations
 from math import inf
 from typing import NamedTuple
@@ -235,28 +234,18 @@ def queued_by_slack(
     return [arrived[int(request_id)] for request_id in q.in_order()]
 
 
-def pairs_of_equal_priority(turns: list[Arrived]) -> Iterator[tuple[Arrived, Arrived]]:
-    """Each pair, with the one first whose turn is before the other's."""
-    return ((a, b) for a, b in combinations(turns, 2) if a.priority == b.priority)
-
-
 @given(ARRIVALS)
-def test_no_request_waits_for_those_that_arrive_once_its_slack_is_used_up(
+def test_none_waits_for_those_that_arrive_once_its_slack_is_used_up_and_the_least_slack_goes_first(
     arrivals: list[tuple[float, int, float | None, int]],
 ) -> None:
     turns = queued_by_slack(arrivals)
     assert [one.priority for one in turns] == sorted((a[3] for a in arrivals), reverse=True)
-    for first, second in pairs_of_equal_priority(turns):
+    for first, second in combinations(turns, 2):
+        if first.priority != second.priority:
+            continue
         waits_s = min(MAX_SLACK_S, max(0.0, second.slack_s))
         assert first.arrived_s <= second.arrived_s + waits_s
-
-
-@given(ARRIVALS)
-def test_of_two_that_can_be_in_time_the_one_with_less_slack_left_goes_first(
-    arrivals: list[tuple[float, int, float | None, int]],
-) -> None:
-    for first, second in pairs_of_equal_priority(queued_by_slack(arrivals)):
-        if all(0 <= one.slack_s <= MAX_SLACK_S for one in (first, second)):
+        if all(0 <= one.slack_s <= MAX_SLACK_S for one in (first, second)):  # both can be in time
             assert first.slack_s + first.arrived_s <= second.slack_s + second.arrived_s
 
 
