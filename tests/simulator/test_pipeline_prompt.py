@@ -26,7 +26,12 @@ def free_passes(**changes: Any) -> CostFile:
 
 def a_world(*asks: TraceRequest, gain: float = 1.2, **more: Any) -> ClusterSim:
     choices = {"placement": "min_ttft", "max_attempts": 50, "group_least_gain": gain}
-    groups = {"n_prefill": 2, "group_size": 2, "group_chunk_tokens": 50, "costs": free_passes()}
+    groups: dict[str, Any] = {
+        "n_prefill": 2,
+        "group_size": 2,
+        "group_chunk_tokens": 50,
+        "costs": free_passes(),
+    }
     return worlds.a_world(*asks, choices=choices, **{**groups, **more})
 
 

@@ -26,7 +26,7 @@ def a_world(**more: Any) -> ClusterSim:
     costs = tiny_costs(device_kv_bytes=1024 * 1024, host_kv_bytes=1024 * 1024)
     limits = {"ttft_slo_s": 10.0, "tbt_slo_s": 10.0}
     choices = limits | {"role_changes": True, "role_lasting_s": 10.0, "role_rest_s": 1000.0}
-    shape = {"n_decode": 3, "role_change_s": 7.0}
+    shape: dict[str, Any] = {"n_decode": 3, "role_change_s": 7.0}
     return worlds.a_world(*ASKS, costs=costs, choices=choices, **shape, **more)
 
 

@@ -20,8 +20,9 @@ EVERY = by_day(7, at_night=1)
 
 def a_spec(**changes: Any) -> ClusterSpec:
     """Return a worker of each role, with blocks of 16 tokens."""
-    small = {"n_prefill": 1, "n_decode": 1, "block_tokens": 16, "max_new_tokens": 100}
-    return ClusterSpec(**{**small, **changes})  # type: ignore[arg-type]
+    return ClusterSpec(
+        **{"n_prefill": 1, "n_decode": 1, "block_tokens": 16, "max_new_tokens": 100, **changes}
+    )
 
 
 def a_world(

@@ -70,7 +70,7 @@ def test_early_looks_at_what_decodes_now_and_not_at_what_is_on_its_way() -> None
 def test_early_looks_at_the_mean_of_the_pool_with_the_request_in_it() -> None:
     hall = Hall(admission="early")
     hall.join("decode-1", decode_cost=STEP, n_blocks=1000)
-    busy = {"free_pages": 900, "n_pages": 1000}
+    busy: dict[str, Any] = {"free_pages": 900, "n_pages": 1000}
     hall.load(**busy, n_running=3, step_s=0.3)  # 0.3 s and nothing: with one more 0.2 s on average
     assert hall.lets_in("a")
     hall.load("decode-1", **busy, n_running=1, step_s=0.1)
@@ -243,7 +243,7 @@ def test_what_is_held_back_too_long_is_refused_also_behind_many_that_may_wait_on
 def test_what_was_held_back_waits_for_pages_once_decode_is_only_full() -> None:
     hall = a_busy_hall()
     hall.come("c")
-    full = {"n_pages": 1000, "n_running": 1, "context_tokens": 40, "step_s": 0.1}
+    full: dict[str, Any] = {"n_pages": 1000, "n_running": 1, "context_tokens": 40, "step_s": 0.1}
     hall.cancel("a")
     hall.load(free_pages=0, **full)
     assert hall.tick(1.0) == []
@@ -369,7 +369,7 @@ def test_only_a_more_important_one_that_fits_by_its_own_limit_goes_past_those_wh
 def test_a_load_report_that_says_that_there_is_room_opens_the_door() -> None:
     door = Door()
     door.land("c")
-    here = {"free_pages": 900, "n_pages": 1000}
+    here: dict[str, Any] = {"free_pages": 900, "n_pages": 1000}
     door.load(**here, n_running=4, step_s=0.4)  # others decode there too
     door.finish("a")
     assert door.phase("c") is Phase.LANDED

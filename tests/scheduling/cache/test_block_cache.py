@@ -2,7 +2,6 @@ import math
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -13,8 +12,8 @@ from halfmoon_scheduling.cache.block_cache import (
     DuplicateTicket,
     UnknownTicket,
 )
-from tests.nightly import by_day
 from tests.scheduling.cache.chains import chain
+from tests.scheduling.models import model_test
 
 ME, YOU = "prefill-0", "prefill-1"
 T1, T2, T3 = Ticket("t1"), Ticket("t2"), Ticket("t3")
@@ -333,9 +332,6 @@ class FifoCacheAgainstSets(CacheAgainstSets):
     policy = "fifo"
 
 
-TestLruCache, TestFifoCache = CacheAgainstSets.TestCase, FifoCacheAgainstSets.TestCase
-
-
 class LfuCacheAgainstSets(CacheAgainstSets):
     policy = "lfu"
 
@@ -344,10 +340,7 @@ class PatientCacheAgainstSets(CacheAgainstSets):
     policy = "patience"
 
 
-TestLfuCache, TestPatientCache = LfuCacheAgainstSets.TestCase, PatientCacheAgainstSets.TestCase
-for test in (TestLruCache, TestFifoCache, TestLfuCache, TestPatientCache):
-    test.settings = settings(
-        max_examples=by_day(25, at_night=180),
-        stateful_step_count=by_day(20, at_night=50),
-        deadline=None,
-    )
+TestLruCache = model_test(CacheAgainstSets, at_night=180)
+TestFifoCache = model_test(FifoCacheAgainstSets, at_night=180)
+TestLfuCache = model_test(LfuCacheAgainstSets, at_night=180)
+TestPatientCache = model_test(PatientCacheAgainstSets, at_night=180)

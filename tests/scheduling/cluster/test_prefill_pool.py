@@ -171,7 +171,7 @@ def test_a_prefill_that_is_done_before_its_turn_kept_its_worker_busy() -> None:
 def test_the_stages_of_a_prompt_kept_all_their_workers_busy() -> None:
     pool, other = a_pool(), WorkerId("prefill-1")
     pool.join(a_worker("prefill-1", prefill_cost=COST))
-    members = {"group": "g", "members": (P0, other), "stage_s": (5.0, 5.0)}
+    members: dict[str, Any] = {"group": "g", "members": (P0, other), "stage_s": (5.0, 5.0)}
     group = an_estimate(kind=GroupEstimate, prefill_s=5.0, ttft_s=5.0, **members)
     pool.plan(group, PlacementRequest(A, 10, 1, block_size=16, block_bytes=64), 0.0)
     pool.start(P0, A, 0.0)

@@ -1,5 +1,7 @@
 """What the core believes of what workers say: each of itself, within reason, and once."""
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -77,7 +79,7 @@ def test_more_cached_tokens_than_a_prompt_has_teach_nothing() -> None:
     core = Core("prefill-0", "decode-0")
     core.arrive()
     core.reserved()
-    absurd = {"queue_s": -1e9, "compute_s": 1e9, "fetched_bytes": 2**47, "fetch_s": 1e9}
+    absurd: Any = {"queue_s": -1e9, "compute_s": 1e9, "fetched_bytes": 2**47, "fetch_s": 1e9}
     core.prefilled(n_cached=2**47, **absurd)
     core.arrive("cmpl-2")
     assert core.placement.ttft_s > 0

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -67,8 +66,8 @@ from halfmoon_scheduling.events import (
 )
 from halfmoon_scheduling.placement.modes import PLACEMENT_MODES
 from halfmoon_testing.scheduling_inputs import a_landing, a_request, a_worker
-from tests.nightly import by_day
 from tests.scheduling.core import decode_load, kv_stored, prefill_done, prefill_load
+from tests.scheduling.models import model_test
 
 NAMES = ["prefill-0", "prefill-1", "decode-0", "decode-1", "kvstore-0", "kvstore-1"]
 N_PAGES = 12
@@ -333,8 +332,8 @@ class World(RuleBasedStateMachine):
     ) -> None:
         self.n_clients += 1
         rules: dict[str, Any] = {"priority": priority, "tenant": tenant, "defer_s": defer_s}
-        size = {"n_tokens": n_tokens, "prompt": prompt, "max_new_tokens": max_new}
-        request = a_request(f"cmpl-{self.n_clients}", **size, **rules)
+        rules |= {"n_tokens": n_tokens, "prompt": prompt, "max_new_tokens": max_new}
+        request = a_request(f"cmpl-{self.n_clients}", **rules)
         self.requests[request.request_id] = request
         self.tell(RequestArrived(request))
         if twice and request.request_id not in self.ended:
@@ -646,9 +645,4 @@ class World(RuleBasedStateMachine):
             assert again.handle(event, now) == commands
 
 
-TestWorld = World.TestCase
-TestWorld.settings = settings(
-    max_examples=by_day(25, at_night=300),
-    stateful_step_count=by_day(20, at_night=60),
-    deadline=None,
-)
+TestWorld = model_test(World, at_night=300, steps_at_night=60)

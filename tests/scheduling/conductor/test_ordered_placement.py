@@ -198,6 +198,7 @@ class Pair:
         dice, worker_id, message = self.dice, sent.worker_id, sent.message
         fails = dice.random() < 0.1
         culprit = WorkerId(dice.choice(self.names)) if dice.random() < 0.5 else None
+        blamed: dict[str, Any] = {"reason": "no", "retryable": True, "culprit": culprit}
         match message:
             case ReserveDecode(request_id=rid) if fails:
                 self.hear(worker_id, DecodeRefused(request_id=rid, reason="full", retryable=True))
@@ -207,7 +208,6 @@ class Pair:
                     worker_id, DecodeReserved(request_id=rid, landing=landing, expires_s=60.0)
                 )
             case StartPrefill(request_id=rid) if fails:
-                blamed = {"reason": "no", "retryable": True, "culprit": culprit}
                 self.hear(worker_id, PrefillFailed(request_id=rid, **blamed))
             case StartPrefill(request_id=rid):
                 cached = message.cached
@@ -222,7 +222,6 @@ class Pair:
                 if message.store_in is not None:
                     self.store(message.store_in.worker_id, message)
             case StartDecode(request_id=rid) if fails:
-                blamed = {"reason": "no", "retryable": True, "culprit": culprit}
                 self.hear(worker_id, DecodeFailed(request_id=rid, **blamed))
             case StartDecode(request_id=rid):
                 self.decoding.append(rid)

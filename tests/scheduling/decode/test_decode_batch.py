@@ -1,7 +1,6 @@
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -13,7 +12,7 @@ from halfmoon_scheduling.decode.decode_batch import (
     finish_reason,
 )
 from halfmoon_scheduling.decode.page_allocator import PageAllocator
-from tests.nightly import by_day
+from tests.scheduling.models import model_test
 
 A, B, C = RequestId("a"), RequestId("b"), RequestId("c")
 STOP = 99
@@ -269,9 +268,4 @@ class BatchAgainstModel(RuleBasedStateMachine):
         assert self.batch.free_pages == 9
 
 
-TestBatchAgainstModel = BatchAgainstModel.TestCase
-TestBatchAgainstModel.settings = settings(
-    max_examples=by_day(25, at_night=180),
-    stateful_step_count=by_day(20, at_night=50),
-    deadline=None,
-)
+TestBatchAgainstModel = model_test(BatchAgainstModel, at_night=180)

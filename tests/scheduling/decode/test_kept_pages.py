@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -11,7 +10,7 @@ from halfmoon_protocol.ids import BlockHash, RequestId
 from halfmoon_protocol.sampling import Stopping
 from halfmoon_scheduling.decode.decode_batch import DecodeBatch, ReservationRefused
 from halfmoon_scheduling.decode.page_allocator import PageAllocator
-from tests.nightly import by_day
+from tests.scheduling.models import model_test
 
 SIZE = 2
 A, B, C = RequestId("a"), RequestId("b"), RequestId("c")
@@ -214,9 +213,4 @@ class PagesHaveTheirTokens(RuleBasedStateMachine):
         assert self.batch.free_pages == self.N
 
 
-TestPagesHaveTheirTokens = PagesHaveTheirTokens.TestCase
-TestPagesHaveTheirTokens.settings = settings(
-    max_examples=by_day(25, at_night=450),
-    stateful_step_count=by_day(20, at_night=50),
-    deadline=None,
-)
+TestPagesHaveTheirTokens = model_test(PagesHaveTheirTokens, at_night=450)

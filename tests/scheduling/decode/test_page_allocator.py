@@ -1,10 +1,9 @@
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from halfmoon_scheduling.decode.page_allocator import OutOfPages, PageAllocator
-from tests.nightly import by_day
+from tests.scheduling.models import model_test
 
 
 def test_too_many_pages_are_refused_with_the_numbers_and_none_is_taken() -> None:
@@ -74,9 +73,4 @@ class PagesAgainstCounts(RuleBasedStateMachine):
         assert self.pages.n_free == sum(count == 0 for count in self.holders.values())
 
 
-TestPagesAgainstCounts = PagesAgainstCounts.TestCase
-TestPagesAgainstCounts.settings = settings(
-    max_examples=by_day(25, at_night=120),
-    stateful_step_count=by_day(20, at_night=50),
-    deadline=None,
-)
+TestPagesAgainstCounts = model_test(PagesAgainstCounts, at_night=120)

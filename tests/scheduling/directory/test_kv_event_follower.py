@@ -3,7 +3,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -20,7 +19,7 @@ from halfmoon_protocol.messages import BlocksSnapshot, SnapshotBlocks
 from halfmoon_protocol.snapshots import snapshot_pages
 from halfmoon_scheduling.directory.kv_event_follower import KvEventFollower
 from halfmoon_scheduling.directory.prefix_index import PrefixIndex
-from tests.nightly import by_day
+from tests.scheduling.models import model_test
 
 K = WorkerId("kvstore-0")
 
@@ -303,9 +302,4 @@ class FollowerAgainstTruth(RuleBasedStateMachine):
         self.holds_exactly(self.truth)
 
 
-TestFollowerAgainstTruth = FollowerAgainstTruth.TestCase
-TestFollowerAgainstTruth.settings = settings(
-    max_examples=by_day(25, at_night=180),
-    stateful_step_count=by_day(20, at_night=50),
-    deadline=None,
-)
+TestFollowerAgainstTruth = model_test(FollowerAgainstTruth, at_night=180)

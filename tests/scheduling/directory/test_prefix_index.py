@@ -2,13 +2,12 @@ import tracemalloc
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from halfmoon_protocol.ids import BlockHash, WorkerId
 from halfmoon_scheduling.directory.prefix_index import PrefixIndex
-from tests.nightly import by_day
+from tests.scheduling.models import model_test
 
 W = [WorkerId(f"kvstore-{i}") for i in range(4)]
 
@@ -135,9 +134,4 @@ class IndexAgainstSets(RuleBasedStateMachine):
         assert {w: self.index.n_blocks(w) for w in W} == {w: len(h) for w, h in self.held.items()}
 
 
-TestIndexAgainstSets = IndexAgainstSets.TestCase
-TestIndexAgainstSets.settings = settings(
-    max_examples=by_day(25, at_night=180),
-    stateful_step_count=by_day(20, at_night=50),
-    deadline=None,
-)
+TestIndexAgainstSets = model_test(IndexAgainstSets, at_night=180)

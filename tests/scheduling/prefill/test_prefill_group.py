@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -51,7 +50,7 @@ from halfmoon_scheduling.prefill.prefill_machine import PrefillMachine, PrefillR
 from halfmoon_scheduling.prefill.prefill_queue import PrefillQueue
 from halfmoon_scheduling.prefill.prefill_request import PrefillPhase
 from halfmoon_scheduling.prefill.prompt_share import PromptShare
-from tests.nightly import by_day
+from tests.scheduling.models import model_test
 from tests.scheduling.prefill.prompts import BLOCK, BROKEN, HOME, A, a_start
 
 CHUNK = 32
@@ -495,9 +494,4 @@ class GroupInAnyOrder(RuleBasedStateMachine):
         assert not self.slots, "a slot leaks"
 
 
-TestGroupInAnyOrder = GroupInAnyOrder.TestCase
-TestGroupInAnyOrder.settings = settings(
-    max_examples=by_day(25, at_night=120),
-    stateful_step_count=by_day(20, at_night=60),
-    deadline=None,
-)
+TestGroupInAnyOrder = model_test(GroupInAnyOrder, at_night=120, steps_at_night=60)

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -58,7 +57,7 @@ from halfmoon_scheduling.prefill.prefill_events import (
 from halfmoon_scheduling.prefill.prefill_machine import PrefillMachine, PrefillRules
 from halfmoon_scheduling.prefill.prefill_queue import PrefillQueue
 from halfmoon_scheduling.prefill.prompt_share import WHOLE_PROMPT, PromptShare
-from tests.nightly import by_day
+from tests.scheduling.models import model_test
 from tests.scheduling.prefill.prompts import BLOCK, BROKEN, HOME, A, B, C, a_start
 
 OTHER = KvstoreAddress(worker_id=WorkerId("kvstore-1"), generation=1, commands="b")
@@ -639,9 +638,4 @@ OUTCOMES: dict[type, Any] = {
     KeepBlocks: BlocksKept,
 }
 
-TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(
-    max_examples=by_day(25, at_night=180),
-    stateful_step_count=by_day(20, at_night=40),
-    deadline=None,
-)
+TestAnyOrder = model_test(AnyOrder, at_night=180, steps_at_night=40)

@@ -4,7 +4,6 @@ import contextlib
 from collections.abc import Iterator, Sequence
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -23,8 +22,8 @@ from halfmoon_scheduling.tiers.tier_commands import (
 )
 from halfmoon_scheduling.tiers.tier_limits import TierLimits
 from halfmoon_scheduling.tiers.tiered_cache import TieredCache
-from tests.nightly import by_day
 from tests.scheduling.cache.chains import chain
+from tests.scheduling.models import model_test
 
 ME = "reader"
 
@@ -652,18 +651,10 @@ class MemoryIsFullAndNothingIsLost(NothingIsLost):
     low = high = 1.0
 
 
-TestTiers, TestNothingIsLost = TiersUnderAnyOrder.TestCase, NothingIsLost.TestCase
-TestMemoryIsFull, TestPinnedBlocksStay = MemoryIsFull.TestCase, PinnedBlocksStay.TestCase
-TestMemoryIsFullAndNothingIsLost = MemoryIsFullAndNothingIsLost.TestCase
-for test in (
-    TestTiers,
-    TestNothingIsLost,
-    TestMemoryIsFull,
-    TestPinnedBlocksStay,
-    TestMemoryIsFullAndNothingIsLost,
-):
-    test.settings = settings(
-        max_examples=by_day(25, at_night=360),
-        stateful_step_count=by_day(20, at_night=40),
-        deadline=None,
-    )
+TestTiers = model_test(TiersUnderAnyOrder, at_night=360, steps_at_night=40)
+TestNothingIsLost = model_test(NothingIsLost, at_night=360, steps_at_night=40)
+TestMemoryIsFull = model_test(MemoryIsFull, at_night=360, steps_at_night=40)
+TestPinnedBlocksStay = model_test(PinnedBlocksStay, at_night=360, steps_at_night=40)
+TestMemoryIsFullAndNothingIsLost = model_test(
+    MemoryIsFullAndNothingIsLost, at_night=360, steps_at_night=40
+)
