@@ -55,35 +55,12 @@ def test_a_batch_that_is_over_the_limit_by_itself_delays_no_prompt_for_ever() ->
     assert step_until_due(pacing, 0.04) == 16  # an eighth of the limit each
 
 
-#: Of work, a step, the longest step with a part, the limit between tokens: how long it takes, and
-#: the mean step meanwhile. A pass takes 10 ms, a block 20 ms.
-PARTS: dict[str, tuple[float, float, float, float, float, float]] = {
-    # 80 ms of it in a part of 90; each part is paid by 6 steps of 10 ms.
-    "parts with steps between them": (
-        1.0,
-        0.01,
-        0.1,
-        0.025,
-        1.0 + 13 * 0.01 + 13 * 0.01 + 12 * 5 * 0.01,
-        0.01 + 0.09 / 6,
-    ),
-    "one step of a worker without parts": (1.0, 0.04, 0.0, 0.0, 1.05, 1.05),
-    "beside nothing parts one after the other": (1.0, 0.0, 0.26, 0.025, 1.0 + 4 * 0.01, 0.26),
-    "parts of a block at the least": (0.1, 0.3, 0.1, 0.0, 0.1 + 5 * 0.31, 0.33),
-}
-
-
-@pytest.mark.parametrize(
-    ("work_s", "step_s", "max_step_s", "tbt_s", "seconds", "mean_s"), PARTS.values(), ids=PARTS
-)
-def test_the_prediction_is_that_of(
-    work_s: float, step_s: float, max_step_s: float, tbt_s: float, seconds: float, mean_s: float
-) -> None:
-    limits = {"step_s": step_s, "max_step_s": max_step_s, "tbt_s": tbt_s}
-    forecast = forecast_parts(work_s, pass_s=0.01, block_s=0.02, **limits)
-    assert forecast.seconds == pytest.approx(seconds)
-    if step_s:
-        assert forecast.mean_step_s == pytest.approx(mean_s)
+def test_a_worker_without_parts_computes_all_in_one_step_and_a_part_has_a_block_at_least() -> None:
+    whole = forecast_parts(1.0, pass_s=0.01, block_s=0.02, step_s=0.04, max_step_s=0.0, tbt_s=0.0)
+    assert whole.seconds == whole.mean_step_s == pytest.approx(1.05)
+    parts = forecast_parts(0.1, pass_s=0.01, block_s=0.02, step_s=0.3, max_step_s=0.1, tbt_s=0.0)
+    assert parts.seconds == pytest.approx(0.1 + 5 * 0.31)
+    assert parts.mean_step_s == pytest.approx(0.33)
 
 
 @given(SECONDS, SECONDS, st.floats(0.0, 0.3), st.floats(0.01, 1.0), st.floats(0.01, 0.3))
