@@ -91,6 +91,7 @@ LEFT_OUT = frozenset(
         "simulator/test_paper_hybrid.py",
         "simulator/test_paper_overload.py",
         "simulator/test_pipeline_prompt.py",
+        "simulator/test_sim_any_order.py",
         "simulator/test_sim_copier.py",
         "simulator/test_sim_local_prefill.py",
         "simulator/test_sim_role_changes.py",

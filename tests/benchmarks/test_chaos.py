@@ -27,37 +27,37 @@ from benchmarks.chaos.fault_plan import KINDS, REDIS, Fault, FaultTargets, plan_
 from benchmarks.chaos.leaks import held_by_conductor, held_by_worker
 from benchmarks.chaos.ledger import AskedRequest, ChaosLedger
 from halfmoon_cli.up.embedded_cluster import ClusterPlan
+from tests.nightly import by_day
 
 RIGHT = (5, 9, 2, 7, 7, 1, 8)
 TARGETS = FaultTargets(SERVICES, tuple(LINKS), KVSTORES, TRANSFER_LINKS, RACKS)
 
 
-def done(*tokens: int, n_counted: int | None = None) -> ReceivedAnswer:
-    return ReceivedAnswer(End.DONE, tokens, n_counted=n_counted)
+def done(*tokens: int) -> ReceivedAnswer:
+    return ReceivedAnswer(End.DONE, tokens)
 
 
 def verdict(answer: ReceivedAnswer, *, conductor_was_down: bool = False) -> Verdict:
     return judge(answer, RIGHT, conductor_was_down=conductor_was_down)
 
 
-@pytest.mark.random_seeds(20)
-def test_equal_seeds_give_equal_plans(seed: int) -> None:
-    plan = plan_faults(seed, 600.0, TARGETS, 5.0)
-    assert plan == plan_faults(seed, 600.0, TARGETS, 5.0)
-    assert plan != plan_faults(seed + 1, 600.0, TARGETS, 5.0)
-
-
-@pytest.mark.random_seeds(20)
-def test_a_long_plan_has_every_kind_of_fault_at_every_target_in_order(seed: int) -> None:
+@pytest.mark.random_seeds(by_day(5, at_night=50))
+def test_a_plan_is_its_seeds_and_has_every_kind_of_fault_that_can_be_tried_in_order(
+    seed: int,
+) -> None:
     plan = plan_faults(seed, 36000.0, TARGETS, 4.0)
+    assert plan == plan_faults(seed, 36000.0, TARGETS, 4.0)
+    assert plan != plan_faults(seed + 1, 36000.0, TARGETS, 4.0)
     assert {fault.kind for fault in plan} == set(KINDS)
     assert {fault.target for fault in plan} == {*SERVICES, *LINKS, REDIS, *RACKS}
-    assert [fault.at_s for fault in plan] == sorted(fault.at_s for fault in plan)
-    assert plan[0].at_s > 0
-    assert plan[-1].at_s < 36000.0
+    times = [fault.at_s for fault in plan]
+    assert times == sorted(times) and times[0] > 0 and times[-1] < 36000.0
+    fewer = plan_faults(seed, 36000.0, FaultTargets(SERVICES, tuple(LINKS)), 4.0)
+    left_out = {"link damaged", "disk full", "disk full at start", "rack killed"}
+    assert {fault.kind for fault in fewer} == set(KINDS) - left_out
 
 
-@pytest.mark.random_seeds(20)
+@pytest.mark.random_seeds(by_day(5, at_night=50))
 def test_a_target_has_one_fault_at_a_time(seed: int) -> None:
     until_s: dict[str, float] = defaultdict(float)
     for fault in plan_faults(seed, 3600.0, TARGETS, 1.0):
@@ -66,22 +66,13 @@ def test_a_target_has_one_fault_at_a_time(seed: int) -> None:
             until_s[each] = fault.at_s + fault.lasts_s
 
 
-@pytest.mark.random_seeds(20)
-def test_a_plan_leaves_out_what_cannot_be_tried(seed: int) -> None:
-    plan = plan_faults(seed, 36000.0, FaultTargets(SERVICES, tuple(LINKS)), 4.0)
-    left_out = {"link damaged", "disk full", "disk full at start", "rack killed"}
-    assert {fault.kind for fault in plan} == set(KINDS) - left_out
-
-
-@pytest.mark.random_seeds(20)
+@pytest.mark.random_seeds(by_day(5, at_night=50))
 def test_disks_are_of_kvstores_damage_is_of_transfers_and_links_are_slow_within_bounds(
     seed: int,
 ) -> None:
     for fault in plan_faults(seed, 36000.0, TARGETS, 4.0):
-        if fault.kind.startswith("disk"):
-            assert fault.target in KVSTORES
-        if fault.kind == "link damaged":
-            assert "conductor" not in fault.target
+        assert not fault.kind.startswith("disk") or fault.target in KVSTORES
+        assert fault.kind != "link damaged" or "conductor" not in fault.target
         if fault.kind == "link slow":
             assert 0.01 <= fault.amount <= 0.3
             least_s, most_s = condition_of(fault).delay_s
@@ -89,12 +80,6 @@ def test_disks_are_of_kvstores_damage_is_of_transfers_and_links_are_slow_within_
         if fault.kind == "link narrow":
             assert condition_of(fault).bytes_per_s == fault.amount > 0
     assert condition_of(Fault(1.0, "link stalled", "decode-0/all", 2.0)).holds
-
-
-def test_a_complete_answer_is_right_and_its_usage_counts() -> None:
-    assert verdict(done(*RIGHT)) is Verdict.RIGHT
-    assert verdict(done(*RIGHT, n_counted=7)) is Verdict.RIGHT
-    assert verdict(done(*RIGHT, n_counted=8)) is Verdict.MISCOUNTED
 
 
 @pytest.mark.parametrize("end", [End.DONE, End.CANCELLED, End.ERROR, End.BROKEN, End.SILENT])
@@ -114,23 +99,27 @@ def test_wrong_doubled_and_missing_tokens_are_found_however_the_request_ends(end
         assert expected.is_violation
 
 
-def test_an_answer_that_ends_early_misses_tokens_unless_it_was_cancelled() -> None:
-    assert verdict(done(*RIGHT[:6])) is Verdict.MISSING
-    assert verdict(ReceivedAnswer(End.CANCELLED, RIGHT[:3])) is Verdict.CANCELLED
+#: Of each answer: its end, its tokens, what is counted, whether its conductor was down.
+JUDGED: dict[str, tuple[End, int, int | None, bool, Verdict]] = {
+    "complete": (End.DONE, 7, None, False, Verdict.RIGHT),
+    "complete, and counted": (End.DONE, 7, 7, False, Verdict.RIGHT),
+    "miscounted": (End.DONE, 7, 8, False, Verdict.MISCOUNTED),
+    "over too early": (End.DONE, 6, None, False, Verdict.MISSING),
+    "cancelled": (End.CANCELLED, 3, None, False, Verdict.CANCELLED),
+    "silent": (End.SILENT, 3, None, True, Verdict.SILENT),
+    "broken by a dead conductor": (End.BROKEN, 3, None, True, Verdict.BROKEN),
+    "broken by none": (End.BROKEN, 3, None, False, Verdict.DROPPED),
+}
 
 
-def test_a_silent_request_is_a_violation_even_if_its_conductor_was_down() -> None:
-    answer = ReceivedAnswer(End.SILENT, RIGHT[:3])
-    assert verdict(answer, conductor_was_down=True) is Verdict.SILENT
-    assert Verdict.SILENT.is_violation
-
-
-def test_a_lost_connection_is_excused_by_a_dead_conductor_alone() -> None:
-    answer = ReceivedAnswer(End.BROKEN, RIGHT[:3])
-    assert verdict(answer, conductor_was_down=True) is Verdict.BROKEN
-    assert verdict(answer) is Verdict.DROPPED
-    assert Verdict.DROPPED.is_violation
-    assert not Verdict.BROKEN.is_violation
+@pytest.mark.parametrize(("end", "n", "n_counted", "down", "judged"), JUDGED.values(), ids=JUDGED)
+def test_an_answer_is_judged_that_is(
+    end: End, n: int, n_counted: int | None, down: bool, judged: Verdict
+) -> None:
+    answer = ReceivedAnswer(end, RIGHT[:n], n_counted=n_counted)
+    assert verdict(answer, conductor_was_down=down) is judged
+    excused = {Verdict.RIGHT, Verdict.CANCELLED, Verdict.BROKEN}
+    assert judged.is_violation == (judged not in excused)
 
 
 async def test_a_connection_that_is_not_accepted_is_recorded_with_the_systems_reason() -> None:
@@ -159,7 +148,7 @@ def test_an_error_has_a_name_that_faults_explain(status: int, code: str, expecte
     assert verdict(answer) is expected
 
 
-def test_the_ledger_has_the_longest_pause_the_recovery_and_each_violation() -> None:
+def test_the_ledger_has_the_longest_pauses_the_recovery_and_each_violation() -> None:
     ledger = ChaosLedger()
 
     def ask(number: int, began_s: float, ended_s: float, answer: ReceivedAnswer) -> None:
@@ -174,19 +163,12 @@ def test_the_ledger_has_the_longest_pause_the_recovery_and_each_violation() -> N
     assert recovery_so_far_s is None
     ask(4, 5.5, 7.0, done(*RIGHT))
     ask(5, 7.0, 7.5, done(5, 9, 3))
-    assert ledger.recovery_s == 2.0
-    assert ledger.longest_pause_s == 3.5
+    assert (ledger.recovery_s, ledger.longest_pause_s) == (2.0, 3.5)
     assert (ledger.n_requests, ledger.verdicts[Verdict.RIGHT]) == (5, 4)
     (violation,) = ledger.violations
-    assert "request 5" in violation
-    assert "wrong token" in violation
-
-
-def test_the_ledger_has_the_longest_time_in_which_a_stream_brought_nothing() -> None:
-    ledger = ChaosLedger()
-    ledger.on_stream(1.0, [2.0, 2.5, 6.0])
-    ledger.on_stream(7.0, [10.0])
-    ledger.on_stream(11.0, [])
+    assert "request 5" in violation and "wrong token" in violation
+    for began_s, tokens_s in ((1.0, [2.0, 2.5, 6.0]), (7.0, [10.0]), (11.0, [])):
+        ledger.on_stream(began_s, tokens_s)
     assert ledger.longest_stream_pause_s == 3.5
 
 
@@ -244,25 +226,23 @@ def test_each_service_has_a_redis_address_and_each_kvstore_a_disk_of_its_own() -
 
 
 def test_addresses_differ_between_services_and_between_runs() -> None:
-    hosts = [
-        host
-        for number in (7, 8, 257, 31_249)
-        for pair in plan_hosts(number).values()
-        for host in pair
-    ]
+    pairs = [pair for number in (7, 8, 257, 31_249) for pair in plan_hosts(number).values()]
+    hosts = [host for pair in pairs for host in pair]
     assert len(set(hosts)) == 4 * 2 * len(SERVICES)
     assert all(0 < int(part) < 255 for host in hosts for part in host.split("."))
 
 
 def test_links_are_those_of_a_service_and_those_between_two_that_speak_to_each_other() -> None:
-    assert LINKS["decode-0/all"].has("conductor-1", "decode-0")
-    assert LINKS["decode-0/all"].has("decode-0", "kvstore-1")
-    assert not LINKS["decode-0/all"].has("conductor-1", "decode-1")
-    pair = LINKS["prefill-1/decode-0"]
-    assert pair.has("prefill-1", "decode-0")
-    assert pair.has("decode-0", "prefill-1")
-    assert not pair.has("prefill-1", "decode-1")
-    assert not pair.has("decode-0", "decode-0")
+    for link, ends, has in (
+        ("decode-0/all", ("conductor-1", "decode-0"), True),
+        ("decode-0/all", ("decode-0", "kvstore-1"), True),
+        ("decode-0/all", ("conductor-1", "decode-1"), False),
+        ("prefill-1/decode-0", ("prefill-1", "decode-0"), True),
+        ("prefill-1/decode-0", ("decode-0", "prefill-1"), True),
+        ("prefill-1/decode-0", ("prefill-1", "decode-1"), False),
+        ("prefill-1/decode-0", ("decode-0", "decode-0"), False),
+    ):
+        assert LINKS[link].has(*ends) == has, (link, ends)
     assert "/".join(CONDUCTORS) not in LINKS
 
 

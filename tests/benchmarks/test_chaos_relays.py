@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -53,26 +53,22 @@ class Echo:
                 time.sleep(0.01)
 
     def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
+        with suppress(OSError):  # closed already
+            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
     def _accept(self) -> None:
-        with ExitStack() as stack:
+        with ExitStack() as stack, suppress(OSError):
             while True:
-                try:
-                    near, _ = self._listener.accept()
-                except OSError:
-                    return
+                near, _ = self._listener.accept()
                 stack.enter_context(near)
                 threading.Thread(target=self._echo, args=(near,), daemon=True).start()
 
     def _echo(self, near: socket.socket) -> None:
-        try:
+        with suppress(OSError):
             while data := near.recv(1 << 16):
                 near.sendall(data)
             near.shutdown(socket.SHUT_WR)
-        except OSError:
-            return
 
 
 @pytest.fixture
@@ -92,6 +88,11 @@ def echo(hosts: dict[str, tuple[str, str]], relays: ServiceRelays) -> Iterator[E
     echo = Echo(*hosts[OTHER])
     yield echo
     echo.close()
+
+
+def exchange(near: socket.socket) -> None:
+    near.sendall(b"x")
+    assert near.recv(1) == b"x"
 
 
 def receive(near: socket.socket, n_bytes: int) -> bytes:
@@ -116,9 +117,7 @@ def test_bytes_cross_a_relay_unchanged_and_so_does_the_end(
 
 def test_a_relay_closes_its_port_when_its_service_does(echo: Echo) -> None:
     echo.dial().close()
-    echo.close = lambda: None  # type: ignore[method-assign]
-    echo._listener.shutdown(socket.SHUT_RDWR)
-    echo._listener.close()
+    echo.close()
 
     def is_refused() -> bool:
         try:
@@ -130,22 +129,11 @@ def test_a_relay_closes_its_port_when_its_service_does(echo: Echo) -> None:
     wait_until(is_refused)
 
 
-def test_a_relay_knows_whose_connection_it_is(echo: Echo, relays: ServiceRelays) -> None:
-    with echo.dial() as near:
-        near.sendall(b"x")
-        assert near.recv(1) == b"x"
-        assert relays.n_connections(Link(ONE, OTHER)) == 1
-        assert relays.n_connections(Link(OTHER)) == 1
-        assert relays.n_connections(Link("prefill-0", OTHER)) == 0
-    wait_until(lambda: relays.n_connections(Link(OTHER)) == 0)
-
-
 def test_a_slow_link_delays_both_directions_and_keeps_the_order(
     echo: Echo, relays: ServiceRelays
 ) -> None:
     with echo.dial() as near:
-        near.sendall(b"x")
-        assert near.recv(1) == b"x"
+        exchange(near)
         relays.set(Link(ONE, OTHER), LinkCondition(delay_s=(0.05, 0.1)))
         began_s = time.monotonic()
         for each in range(10):
@@ -154,8 +142,7 @@ def test_a_slow_link_delays_both_directions_and_keeps_the_order(
         assert receive(near, 10) == bytes(range(10))
         assert time.monotonic() - began_s >= 0.1
         relays.set(Link(ONE, OTHER), None)
-        near.sendall(b"y")
-        assert near.recv(1) == b"y"
+        exchange(near)
 
 
 def test_a_narrow_link_takes_the_time_of_its_bytes(echo: Echo, relays: ServiceRelays) -> None:
@@ -171,8 +158,7 @@ def test_a_stalled_link_holds_bytes_ends_and_new_connections_until_it_is_lifted(
     echo: Echo, relays: ServiceRelays
 ) -> None:
     with echo.dial() as near:
-        near.sendall(b"x")
-        assert near.recv(1) == b"x"
+        exchange(near)
         relays.set(Link(ONE), LinkCondition(holds=True))
         near.sendall(b"held")
         near.shutdown(socket.SHUT_WR)
@@ -191,17 +177,17 @@ def test_a_stalled_link_holds_bytes_ends_and_new_connections_until_it_is_lifted(
 
 def test_a_cut_resets_the_connections_of_its_link_alone(echo: Echo, relays: ServiceRelays) -> None:
     with echo.dial() as near:
-        near.sendall(b"x")
-        assert near.recv(1) == b"x"
+        exchange(near)
+        links = Link(ONE, OTHER), Link(OTHER), Link("prefill-0", OTHER)
+        assert [relays.n_connections(link) for link in links] == [1, 1, 0]
         assert relays.cut(Link("prefill-0")) == 0
-        near.sendall(b"y")
-        assert near.recv(1) == b"y"
+        exchange(near)
         assert relays.cut(Link(ONE, OTHER)) == 1
         with pytest.raises(ConnectionResetError):
             near.recv(1)
+    wait_until(lambda: relays.n_connections(Link(OTHER)) == 0)
     with echo.dial() as near:
-        near.sendall(b"z")
-        assert near.recv(1) == b"z"
+        exchange(near)
     assert relays.counts["connections cut"] == 1
 
 

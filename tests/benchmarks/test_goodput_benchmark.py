@@ -2,8 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from typing import Any
 
 import msgspec
 import pytest
@@ -51,18 +50,8 @@ def test_the_search_ends_close_below_the_capacity(capacity: float, first: float)
     search = search_against(capacity, RateSearch(first, precision=1.15))
     assert search.best is not None
     assert capacity / 1.15 - 1e-9 <= search.best <= capacity
-
-
-def test_a_system_that_serves_nothing_well_has_no_rate() -> None:
-    search = search_against(0.0, RateSearch(4.0, least=0.25))
-    assert search.best is None
-    assert min(search.tried) == 0.25
-
-
-def test_a_short_comparison_takes_fewer_steps_unless_the_command_line_says_otherwise() -> None:
-    options = vars(read_options(["--short", "--seconds", "3"]))
-    assert {name: options[name] for name in SHORT} == SHORT | {"seconds": 3.0}
-    assert vars(read_options([]))["precision"] < SHORT["precision"]
+    none = search_against(0.0, RateSearch(first, least=0.25))
+    assert none.best is None and min(none.tried) == 0.25
 
 
 def test_a_good_rate_above_a_bad_one_does_not_count() -> None:
@@ -70,6 +59,12 @@ def test_a_good_rate_above_a_bad_one_does_not_count() -> None:
     for rate, share in ((4.0, 0.95), (8.0, 0.8), (16.0, 0.99)):
         search.record(rate, share)
     assert (search.best, search.lowest_bad) == (4.0, 8.0)
+
+
+def test_a_short_comparison_takes_fewer_steps_unless_the_command_line_says_otherwise() -> None:
+    options = vars(read_options(["--short", "--seconds", "3"]))
+    assert {name: options[name] for name in SHORT} == SHORT | {"seconds": 3.0}
+    assert vars(read_options([]))["precision"] < SHORT["precision"]
 
 
 def trace() -> list[TraceRequest]:
@@ -136,25 +131,15 @@ def test_a_text_has_a_letter_per_token_and_equal_parts_read_alike() -> None:
     assert msgspec.json.decode(TextWriter("other").prompt(first)) != one
 
 
-@contextmanager
-def process(*words: str) -> Iterator[subprocess.Popen[bytes]]:
-    started = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    try:
-        yield started
-    finally:
-        started.kill()
-        started.communicate()
-
-
 def test_processor_time_is_that_of_a_process_and_its_children() -> None:
     burn = "sum(range(30_000_000)); print('done', flush=True); input()"
-    child = [sys.executable, "-c", burn]
-    parent = f"import subprocess; subprocess.run({child!r})"
-    with process(sys.executable, "-c", parent) as started:
-        assert started.stdout is not None
+    parent = f"import subprocess; subprocess.run({[sys.executable, '-c', burn]!r})"
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", parent], **pipes) as started:
         started.stdout.readline()
-        assert processor_s([started.pid]) > 0.1
-        assert processor_s([2**22 + 1]) == 0.0
+        found = processor_s([started.pid]), processor_s([2**22 + 1])
+        started.communicate(b"\n")
+    assert found[0] > 0.1 and found[1] == 0.0
 
 
 def summary_of(n_good: int, n_late: int) -> BenchSummary:
@@ -185,10 +170,7 @@ def test_the_table_has_each_system_at_its_highest_good_rate_and_the_ratio_to_it(
     ]
 
 
-def test_several_searches_count_by_their_median() -> None:
+def test_searches_count_by_their_median_and_times_without_load_are_in_milliseconds() -> None:
     assert median_best([SearchResult(best, ()) for best in (8.0, None, 4.0)]) == 4.0
-
-
-def test_times_without_load_are_in_milliseconds_and_idling_in_percent() -> None:
     row = unloaded_table({"ours": UnloadedResult(0.0123, 0.002, 0.031)}).splitlines()[-1]
     assert row == "| ours | 12.3 | 2.0 | 3.1% |"

@@ -1,6 +1,5 @@
 """Coupled instances: by hand, both ways of batching, and audited after every event."""
 
-import random
 from typing import Any
 
 import pytest
@@ -12,11 +11,13 @@ from halfmoon_simulator.colocated.colocated_baseline import ColocatedSim, Coloca
 from halfmoon_simulator.results.run_results import RunResult
 from halfmoon_simulator.workloads.traces import TraceRequest
 from halfmoon_testing.simulator_inputs import a_trace_request, tiny_costs
+from tests.nightly import by_day
+from tests.simulator.worlds import some_asks
 
 
-def audited(*asks: TraceRequest, **spec: Any) -> tuple[RunResult, ColocatedSim]:
+def audited(*asks: TraceRequest, costs: Any = None, **spec: Any) -> tuple[RunResult, ColocatedSim]:
     shape = ColocatedSpec(**{"n_instances": 1, "block_tokens": 16, **spec})
-    world = ColocatedSim(shape, tiny_costs(), asks)
+    world = ColocatedSim(shape, costs or tiny_costs(), asks)
     while world.step():
         world.check()
     return world.run(), world
@@ -37,20 +38,20 @@ def test_a_request_of_one_token_ends_with_its_prefill() -> None:
 
 def test_steps_grow_with_the_context() -> None:
     costs = tiny_costs(decode=DecodeCost(d0_s=1.0, d1_s=0.5, d2_s=0.01))
-    world = ColocatedSim(
-        ColocatedSpec(n_instances=1, block_tokens=16), costs, [a_trace_request(n_output=4)]
-    )
-    (record,) = world.run().records
+    (record,) = audited(a_trace_request(n_output=4), costs=costs)[0].records
     # 2 s of prefill; steps attend to 101, 102 and 103 tokens.
     assert record.ended_s == pytest.approx(2.0 + 3 * 1.5 + 1.01 + 1.02 + 1.03)
 
 
+#: One that decodes, and a prompt that comes meanwhile.
+MEETING = (
+    a_trace_request(n_input=16, n_output=10),
+    a_trace_request(4.5, n_input=100, n_output=2, prompt=1),
+)
+
+
 def test_a_prompt_that_comes_stalls_those_who_decode() -> None:
-    long, late = (
-        a_trace_request(n_input=16, n_output=10),
-        a_trace_request(4.5, n_input=100, n_output=2, prompt=1),
-    )
-    first, second = audited(long, late)[0].records
+    first, second = audited(*MEETING)[0].records
     assert first.ttft_s == 1.16
     # Steps end at 2.16, 3.16, 4.16, 5.16; then 2 s of the other's prefill; both go on at 7.16.
     assert second.first_token_s is not None and round(second.first_token_s, 6) == 7.16
@@ -60,11 +61,7 @@ def test_a_prompt_that_comes_stalls_those_who_decode() -> None:
 
 
 def test_with_chunks_nobody_stands_still() -> None:
-    long, late = (
-        a_trace_request(n_input=16, n_output=10),
-        a_trace_request(4.5, n_input=100, n_output=2, prompt=1),
-    )
-    first, second = audited(long, late, chunk_tokens=51)[0].records
+    first, second = audited(*MEETING, chunk_tokens=51)[0].records
     # A step takes one token of the budget; 100 tokens are two chunks of 50, half a second more.
     assert round(first.intervals.max_s, 6) == 1.5
     assert second.first_token_s is not None
@@ -72,15 +69,11 @@ def test_with_chunks_nobody_stands_still() -> None:
 
 
 def test_the_next_turn_waits_for_the_one_before() -> None:
-    first, second, third = audited(
-        a_trace_request(at_s=1.0, session="s"),
-        a_trace_request(at_s=5.0, prompt=1, session="s"),
-        a_trace_request(at_s=2.0, prompt=2, session="s"),
-    )[0].records
-    assert first.ended_s is not None
-    assert second.arrived_s == first.ended_s + 5.0
-    assert second.ended_s is not None
-    assert third.arrived_s == second.ended_s + 2.0
+    waits = (1.0, 5.0, 2.0)
+    asks = [a_trace_request(at_s, prompt=i, session="s") for i, at_s in enumerate(waits)]
+    first, second, third = audited(*asks)[0].records
+    assert second.arrived_s == (first.ended_s or 0.0) + 5.0
+    assert third.arrived_s == (second.ended_s or 0.0) + 2.0
 
 
 def test_prefixes_are_kept_only_with_prefix_caching() -> None:
@@ -94,11 +87,7 @@ def test_prefixes_are_kept_only_with_prefix_caching() -> None:
 def test_the_balancer_sends_to_whom_has_least() -> None:
     asks = (a_trace_request(0.0), a_trace_request(0.1, prompt=1), a_trace_request(0.2, prompt=2))
     result, _ = audited(*asks, n_instances=2)
-    assert [record.prefill for record in result.records] == [
-        "instance-0",
-        "instance-1",
-        "instance-0",
-    ]
+    assert [record.prefill[-1] for record in result.records] == ["0", "1", "0"]
 
 
 def test_what_never_fits_is_refused() -> None:
@@ -106,39 +95,13 @@ def test_what_never_fits_is_refused() -> None:
     assert [record.outcome for record in result.records] == ["rejected"]
 
 
-@settings(max_examples=40)
-@given(
-    st.integers(0, 10**6),
-    st.booleans(),
-    st.sampled_from([None, 20, 64]),
-    st.integers(1, 2),
-)
+@settings(max_examples=by_day(20, at_night=100))
+@given(st.integers(0, 10**6), st.booleans(), st.sampled_from([None, 20, 64]), st.integers(1, 2))
 def test_every_request_ends_once_and_nothing_leaks(
     seed: int, caching: bool, chunk_tokens: int | None, n_instances: int
 ) -> None:
-    dice = random.Random(seed)
-    at_s, asks = 0.0, []
-    for i in range(12):
-        at_s += dice.choice([0.0, 0.3, 2.0])
-        shared = dice.choice([0, 1, 4])
-        session = dice.choice([None, None, "s"])
-        asks.append(
-            a_trace_request(
-                at_s,
-                dice.randint(1, 150),
-                dice.randint(1, 40),
-                prompt=i,
-                shared=shared,
-                session=session,
-            )
-        )
-    result, world = audited(
-        *asks,
-        n_pages=14,
-        prefix_caching=caching,
-        chunk_tokens=chunk_tokens,
-        n_instances=n_instances,
-    )
+    shape = {"prefix_caching": caching, "chunk_tokens": chunk_tokens, "n_instances": n_instances}
+    result, world = audited(*some_asks(seed, sessions=True), n_pages=14, **shape)
     assert [record.outcome for record in result.records] == ["finished"] * 12
     assert all(record.intervals.n == record.n_output - 1 for record in result.records)
     assert all(instance.pool.n_available == 14 for instance in world.instances)

@@ -17,24 +17,27 @@ def asks(*prompts: tuple[int, ...]) -> list[TraceRequest]:
     return [TraceRequest(0.0, 512 * len(blocks), 1, blocks) for blocks in prompts]
 
 
-def test_lru_by_hand() -> None:
-    requests = asks((0, 1), (0, 2), (0, 1))
-    # 0 and 1 miss; 0 hits, 2 misses and evicts 1; 0 hits, 1 misses.
-    assert hit_rate(requests, open_eviction_policy("lru"), 2) == 2 / 6
-    assert hit_rate(requests, open_eviction_policy("lru"), None) == 3 / 6
+#: Of prompts by their blocks: the policy, its blocks, and the share that hits.
+A_AGAIN, OFTEN, TWO = ((0, 1), (0, 2), (0, 1)), ((0,), (0,), (1,), (2,), (0,)), ((0, 1), (2,), (0,))
 
 
-def test_lfu_keeps_what_is_used_more() -> None:
-    requests = asks((0,), (0,), (1,), (2,), (0,))
-    # 0 is used twice; 1 and 2 evict each other, not 0.
-    assert hit_rate(requests, open_eviction_policy("lfu"), 2) == 2 / 5
-    assert hit_rate(requests, open_eviction_policy("lru"), 2) == 1 / 5
-
-
-def test_length_aware_reads_both_ways() -> None:
-    requests = asks((0, 1), (2,), (0,))
-    assert hit_rate(requests, open_eviction_policy("length_aware_later"), 2) == 0
-    assert hit_rate(requests, open_eviction_policy("length_aware"), 2) == 1 / 4
+@pytest.mark.parametrize(
+    ("prompts", "policy", "capacity", "rate"),
+    [
+        # 0 and 1 miss; 0 hits, 2 misses and evicts 1; 0 hits, 1 misses.
+        (A_AGAIN, "lru", 2, 2 / 6),
+        (A_AGAIN, "lru", None, 3 / 6),
+        # 0 is used twice; 1 and 2 evict each other, not 0.
+        (OFTEN, "lfu", 2, 2 / 5),
+        (OFTEN, "lru", 2, 1 / 5),
+        (TWO, "length_aware_later", 2, 0),
+        (TWO, "length_aware", 2, 1 / 4),
+    ],
+)
+def test_a_hit_rate_is_that_worked_out_by_hand(
+    prompts: tuple[tuple[int, ...], ...], policy: str, capacity: int | None, rate: float
+) -> None:
+    assert hit_rate(asks(*prompts), open_eviction_policy(policy), capacity) == rate
 
 
 @pytest.mark.parametrize(

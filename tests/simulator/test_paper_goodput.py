@@ -9,18 +9,13 @@ NEVER_TOO_FAST = capacity({1.0: 1.0, 2.0: 0.97})
 NEVER_ENOUGH = capacity({1.0: 0.7, 2.0: 0.4})
 
 
-def test_what_a_system_serves_lies_between_two_runs() -> None:
+def test_what_a_system_serves_lies_between_two_runs_or_the_sweep_says_that_it_does_not() -> None:
     assert (BETWEEN.enough, BETWEEN.too_fast) == (1.0, 2.0)
     assert BETWEEN.enough_run({1.0: 0.95}) == "1× (95%)"
     assert BETWEEN.too_fast_run({2.0: 0.45}) == "2× (45%)"
-
-
-def test_a_sweep_that_does_not_enclose_it_says_so() -> None:
     assert NEVER_TOO_FAST.too_fast_run({}) == "not reached: the sweep ends"
     assert NEVER_ENOUGH.enough_run({}) == "none of the runs"
-
-
-def test_a_run_out_of_line_ends_what_counts_as_enough() -> None:
+    # A run out of line ends what counts as enough.
     found = capacity({1.0: 0.95, 2.0: 0.8, 3.0: 0.95})
     assert (found.enough, found.too_fast) == (1.0, 2.0)
 

@@ -16,31 +16,19 @@ from halfmoon_simulator.results.token_intervals import TokenIntervals
 
 
 def an_outcome(**changes: float) -> HybridOutcome:
-    fields = {
-        "ttft_mean_s": 0.3,
-        "ttft_p99_s": 2.0,
-        "in_ttft": 0.9,
-        "in_tbt": 0.9,
-        "goodput": 0.9,
-        "tail_p99_s": 0.05,
-        "n_role_changes": 0,
-    }
-    return HybridOutcome(**{**fields, **changes})  # type: ignore[arg-type]
+    shares = dict.fromkeys(("in_ttft", "in_tbt", "goodput"), 0.9)
+    times = {"ttft_mean_s": 0.3, "ttft_p99_s": 2.0, "tail_p99_s": 0.05}
+    return HybridOutcome(**{"n_role_changes": 0, **shares, **times, **changes})  # type: ignore[arg-type]
 
 
 def test_a_good_request_is_within_both_limits_and_its_tbt_is_the_mean() -> None:
     def record(ttft_s: float, *steps_s: float, outcome: str = "finished") -> SimRequestRecord:
         intervals = TokenIntervals(tuple((1, step_s) for step_s in steps_s))
-        return SimRequestRecord(
-            0, 0.0, 10, 3, outcome=outcome, first_token_s=ttft_s, intervals=intervals
-        )
+        timed = {"first_token_s": ttft_s, "intervals": intervals}
+        return SimRequestRecord(0, 0.0, 10, 3, outcome=outcome, **timed)  # type: ignore[arg-type]
 
-    records = [
-        record(1.9, 0.049, 0.001),
-        record(2.1, 0.01, 0.01),
-        record(1.9, 0.05, 0.002),
-        record(1.0, 0.01, outcome="failed"),
-    ]
+    failed = record(1.0, 0.01, outcome="failed")
+    records = [record(1.9, 0.049, 0.001), record(2.1, 0.01, 0.01), record(1.9, 0.05, 0.002), failed]
     outcome = HybridOutcome.of(RunResult(records=records, samples=[]))
     assert (outcome.in_ttft, outcome.in_tbt, outcome.goodput) == (0.5, 0.5, 0.25)
 

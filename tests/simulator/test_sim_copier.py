@@ -6,8 +6,6 @@ A prefix of four blocks is asked about every eight seconds; three uses within a 
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from halfmoon_protocol.ids import BlockHash, Ticket, WorkerId
 from halfmoon_protocol.messages import (
@@ -17,21 +15,14 @@ from halfmoon_protocol.messages import (
     KvstoreRefused,
     ReplicateBlocks,
 )
-from halfmoon_scheduling.commands import AnyCommand, Send
-from halfmoon_scheduling.config import SchedulingConfig
-from halfmoon_scheduling.events import AnyEvent, MessageReceived
 from halfmoon_simulator.cluster.cluster_sim import ClusterSim, WorkerFault
-from halfmoon_simulator.cluster.cluster_spec import ClusterSpec
 from halfmoon_simulator.cluster.event_queue import EventQueue
 from halfmoon_simulator.cluster.network_model import NetworkModel
 from halfmoon_simulator.cluster.sim_kvstore import SimKvstore
-from halfmoon_simulator.results.run_report import results_to_json
-from halfmoon_simulator.results.run_results import RunResult
-from halfmoon_simulator.scenario import scheduling_for_simulation
 from halfmoon_simulator.workloads.hot_prefixes import DOCUMENT_BLOCKS, hot_prefix_requests
-from halfmoon_simulator.workloads.traces import TraceRequest
 from halfmoon_testing.simulator_inputs import a_trace_request, tiny_costs
-from tests.simulator.audits import audit_steps, audited
+from tests.simulator import worlds
+from tests.simulator.worlds import a_spec, audit_steps, audited
 
 K0, K1 = WorkerId("kvstore-0"), WorkerId("kvstore-1")
 BLOCKS = tuple(BlockHash(bytes([i]) * 16) for i in range(4))
@@ -43,25 +34,9 @@ ASKS = [
 ]
 
 
-def spec(**changes: Any) -> ClusterSpec:
-    return ClusterSpec(
-        **{"n_prefill": 2, "n_decode": 1, "block_tokens": 16, "max_new_tokens": 100, **changes}
-    )
-
-
-def config(costs: Any, **changes: Any) -> SchedulingConfig:
-    return scheduling_for_simulation(
-        costs, **{"replication_bytes_per_s": 1e6, "replication_hot_uses": 3.0, **changes}
-    )
-
-
-def a_world(asks: list[TraceRequest], *, costs: Any = None, **more: Any) -> ClusterSim:
-    costs = costs or tiny_costs()
-    return ClusterSim(spec(), costs, config(costs), asks, **more)
-
-
-def run_until(world: ClusterSim, at_s: float) -> None:
-    audit_steps(world, until=lambda: world.event_queue.now >= at_s)
+def a_world(budget: float = 1e6, **more: Any) -> ClusterSim:
+    choices = {"replication_bytes_per_s": budget, "replication_hot_uses": 3.0}
+    return worlds.a_world(*ASKS, choices=choices, n_prefill=2, **more)
 
 
 def holders(world: ClusterSim) -> list[str]:
@@ -71,8 +46,8 @@ def holders(world: ClusterSim) -> list[str]:
 
 
 def test_a_hot_prefix_gets_a_second_holder_and_a_cold_copy_is_dropped() -> None:
-    world = a_world(ASKS)
-    run_until(world, 60.0)
+    world = a_world()
+    audit_steps(world, until=lambda: world.event_queue.now >= 60.0)
     assert sorted(holders(world)) == ["kvstore-0", "kvstore-1"]
     result = audited(world)
     assert len(holders(world)) == 1
@@ -81,14 +56,13 @@ def test_a_hot_prefix_gets_a_second_holder_and_a_cold_copy_is_dropped() -> None:
 
 
 def test_without_a_budget_nothing_is_copied() -> None:
-    costs = tiny_costs()
-    world = ClusterSim(spec(), costs, config(costs, replication_bytes_per_s=0.0), ASKS)
+    world = a_world(0.0)
     assert audited(world).copied_bytes == 0
     assert holders(world) == ["kvstore-0"]
 
 
 def test_the_last_copy_stays_however_cold_it_is() -> None:
-    world = a_world(ASKS, faults=[WorkerFault(100.0, "kvstore-0")])
+    world = a_world(faults=[WorkerFault(100.0, "kvstore-0")])
     audited(world)
     assert holders(world) == ["kvstore-1"]
 
@@ -107,7 +81,7 @@ class Pair:
             self.stores[name] = SimKvstore(
                 name,
                 f"host of {name}",
-                spec(),
+                a_spec(n_prefill=2),
                 64,
                 self.event_queue,
                 self.network,
@@ -175,70 +149,9 @@ def test_a_target_that_copies_already_and_a_source_that_is_gone_are_refusals() -
     assert pair.answers[2:] == [BlocksReplicated(ticket=Ticket("first"), n_blocks=4)]
 
 
-def test_a_kvstore_that_refuses_is_left_alone_for_a_while() -> None:
-    asked: list[float] = []
-    refused: list[float] = []
-
-    def watch(now: float, event: AnyEvent, commands: list[AnyCommand]) -> None:
-        if isinstance(event, MessageReceived) and isinstance(event.message, KvstoreRefused):
-            refused.append(now)
-        for command in commands:
-            if isinstance(command, Send) and isinstance(command.message, ReplicateBlocks):
-                asked.append(now)
-
-    world = a_world(ASKS, watcher=watch)
-    # Somebody writes all that the second kvstore can hold, and never comes to an end.
-    full = world.kvstores[K1]
-    others = [
-        world.clients._block_hashes(a_trace_request(prompt=1000, n_input=1024))[i]
-        for i in range(64)
-    ]
-    full.reserve("x", Ticket("x"), others, None)
-    audited(world)
-    assert refused and holders(world) == ["kvstore-0"]
-    for no_s in refused:
-        assert not [at_s for at_s in asked if no_s <= at_s < no_s + 10.0]
-    assert len(asked) > 1  # it was asked again later
-
-
-@settings(max_examples=5)
-@given(
-    st.lists(
-        st.tuples(
-            st.sampled_from(["kvstore-0", "kvstore-1", "prefill-0"]),
-            st.floats(0.0, 60.0),
-            st.sampled_from([None, 5.0]),
-        ),
-        max_size=3,
-    ),
-    st.sampled_from([300.0, 3000.0]),
-)
-def test_nothing_leaks_and_the_same_run_gives_the_same_bytes(
-    losses: list[tuple[str, float, float | None]], network_bytes_per_s: float
-) -> None:
-    costs = tiny_costs(network_bytes_per_s=network_bytes_per_s)
-    faults = [WorkerFault(at_s, worker, back) for worker, at_s, back in losses]
-    asks = [a_trace_request(1.5 * i, n_input=90, prompt=i, shared=4 - i % 3) for i in range(12)]
-
-    def world() -> ClusterSim:
-        shape = spec(n_slots=20)
-        return ClusterSim(shape, costs, config(costs, max_attempts=50), asks, faults=faults)
-
-    def text(result: RunResult) -> str:
-        return results_to_json([("run", result)], with_requests=True)
-
-    first = world()
-    assert text(audited(first)) == text(world().run())
-    for _ in range(2000):
-        first.event_queue.step()
-    for kvstore in first.kvstores.values():
-        assert kvstore.cache.n_reserved == kvstore.cache.n_leased == 0
-
-
 def test_the_workload_asks_about_few_documents_and_the_first_one_most() -> None:
-    asks = hot_prefix_requests(
-        n_requests=400, rate_per_s=20.0, seed=1
-    )  # 20 s: nothing has changed yet
+    # 20 s: nothing has changed yet.
+    asks = hot_prefix_requests(n_requests=400, rate_per_s=20.0, seed=1)
     documents = [ask.blocks[:DOCUMENT_BLOCKS] for ask in asks]
     counts = sorted((documents.count(d) for d in set(documents)), reverse=True)
     assert len(counts) == 8

@@ -62,14 +62,14 @@ class Bench:
 
     def decode(self, request_id: RequestId, at_s: float = 0.0) -> None:
         self.reserve(request_id, at_s)
-        start = StartDecode(
-            request_id=request_id,
-            first_token=0,
-            sampling=Sampling(temperature=0.0),
-            stopping=STOPPING,
-            n_prompt=20,
-        )
-        self.tell(at_s, start)
+        what = {"sampling": Sampling(temperature=0.0), "stopping": STOPPING, "n_prompt": 20}
+        self.tell(at_s, StartDecode(request_id=request_id, first_token=0, **what))  # type: ignore[arg-type]
+
+    def expired_pages(self, at_s: float) -> int:
+        """Free pages at that time, once what ran out is given back."""
+        self.run_until(at_s)
+        self.worker.expire()
+        return self.worker.load().free_pages
 
     def run_until(self, at_s: float) -> None:
         """All that happens up to then, and at that very moment."""
@@ -108,12 +108,8 @@ def test_the_pages_of_a_landing_in_doubt_rest_for_a_while(in_doubt: bool) -> Non
     bench = Bench(quarantine_s=2.0)
     bench.reserve(A)
     bench.tell(1.0, Cancel(request_id=A, landing_in_doubt=in_doubt))
-    bench.run_until(2.9)
-    bench.worker.expire()
-    assert bench.worker.load().free_pages == N_PAGES - 2 * in_doubt
-    bench.run_until(3.0)
-    bench.worker.expire()
-    assert bench.worker.load().free_pages == N_PAGES
+    assert bench.expired_pages(2.9) == N_PAGES - 2 * in_doubt
+    assert bench.expired_pages(3.0) == N_PAGES
 
 
 def test_who_is_cancelled_before_its_start_took_effect_is_not_decoded() -> None:
@@ -129,13 +125,10 @@ def test_who_is_cancelled_before_its_start_took_effect_is_not_decoded() -> None:
 def test_a_landing_that_nobody_starts_in_time_is_given_up_and_said_so() -> None:
     bench = Bench(landing_ttl_s=3.0)
     bench.reserve(A)
-    bench.run_until(3.0)
-    bench.worker.expire()
-    (worker_id, message) = bench.said[-1]
-    assert worker_id == D0
+    assert bench.expired_pages(3.0) == N_PAGES
+    worker_id, message = bench.said[-1]
     assert isinstance(message, DecodeFailed)
-    assert (message.request_id, message.retryable) == (A, True)
-    assert bench.worker.load().free_pages == N_PAGES
+    assert (worker_id, message.request_id, message.retryable) == (D0, A, True)
 
 
 def test_reported_steps_are_a_running_mean_of_those_of_late() -> None:
@@ -155,7 +148,6 @@ def test_reported_steps_are_a_running_mean_of_those_of_late() -> None:
 def test_a_load_counts_the_context_of_steps_that_are_over() -> None:
     bench = Bench(n_output=9)
     bench.decode(A)
-    bench.run_until(0.5)
-    assert bench.worker.load().context_tokens == 21
-    bench.run_until(2.5)
-    assert bench.worker.load().context_tokens == 23
+    for at_s, n_tokens in ((0.5, 21), (2.5, 23)):
+        bench.run_until(at_s)
+        assert bench.worker.load().context_tokens == n_tokens

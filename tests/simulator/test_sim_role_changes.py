@@ -8,9 +8,6 @@ from halfmoon_protocol.ids import WorkerId
 from halfmoon_scheduling.commands import AnyCommand
 from halfmoon_scheduling.events import AnyEvent, WorkerJoined, WorkerLost
 from halfmoon_simulator.cluster.cluster_sim import ClusterSim, WorkerFault
-from halfmoon_simulator.cluster.cluster_spec import ClusterSpec
-from halfmoon_simulator.results.run_report import results_to_json
-from halfmoon_simulator.scenario import scheduling_for_simulation
 from halfmoon_simulator.workloads.load_oscillation import (
     LONG_ANSWERS,
     LONG_PROMPTS,
@@ -18,7 +15,8 @@ from halfmoon_simulator.workloads.load_oscillation import (
     oscillating_load,
 )
 from halfmoon_testing.simulator_inputs import a_trace_request, tiny_costs
-from tests.simulator.audits import audit_steps
+from tests.simulator import worlds
+from tests.simulator.worlds import audit_steps, text_of
 
 #: Long prompts, five in ten seconds, each of which takes a prefill worker five.
 ASKS = [a_trace_request(2.0 * i, n_input=400, n_output=2, prompt=i) for i in range(40)]
@@ -26,12 +24,10 @@ ASKS = [a_trace_request(2.0 * i, n_input=400, n_output=2, prompt=i) for i in ran
 
 def a_world(**more: Any) -> ClusterSim:
     costs = tiny_costs(device_kv_bytes=1024 * 1024, host_kv_bytes=1024 * 1024)
-    shape = ClusterSpec(
-        n_prefill=1, n_decode=3, block_tokens=16, max_new_tokens=100, role_change_s=7.0
-    )
-    choices = {"role_changes": True, "role_lasting_s": 10.0, "role_rest_s": 1000.0}
-    config = scheduling_for_simulation(costs, ttft_slo_s=10.0, tbt_slo_s=10.0, **choices)
-    return ClusterSim(shape, costs, config, ASKS, **more)
+    limits = {"ttft_slo_s": 10.0, "tbt_slo_s": 10.0}
+    choices = limits | {"role_changes": True, "role_lasting_s": 10.0, "role_rest_s": 1000.0}
+    shape: dict[str, Any] = {"n_decode": 3, "role_change_s": 7.0}
+    return worlds.a_world(*ASKS, costs=costs, choices=choices, **shape, **more)
 
 
 def test_a_worker_drains_leaves_and_is_back_on_the_other_side_after_the_stated_time() -> None:
@@ -80,8 +76,7 @@ def test_a_worker_lost_while_it_drains_is_back_as_what_it_was() -> None:
 
 
 def test_the_same_run_with_changes_gives_the_same_bytes() -> None:
-    texts = [results_to_json([("run", a_world().run())], with_requests=True) for _ in range(2)]
-    assert texts[0] == texts[1]
+    assert text_of(a_world().run()) == text_of(a_world().run())
 
 
 def test_the_workload_swings() -> None:

@@ -1,6 +1,7 @@
 """The simulator's small parts: event queue, network, intervals, the batch's leaps, costs."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -50,53 +51,52 @@ def test_what_is_overdue_comes_now() -> None:
 # -- network ---------------------------------------------------------------------------------------
 
 
-def wired(event_queue: EventQueue) -> NetworkModel:
-    return NetworkModel(event_queue, network_bytes_per_s=100.0, local_bytes_per_s=1000.0)
+class Wires:
+    """A network between hosts, and when its transfers ended."""
+
+    def __init__(self) -> None:
+        self.event_queue = EventQueue()
+        self.network = NetworkModel(
+            self.event_queue, network_bytes_per_s=100.0, local_bytes_per_s=1000.0
+        )
+        self.ends: dict[str, float] = {}
+
+    def start(self, name: str, source: str, target: str, n_bytes: int) -> Any:
+        def end() -> None:
+            self.ends[name] = self.event_queue.now
+
+        return self.network.start(source, target, n_bytes, end)
+
+    def drain(self) -> dict[str, float]:
+        self.network.check()
+        drain(self.event_queue)
+        self.network.check()
+        return self.ends
 
 
-def test_a_transfer_alone_has_the_whole_wire() -> None:
-    event_queue, ends = EventQueue(), dict[str, float]()
-    network = wired(event_queue)
-    network.start("a", "b", 500, lambda: ends.update(net=event_queue.now))
-    network.start("c", "c", 500, lambda: ends.update(local=event_queue.now))
-    network.check()
-    drain(event_queue)
-    assert ends == {"net": 5.0, "local": 0.5}
+def test_a_transfer_alone_has_the_whole_wire_and_no_bytes_take_no_time() -> None:
+    wires = Wires()
+    wires.start("net", "a", "b", 500)
+    wires.start("local", "c", "c", 500)
+    wires.start("nothing", "d", "e", 0)
+    assert wires.drain() == {"net": 5.0, "local": 0.5, "nothing": 0.0}
 
 
-def test_transfers_share_their_sender_and_their_receiver() -> None:
-    event_queue, ends = EventQueue(), dict[str, float]()
-    network = wired(event_queue)
-    # Both leave a at 50 B/s; after 4 s the second has 100 of its 300 left and 100 B/s.
-    network.start("a", "b", 200, lambda: ends.update(first=event_queue.now))
-    network.start("a", "c", 300, lambda: ends.update(second=event_queue.now))
-    network.check()
-    drain(event_queue)
-    assert ends == {"first": 4.0, "second": 5.0}
-    event_queue, ends = EventQueue(), {}
-    network = wired(event_queue)
-    network.start("a", "c", 200, lambda: ends.update(first=event_queue.now))
-    network.start("b", "c", 300, lambda: ends.update(second=event_queue.now))
-    drain(event_queue)
-    assert ends == {"first": 4.0, "second": 5.0}
+@pytest.mark.parametrize("ends", [("ab", "ac"), ("ac", "bc")], ids=["sender", "receiver"])
+def test_transfers_share_their(ends: tuple[str, str]) -> None:
+    wires = Wires()
+    # Both have 50 B/s; after 4 s the second has 100 of its 300 left and 100 B/s.
+    wires.start("first", *ends[0], 200)
+    wires.start("second", *ends[1], 300)
+    assert wires.drain() == {"first": 4.0, "second": 5.0}
 
 
 def test_a_cancelled_transfer_makes_room_and_says_nothing() -> None:
-    event_queue, ends = EventQueue(), dict[str, float]()
-    network = wired(event_queue)
-    doomed = network.start("a", "b", 1000, lambda: ends.update(doomed=event_queue.now))
-    network.start("a", "c", 300, lambda: ends.update(other=event_queue.now))
-    event_queue.at(2.0, network.cancel, doomed)
-    drain(event_queue)
-    network.check()
-    assert ends == {"other": 4.0}
-
-
-def test_no_bytes_take_no_time() -> None:
-    event_queue, ends = EventQueue(), list[float]()
-    wired(event_queue).start("a", "b", 0, lambda: ends.append(event_queue.now))
-    drain(event_queue)
-    assert ends == [0.0]
+    wires = Wires()
+    doomed = wires.start("doomed", "a", "b", 1000)
+    wires.start("other", "a", "c", 300)
+    wires.event_queue.at(2.0, wires.network.cancel, doomed)
+    assert wires.drain() == {"other": 4.0}
 
 
 # -- intervals -----------------------------------------------------------------------------------
@@ -119,15 +119,17 @@ def test_intervals_are_as_if_written_out(runs: list[tuple[int, float]]) -> None:
 
 
 def test_the_wait_for_the_first_step_is_part_of_the_first_interval() -> None:
-    assert TokenIntervals.after_gap(1.0, [(3, 0.5), (2, 0.25)]).runs == (
-        (1, 1.5),
-        (2, 0.5),
-        (2, 0.25),
-    )
+    after = TokenIntervals.after_gap(1.0, [(3, 0.5), (2, 0.25)])
+    assert after.runs == ((1, 1.5), (2, 0.5), (2, 0.25))
     assert TokenIntervals.after_gap(1.0, []).runs == ()
 
 
 # -- leaps of the decode batch -------------------------------------------------------------------
+
+
+def a_batch(n_pages: int) -> DecodeBatch:
+    pages = PageAllocator(n_pages)
+    return DecodeBatch(pages, block_size=16, max_running=8, max_context=200, landing_ttl_s=1.0)
 
 
 @given(
@@ -137,12 +139,7 @@ def test_the_wait_for_the_first_step_is_part_of_the_first_interval() -> None:
 def test_skipping_steps_does_what_the_steps_do(
     requests: list[tuple[int, int]], n_steps: int
 ) -> None:
-    leaping, walking = (
-        DecodeBatch(
-            PageAllocator(64), block_size=16, max_running=8, max_context=200, landing_ttl_s=1.0
-        )
-        for _ in range(2)
-    )
+    leaping, walking = a_batch(64), a_batch(64)
     for batch in (leaping, walking):
         for i, (n_tokens, n_new) in enumerate(requests):
             batch.reserve(RequestId(f"r{i}"), n_tokens, Stopping(max_new_tokens=n_new), 0.0)
@@ -163,9 +160,7 @@ def test_skipping_steps_does_what_the_steps_do(
 
 
 def test_more_steps_than_are_quiet_are_refused() -> None:
-    batch = DecodeBatch(
-        PageAllocator(4), block_size=16, max_running=8, max_context=64, landing_ttl_s=1.0
-    )
+    batch = a_batch(4)
     batch.reserve(RequestId("r"), 10, Stopping(max_new_tokens=30), 0.0)
     batch.start(RequestId("r"), 0, 0.0)
     assert batch.quiet_steps == 6  # positions 10 to 15 are on the first page
@@ -176,12 +171,9 @@ def test_more_steps_than_are_quiet_are_refused() -> None:
 # -- costs ---------------------------------------------------------------------------------------
 
 
-def test_the_a800_profiles_are_what_the_fit_gives() -> None:
+def test_the_a800_profiles_are_what_the_fit_gives_within_ten_percent_of_what_was_read() -> None:
     for costs in a800_profiles():
         assert load_costs(costs.name) == costs
-
-
-def test_the_fit_is_within_ten_percent_of_what_was_read() -> None:
     for point, published, ours in residuals():
         assert abs(ours / published - 1) < 0.10, point
 
@@ -196,24 +188,16 @@ def test_a_prompt_costs_the_same_in_one_pass_and_by_the_formula() -> None:
     costs = load_costs("llama3-70b-a800x8")
     whole = costs.pass_s + costs.chunk_s(1024, 9000, first=True)
     assert whole == pytest.approx(costs.prefill_s(9000, 1024))
-    halves = (
-        2 * costs.pass_s
-        + costs.chunk_s(0, 4096, first=True)
-        + costs.chunk_s(4096, 9000, first=False)
-    )
-    assert halves == pytest.approx(costs.prefill_s(9000) + costs.pass_s)
+    chunks_s = costs.chunk_s(0, 4096, first=True) + costs.chunk_s(4096, 9000, first=False)
+    assert 2 * costs.pass_s + chunks_s == pytest.approx(costs.prefill_s(9000) + costs.pass_s)
 
 
-def test_a_cost_file_is_read_as_it_was_written(tmp_path: Path) -> None:
-    path = tmp_path / "mine.json"
-    path.write_text(dump_costs(tiny_costs()))
-    assert load_costs(str(path)) == tiny_costs()
-
-
-def test_a_bad_cost_file_says_what_is_wrong_with_it(tmp_path: Path) -> None:
+def test_a_cost_file_is_read_as_it_was_written_or_says_what_is_wrong(tmp_path: Path) -> None:
     path = tmp_path / "mine.json"
     with pytest.raises(BadCosts, match="llama3-70b-a800x8"):
         load_costs(str(path))
+    path.write_text(dump_costs(tiny_costs()))
+    assert load_costs(str(path)) == tiny_costs()
     path.write_text(dump_costs(tiny_costs()).replace('"n_layers": 2', '"n_layers": "two"'))
     with pytest.raises(BadCosts, match=r"mine\.json.*n_layers"):
         load_costs(str(path))
@@ -234,13 +218,8 @@ def test_a_fit_finds_the_formula_behind_the_points() -> None:
     steps = [(b, b * c, unscaled_step_s(decode, b, b * c)) for b in (1, 4, 9) for c in (10, 99)]
     step = fit_decode(steps)
     assert (step.d0_s, step.d1_s, step.d2_s) == pytest.approx((0.01, 2e-4, 1e-7), rel=1e-6)
-
-
-def test_a_fit_never_predicts_that_more_work_takes_less_time() -> None:
+    # It never predicts that more work takes less time.
     found = fit_prefill([(10, 0, 1.0), (100, 0, 0.9), (1000, 0, 0.8)])
     assert min(found.c0_s, found.c1_s, found.c2_s) >= 0
-
-
-def test_a_fit_without_points_is_refused() -> None:
     with pytest.raises(ValueError, match="no points"):
         fit_decode([])

@@ -29,15 +29,10 @@ def spec(source: str, **changes: object) -> WorkloadSpec:
 
 
 @pytest.mark.parametrize("source", ["conversation", "arxiv", "synthetic", "l-eval"])
-def test_a_seed_makes_the_same_requests_again(source: str) -> None:
-    once, again = (make_workload(spec(source, seed=3)).requests for _ in range(2))
-    assert once == again
-    assert make_workload(spec(source, seed=4)).requests != once
-
-
-@pytest.mark.parametrize("source", ["conversation", "arxiv", "synthetic", "l-eval"])
-def test_made_requests_are_what_a_trace_may_hold(source: str) -> None:
+def test_made_requests_are_their_seeds_and_what_a_trace_may_hold(source: str) -> None:
     requests = made(source).requests
+    assert requests == make_workload(spec(source)).requests
+    assert requests != make_workload(spec(source, seed=4)).requests
     parents: dict[int, int | None] = {}
     for request in requests:
         assert len(request.blocks) == -(-request.n_input // 512)
@@ -111,14 +106,13 @@ def test_pauses_within_sessions_shrink_with_the_rest_and_are_not_spread() -> Non
     assert [r.at_s for r in spread_ticks(requests)] == [0.0, 3.0, 3.0, 6.0, 0.0]
 
 
-def test_an_unknown_source_says_what_there_is() -> None:
-    with pytest.raises(BadTrace, match=r"conversation.*l-eval"):
-        make_workload(spec("nowhere"))
-
-
-def test_a_file_of_ones_own_is_a_source(tmp_path: Path) -> None:
+def test_a_file_of_ones_own_is_a_source_and_an_unknown_one_says_what_there_is(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "mine.jsonl"
     path.write_text('{"timestamp": 0, "input_length": 5, "output_length": 1, "hash_ids": [0]}\n')
     workload = make_workload(spec(str(path)))
     assert len(workload.requests) == 1
     assert "of your own" in workload.description
+    with pytest.raises(BadTrace, match=r"conversation.*l-eval"):
+        make_workload(spec("nowhere"))

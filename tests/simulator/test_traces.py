@@ -29,20 +29,12 @@ def write(folder: Path, *rows: Any) -> Path:
 
 
 def test_a_line_becomes_a_request(tmp_path: Path) -> None:
-    (request,) = read_trace(write(tmp_path, {**GOOD, "timestamp": 3000}))
+    more = {"timestamp": 3000, "priority": -2, "ttft_slo_s": 2}
+    plain, request = read_trace(write(tmp_path, GOOD, {**GOOD, **more}))
     assert (request.at_s, request.n_input, request.n_output) == (3.0, 1025, 5)
     assert request.blocks == (0, 1, 2)
-    assert request.priority == 0
-
-
-def test_a_line_may_have_a_priority(tmp_path: Path) -> None:
-    (request,) = read_trace(write(tmp_path, {**GOOD, "priority": -2}))
-    assert request.priority == -2
-
-
-def test_a_line_may_have_a_limit_of_its_own(tmp_path: Path) -> None:
-    path = write(tmp_path, {**GOOD, "ttft_slo_s": 2}, GOOD)
-    assert [request.ttft_slo_s for request in read_trace(path)] == [2, None]
+    assert (plain.priority, plain.ttft_slo_s) == (0, None)
+    assert (request.priority, request.ttft_slo_s) == (-2, 2)
 
 
 @pytest.mark.parametrize(
@@ -75,21 +67,22 @@ def test_a_bad_field_is_named_with_line_and_value(
         assert part in str(refused.value)
 
 
-@pytest.mark.parametrize("line", ["{", "[1]", "7"])
-def test_a_line_that_is_no_object_is_refused(tmp_path: Path, line: str) -> None:
-    with pytest.raises(BadTrace, match="line 1"):
-        read_trace(write(tmp_path, line))
-
-
-def test_time_may_not_go_back(tmp_path: Path) -> None:
-    path = write(tmp_path, {**GOOD, "timestamp": 3000}, {**GOOD, "timestamp": 2000})
-    with pytest.raises(BadTrace, match=r"line 2: timestamp is 2000\.0.*3000 ms"):
-        read_trace(path)
-
-
-def test_an_empty_trace_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadTrace, match="no request"):
-        read_trace(write(tmp_path, ""))
+@pytest.mark.parametrize(
+    ("rows", "reason"),
+    [
+        (["{"], "line 1"),
+        (["[1]"], "line 1"),
+        (["7"], "line 1"),
+        ([""], "no request"),
+        (
+            [{**GOOD, "timestamp": 3000}, {**GOOD, "timestamp": 2000}],
+            r"line 2: timestamp is 2000\.0.*3000 ms",
+        ),
+    ],
+)
+def test_what_is_no_trace_is_refused(tmp_path: Path, rows: list[Any], reason: str) -> None:
+    with pytest.raises(BadTrace, match=reason):
+        read_trace(write(tmp_path, *rows))
 
 
 def test_further_turns_of_a_session_have_delays_instead_of_timestamps(tmp_path: Path) -> None:
@@ -123,12 +116,10 @@ def test_a_published_file_is_recognised_by_its_bytes(
 
 
 def test_statistics_are_means_and_the_share_of_blocks_seen_before() -> None:
-    requests = [
-        TraceRequest(0.0, 20, 2, (0, 1)),
-        TraceRequest(6.0, 30, 4, (0, 2)),
-        TraceRequest(90.0, 10, 9, (3,), "s"),  # a delay, not a time
-    ]
-    facts = trace_statistics(requests)
+    later = TraceRequest(90.0, 10, 9, (3,), "s")  # a delay, not a time
+    facts = trace_statistics(
+        [TraceRequest(0.0, 20, 2, (0, 1)), TraceRequest(6.0, 30, 4, (0, 2)), later]
+    )
     assert (facts.n_requests, facts.duration_s) == (3, 6.0)
     assert (facts.mean_input, facts.mean_output) == (20.0, 5.0)
     assert facts.reuse == pytest.approx(1 / 5)

@@ -18,18 +18,8 @@ D0 = WorkerId("decode-0")
 
 
 def placement(queue_s: float, prefill_s: float, decode: WorkerId | None = D0) -> Placement:
-    row = Estimate(
-        worker_id=WorkerId("prefill-0"),
-        home=None,
-        local_blocks=0,
-        source=None,
-        n_blocks=0,
-        transfer_blocks=0,
-        queue_s=queue_s,
-        transfer_s=0.0,
-        prefill_s=prefill_s,
-        ttft_s=queue_s + prefill_s,
-    )
+    numbers = queue_s, 0.0, prefill_s, queue_s + prefill_s
+    row = Estimate(WorkerId("prefill-0"), None, 0, None, 0, 0, *numbers)
     return Placement(row, decode, 0.05, (row,))
 
 
@@ -97,39 +87,24 @@ def test_a_late_first_token_is_refused_until_the_queue_is_short_enough(mode: str
     assert refused.prefill_load == pytest.approx(13 / 8)
     assert refused.retry_after_s == pytest.approx(5)
     assert "13 s at prefill-0 (queue 10 s), the limit is 8 s" in refused.reason
-
-
-def test_if_an_empty_queue_would_not_help_the_whole_queue_is_waited_for() -> None:
-    assert verdict("early", placement(10, 30), ttft=8).retry_after_s == 10
-
-
-def test_a_refused_client_waits_at_least_a_second() -> None:
-    assert verdict("early", placement(0.5, 1), ttft=1.2).retry_after_s == MIN_RETRY_S
-
-
-def test_time_spent_waiting_counts() -> None:
-    assert not verdict("early", placement(2, 3), ttft=6, waited_s=0.5).misses
-    assert verdict("early", placement(2, 3), ttft=6, waited_s=1.5).misses == "ttft"
+    # If an empty queue would not help, the whole queue is waited for, and a second at the least.
+    assert verdict(mode, placement(10, 30), ttft=8).retry_after_s == 10
+    assert verdict(mode, placement(0.5, 1), ttft=1.2).retry_after_s == MIN_RETRY_S
+    # Time spent waiting counts.
+    assert not verdict(mode, placement(2, 3), ttft=6, waited_s=0.5).misses
+    assert verdict(mode, placement(2, 3), ttft=6, waited_s=1.5).misses == "ttft"
 
 
 @pytest.mark.parametrize(
-    ("mode", "outlook"),
-    [
-        ("early", Answers(mean=0.2)),
-        ("predicted", Answers(uniform=0.2)),
-        ("lookahead", Answers(uniform=0.2)),
-    ],
+    ("mode", "load"), [("early", "mean"), ("predicted", "uniform"), ("lookahead", "uniform")]
 )
-def test_slow_tokens_are_refused_by_the_load_that_the_mode_looks_at(
-    mode: str, outlook: Answers
-) -> None:
-    refused = verdict(mode, placement(0, 1), outlook, tbt=0.1)
+def test_slow_tokens_are_refused_by_the_load_that_the_mode_looks_at(mode: str, load: str) -> None:
+    refused = verdict(mode, placement(0, 1), Answers(**{load: 0.2}), tbt=0.1)  # type: ignore[arg-type]
     assert refused.misses == "tbt"
     assert refused.decode_load == pytest.approx(2)
     assert "0.2 s at decode-0, the limit is 0.1 s" in refused.reason
     assert refused.retry_after_s >= 1
-    others = Answers(0.2, 0.2, 0.2)
-    setattr(others, "mean" if mode == "early" else "uniform", 0.05)
+    others = Answers(**{"running": 0.2, "mean": 0.2, "uniform": 0.2, load: 0.05})  # type: ignore[arg-type]
     assert not verdict(mode, placement(0, 1), others, tbt=0.1).misses
 
 

@@ -2,7 +2,6 @@ import math
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -13,15 +12,11 @@ from halfmoon_scheduling.cache.block_cache import (
     DuplicateTicket,
     UnknownTicket,
 )
-from tests.nightly import by_day
+from tests.scheduling.cache.chains import chain
+from tests.scheduling.models import model_test
 
 ME, YOU = "prefill-0", "prefill-1"
 T1, T2, T3 = Ticket("t1"), Ticket("t2"), Ticket("t3")
-
-
-def chain(name: str) -> list[BlockHash]:
-    """Blocks of a prompt: the i-th is named by the prompt's first i letters."""
-    return [BlockHash(name[:i].encode()) for i in range(1, len(name) + 1)]
 
 
 def put(cache: BlockCache, name: str, now: float = 0.0, owner: str = ME) -> list[BlockHash]:
@@ -29,42 +24,6 @@ def put(cache: BlockCache, name: str, now: float = 0.0, owner: str = ME) -> list
     reserved = cache.reserve(owner, Ticket(f"put-{name}-{now}"), chain(name), None, now)
     cache.commit(owner, Ticket(f"put-{name}-{now}"), [7] * len(reserved.places), now)
     return reserved.evicted
-
-
-def test_blocks_are_served_only_once_they_are_committed() -> None:
-    cache = BlockCache(4)
-    reserved = cache.reserve(ME, T1, chain("ab"), None, now=0)
-    assert [block for block, _ in reserved.places] == chain("ab")
-    assert cache.lease(YOU, T1, chain("ab"), now=0) == []
-    assert cache.commit(ME, T1, [11, 22], now=1) == chain("ab")
-    leased = cache.lease(YOU, T1, chain("ab"), now=1)
-    assert [(place.hash, place.checksum) for place in leased] == list(
-        zip(chain("ab"), [11, 22], strict=True)
-    )
-    assert [place.slot for place in leased] == [slot for _, slot in reserved.places]
-
-
-def test_a_lease_is_on_the_longest_prefix_that_is_stored() -> None:
-    cache = BlockCache(4)
-    put(cache, "ab")
-    leased = cache.lease(ME, T1, chain("abcd"), now=0)
-    assert [place.hash for place in leased] == chain("ab")
-    assert cache.n_leased == 2
-
-
-def test_blocks_stored_or_being_written_by_somebody_else_are_not_reserved_again() -> None:
-    cache = BlockCache(8)
-    put(cache, "a")
-    cache.reserve(YOU, T1, chain("ab"), None, now=0)
-    reserved = cache.reserve(ME, T1, chain("abc"), None, now=0)
-    assert [block for block, _ in reserved.places] == [b"abc"]
-
-
-def test_a_reservation_of_nothing_can_be_committed() -> None:
-    cache = BlockCache(4)
-    put(cache, "ab")
-    assert cache.reserve(ME, T1, chain("ab"), None, now=0).places == []
-    assert cache.commit(ME, T1, [], now=0) == []
 
 
 def test_the_block_unused_longest_goes_first_and_children_before_parents() -> None:
@@ -78,23 +37,16 @@ def test_the_block_unused_longest_goes_first_and_children_before_parents() -> No
     assert put(cache, "s") == [b"ab"]
 
 
-def test_under_fifo_a_parent_outlives_the_child_that_came_after_it() -> None:
+@pytest.mark.parametrize(
+    ("names", "evicted"), [("a x ab", ["x", "ab", "a"]), ("a ab x", ["ab", "a", "x"])]
+)
+def test_under_fifo_a_parent_goes_right_after_the_child_that_it_has_to_wait_for(
+    names: str, evicted: list[str]
+) -> None:
     cache = BlockCache(3, policy="fifo")
-    put(cache, "a")
-    put(cache, "x")
-    put(cache, "ab")
-    # The order is a, x, ab. Though it is the oldest, "a" has to wait for "ab".
-    assert put(cache, "q") == [b"x"]
-    assert put(cache, "r") == [b"ab"]
-    assert put(cache, "s") == [b"a"]
-
-
-def test_a_parent_passed_over_for_its_child_goes_right_after_it() -> None:
-    cache = BlockCache(3, policy="fifo")
-    put(cache, "a")
-    put(cache, "ab")
-    put(cache, "x")
-    assert put(cache, "qr") == [b"ab", b"a"]
+    for name in names.split():
+        put(cache, name)
+    assert [gone.decode() for name in "qrs" for gone in put(cache, name)] == evicted
 
 
 def test_a_block_stands_as_deep_in_its_prompt_as_its_parent_says() -> None:
@@ -126,18 +78,6 @@ def test_what_ran_out_is_let_go_before_anything_is_evicted_ahead_of_demand() -> 
     assert cache.n_stored == 5
 
 
-def test_leased_blocks_and_their_prefix_stay() -> None:
-    cache = BlockCache(3)
-    put(cache, "abc")
-    cache.lease(YOU, T1, chain("ab"), now=0)
-    assert put(cache, "x") == [b"abc"]
-    assert put(cache, "y") == [b"x"]
-    cache.lease(YOU, T2, chain("y"), now=0)
-    with pytest.raises(CacheFull):
-        cache.reserve(ME, T1, chain("z"), None, now=0)
-    assert cache.lease(YOU, T3, chain("ab"), now=0) != []
-
-
 def test_a_prompt_does_not_evict_its_own_beginning() -> None:
     cache = BlockCache(3)
     put(cache, "abc")
@@ -146,14 +86,6 @@ def test_a_prompt_does_not_evict_its_own_beginning() -> None:
     with pytest.raises(CacheFull):
         cache.reserve(ME, T1, [BlockHash(b"abcd")], BlockHash(b"abc"), now=0)
     assert sorted(cache.hashes()) == chain("abc")
-
-
-def test_when_not_all_blocks_fit_the_first_ones_get_slots() -> None:
-    cache = BlockCache(3)
-    put(cache, "x")
-    cache.lease(YOU, T1, chain("x"), now=0)
-    reserved = cache.reserve(ME, T1, chain("abcd"), None, now=0)
-    assert [block for block, _ in reserved.places] == chain("ab")
 
 
 def test_a_full_cache_changes_nothing_and_says_when_to_come_again() -> None:
@@ -177,16 +109,6 @@ def test_a_cache_that_only_io_holds_says_a_time_all_the_same() -> None:
     assert e.value.retry_after_s == 1
 
 
-def test_a_reservation_keeps_the_prefix_that_it_goes_on_from() -> None:
-    cache = BlockCache(2)
-    put(cache, "a")
-    cache.reserve(ME, T1, [BlockHash(b"ab")], BlockHash(b"a"), now=0)
-    with pytest.raises(CacheFull):
-        cache.reserve(YOU, T1, chain("x"), None, now=0)
-    cache.revoke(ME, T1)
-    assert [b for b, _ in cache.reserve(YOU, T1, chain("x"), None, now=0).places] == chain("x")
-
-
 def test_a_reservation_runs_out() -> None:
     cache = BlockCache(2, reservation_ttl_s=30)
     cache.reserve(ME, T1, chain("ab"), None, now=0)
@@ -206,16 +128,6 @@ def test_a_lease_runs_out_unless_it_is_renewed() -> None:
     assert cache.n_leased == 0
 
 
-def test_a_reservation_runs_out_unless_it_is_renewed() -> None:
-    cache = BlockCache(1, reservation_ttl_s=10)
-    cache.reserve(ME, T1, chain("a"), None, now=0)
-    assert cache.renew(ME, T1, now=9)
-    cache.expire(now=15)
-    assert cache.n_reserved == 1
-    assert not cache.renew(ME, T1, now=19)
-    assert cache.n_reserved == 0
-
-
 def test_to_renew_a_reservation_makes_it_no_shorter() -> None:
     cache = BlockCache(1, reservation_ttl_s=10)
     cache.reserve(ME, T1, chain("a"), None, now=0, ttl_s=100)
@@ -224,45 +136,23 @@ def test_to_renew_a_reservation_makes_it_no_shorter() -> None:
     assert cache.n_reserved == 1
 
 
-def test_a_commit_with_the_wrong_number_of_checksums_can_be_made_good() -> None:
+@pytest.mark.parametrize(
+    ("checksums", "reason"),
+    [
+        ([1], "1 checksums for the 2 places"),
+        ([0, -1], "checksum -1 of reservation 't1' is not one of"),
+        ([0, 2**64], f"checksum {2**64} of reservation 't1' is not one of"),
+    ],
+)
+def test_a_commit_with_wrong_checksums_can_be_made_good(checksums: list[int], reason: str) -> None:
     cache = BlockCache(2)
     cache.reserve(ME, T1, chain("ab"), None, now=0)
-    with pytest.raises(ValueError, match="1 checksums for the 2 places"):
-        cache.commit(ME, T1, [1], now=0)
-    assert cache.commit(ME, T1, [1, 2], now=0) == chain("ab")
+    with pytest.raises(ValueError, match=reason):
+        cache.commit(ME, T1, checksums, now=0)
+    cache.check()
+    assert cache.commit(ME, T1, [1, 2**64 - 1], now=0) == chain("ab")
     with pytest.raises(UnknownTicket):
         cache.commit(ME, T1, [1, 2], now=0)
-
-
-@pytest.mark.parametrize("checksum", [-1, 2**64])
-def test_a_commit_with_a_checksum_of_more_than_64_bits_can_be_made_good(checksum: int) -> None:
-    cache = BlockCache(4)
-    cache.reserve(ME, T1, chain("ab"), None, now=0)
-    with pytest.raises(ValueError, match=f"checksum {checksum} of reservation 't1' is not one of"):
-        cache.commit(ME, T1, [0, checksum], now=0)
-    cache.check()
-    assert cache.commit(ME, T1, [0, 2**64 - 1], now=0) == chain("ab")
-
-
-def test_tickets_are_their_owners_own() -> None:
-    cache = BlockCache(4)
-    cache.reserve(ME, T1, chain("a"), None, now=0)
-    cache.reserve(YOU, T1, chain("x"), None, now=0)
-    with pytest.raises(DuplicateTicket, match="'t1' of 'prefill-0' is in use"):
-        cache.lease(ME, T1, chain("a"), now=0)
-    assert cache.commit(YOU, T1, [1], now=0) == chain("x")
-
-
-def test_a_client_that_is_gone_holds_nothing() -> None:
-    cache = BlockCache(4)
-    put(cache, "a", owner=YOU)
-    cache.lease(ME, T1, chain("a"), now=0)
-    cache.reserve(ME, T2, chain("xy"), None, now=0)
-    cache.lease(YOU, T1, chain("a"), now=0)
-    cache.forget_owner(ME)
-    assert (cache.n_reserved, cache.n_leased) == (0, 1)
-    cache.forget_owner(YOU)
-    assert cache.n_leased == 0
 
 
 def test_above_the_high_watermark_blocks_are_evicted_down_to_the_low_one() -> None:
@@ -272,23 +162,6 @@ def test_above_the_high_watermark_blocks_are_evicted_down_to_the_low_one() -> No
     put(cache, "i")
     assert cache.evict_to_watermark(now=0) == [b"abcdefgh", b"abcdefg", b"abcdef", b"abcde"]
     assert cache.n_stored == 5
-
-
-def test_leased_blocks_are_not_evicted_ahead_of_demand() -> None:
-    cache = BlockCache(4, high_watermark=0.5, low_watermark=0.0)
-    put(cache, "abc")
-    cache.lease(ME, T1, chain("ab"), now=0)
-    assert cache.evict_to_watermark(now=0) == [b"abc"]
-
-
-def test_the_policy_hears_how_deep_in_its_prompt_a_block_is_when_the_put_is_its_rest_only() -> None:
-    cache = BlockCache(5, policy="length_aware")
-    put(cache, "ab")
-    cache.reserve(ME, T1, chain("abcd")[2:], BlockHash(b"ab"), now=0)
-    cache.commit(ME, T1, [1, 2], now=0)
-    put(cache, "x")
-    # All are used once but "a" and "ab", and "abcd" is the furthest from its prompt's start.
-    assert put(cache, "yz") == [b"abcd", b"abc"]
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.9, 0.8), (-0.1, 0.5), (0.5, 1.1)])
@@ -351,7 +224,7 @@ class CacheAgainstSets(RuleBasedStateMachine):
         parent, blocks = (blocks[start - 1] if start else None), blocks[start:]
         key = (owner, ticket)
         if key in self.reserved or key in self.leased:
-            with pytest.raises(DuplicateTicket):
+            with pytest.raises(DuplicateTicket, match=f"'{ticket}' of '{owner}' is in use"):
                 self.cache.reserve(owner, ticket, blocks, parent, self.now)
             return
         missing = [b for b in blocks if b not in self.stored and b not in self.pending()]
@@ -467,16 +340,7 @@ class PatientCacheAgainstSets(CacheAgainstSets):
     policy = "patience"
 
 
-SETTINGS = settings(
-    max_examples=by_day(25, at_night=180),
-    stateful_step_count=by_day(20, at_night=50),
-    deadline=None,
-)
-TestLruCache = CacheAgainstSets.TestCase
-TestLruCache.settings = SETTINGS
-TestFifoCache = FifoCacheAgainstSets.TestCase
-TestFifoCache.settings = SETTINGS
-TestLfuCache = LfuCacheAgainstSets.TestCase
-TestLfuCache.settings = SETTINGS
-TestPatientCache = PatientCacheAgainstSets.TestCase
-TestPatientCache.settings = SETTINGS
+TestLruCache = model_test(CacheAgainstSets, at_night=180)
+TestFifoCache = model_test(FifoCacheAgainstSets, at_night=180)
+TestLfuCache = model_test(LfuCacheAgainstSets, at_night=180)
+TestPatientCache = model_test(PatientCacheAgainstSets, at_night=180)

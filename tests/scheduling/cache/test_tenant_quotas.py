@@ -13,11 +13,7 @@ from halfmoon_scheduling.cache.tenant_quotas import OverQuota, TenantQuotas
 from halfmoon_scheduling.tiers.disk_map import DiskMap
 from halfmoon_scheduling.tiers.tier_commands import Erase, Promote, WriteBack
 from halfmoon_scheduling.tiers.tiered_cache import TieredCache
-
-
-def chain(name: str) -> list[BlockHash]:
-    """Blocks of a prompt: the i-th is named by the prompt's first i letters."""
-    return [BlockHash(name[:i].encode()) for i in range(1, len(name) + 1)]
+from tests.scheduling.cache.chains import chain
 
 
 class Store:

@@ -12,6 +12,7 @@ from halfmoon_scheduling.prediction.cost_model import CostModel
 from halfmoon_scheduling.prediction.decode_forecast import DecodeStay
 from halfmoon_scheduling.prediction.sliding_quantile import WINDOW
 from halfmoon_testing.scheduling_inputs import a_worker
+from tests.scheduling.core import decode_load
 
 D0, D1 = WorkerId("decode-0"), WorkerId("decode-1")
 ASKED, LANDING, RUNNING = RequestId("asked"), RequestId("landing"), RequestId("running")
@@ -40,14 +41,8 @@ def with_one_of_each() -> DecodePool:
 
 def load(n_running: int, n_reserved: int, context_tokens: int, free_pages: int) -> DecodeLoad:
     # Without steps, so that nothing is learnt from it.
-    return DecodeLoad(
-        n_running=n_running,
-        n_reserved=n_reserved,
-        context_tokens=context_tokens,
-        free_pages=free_pages,
-        n_pages=100,
-        step_s=0.0,
-    )
+    more = {"n_running": n_running, "n_reserved": n_reserved, "context_tokens": context_tokens}
+    return decode_load(free_pages, n_pages=100, **more)
 
 
 def candidate(pool: DecodePool) -> DecodeCandidate:
@@ -78,14 +73,10 @@ def test_a_load_is_taken_with_what_its_sender_can_not_know_of() -> None:
     assert pool.running_tbt_s(D0, 0) == pytest.approx(3 + 0.45)
 
 
-def test_a_load_from_before_a_start_does_not_hide_it() -> None:
+def test_a_load_from_before_a_start_does_not_hide_it_and_nothing_else_is_taken_from_it() -> None:
     pool = with_one_of_each()
     pool.on_load(D0, load(n_running=0, n_reserved=2, context_tokens=0, free_pages=70))
     assert pool.running_tbt_s(D0, 0) == pytest.approx(2 + 0.4)
-
-
-def test_what_a_load_did_not_count_can_not_be_taken_from_it() -> None:
-    pool = with_one_of_each()
     pool.on_load(D0, load(n_running=0, n_reserved=0, context_tokens=0, free_pages=100))
     for request_id in (ASKED, LANDING, RUNNING):
         pool.release(D0, request_id)
@@ -172,7 +163,7 @@ def test_the_mean_of_the_pool_follows_all_that_happens_to_its_workers() -> None:
     assert pool.mean_tbt_s(100) == pytest.approx(1.1)
 
 
-def test_the_uniform_time_is_the_mean_of_those_seen() -> None:
+def test_the_uniform_time_is_the_mean_of_those_seen_unless_it_is_given() -> None:
     pool = a_pool()
     assert pool.decode_time_s(0.0) == float("inf")
     for seconds in range(1, 101):
@@ -183,19 +174,16 @@ def test_the_uniform_time_is_the_mean_of_those_seen() -> None:
     assert fixed.decode_time_s(0.0) == 7.0
 
 
-def test_those_that_run_count_in_the_uniform_time_only_where_told_so() -> None:
-    pool = DecodePool(CostModel())
+@pytest.mark.parametrize("counts_running", [True, False])
+def test_while_few_are_over_those_that_run_count_in_the_uniform_time_where_told_so(
+    counts_running: bool,
+) -> None:
+    pool = DecodePool(CostModel(), counts_running=counts_running)
     pool.join(a_worker("decode-0", decode_cost=COST, n_blocks=100))
     pool.hold(D0, RUNNING, 20, DecodeStay(400, 30.0))
     pool.start(D0, RUNNING, 31.0)
     pool.observe_decode_time(2.0)
-    assert pool.decode_time_s(41.0) == 2.0
-
-
-def test_while_few_are_over_those_that_run_count_in_the_uniform_time() -> None:
-    pool = with_one_of_each()  # one runs since 31
-    pool.observe_decode_time(2.0)
-    assert pool.decode_time_s(41.0) == pytest.approx(2 + 10, rel=0.01)
+    assert pool.decode_time_s(41.0) == pytest.approx(12 if counts_running else 2, rel=0.01)
     for _ in range(WINDOW):
         pool.observe_decode_time(2.0)
     assert pool.decode_time_s(41.0) == pytest.approx(2.0)

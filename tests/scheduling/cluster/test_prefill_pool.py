@@ -23,19 +23,15 @@ def a_pool() -> PrefillPool:
     return pool
 
 
+def an_estimate(worker: WorkerId = P0, kind: Any = Estimate, **fields: Any) -> Any:
+    numbers = dict.fromkeys(("queue_s", "transfer_s", "prefill_s", "ttft_s"), 0.0)
+    blocks = dict.fromkeys(("local_blocks", "n_blocks", "transfer_blocks"), 0)
+    return kind(worker_id=worker, **{"home": None, "source": None, **blocks, **numbers, **fields})
+
+
 def plan(pool: PrefillPool, rid: RequestId, seconds: int, now: float = 0.0, **cached: Any) -> None:
-    fields: dict[str, Any] = {"source": None, "n_blocks": 0, "transfer_blocks": 0, **cached}
-    chosen = Estimate(
-        worker_id=P0,
-        home=None,
-        local_blocks=0,
-        queue_s=0.0,
-        transfer_s=0.0,
-        prefill_s=float(seconds),
-        ttft_s=float(seconds),
-        **fields,
-    )
-    n_tokens = seconds + 16 * fields["n_blocks"]
+    chosen = an_estimate(prefill_s=float(seconds), ttft_s=float(seconds), **cached)
+    n_tokens = seconds + 16 * chosen.n_blocks
     pool.plan(chosen, PlacementRequest(rid, n_tokens, 1, block_size=16, block_bytes=64), now)
     pool.check()
 
@@ -137,29 +133,24 @@ def a_running_pool() -> PrefillPool:
     return pool
 
 
-def test_a_request_that_decode_refused_takes_no_seconds_from_the_prefill_under_way() -> None:
-    pool = a_running_pool()
-    plan(pool, C, 10)
-    release(pool, C, 19.0)  # its worker was never told of it
+@pytest.mark.parametrize(
+    "gone", ["refused by decode", "planned before it", "cancelled in the queue"]
+)
+def test_one_that_leaves_takes_no_seconds_from_the_prefill_under_way(gone: str) -> None:
+    pool, under_way = a_running_pool(), A
+    if gone == "refused by decode":  # its worker was never told of it
+        plan(pool, C, 10)
+        release(pool, C, 19.0)
+    elif gone == "cancelled in the queue":
+        release(pool, B, 19.0)
+    else:
+        pool, under_way = a_pool(), B
+        plan(pool, A, 10)
+        plan(pool, B, 10)
+        pool.start(P0, B, 10.0)
+        release(pool, A, 19.0)
     pool.on_answer(P0, 20.0)
-    assert pool.busy_s(P0, A, 20.0) == 10.0
-
-
-def test_nor_does_one_that_was_planned_before_it() -> None:
-    pool = a_pool()
-    plan(pool, A, 10)
-    plan(pool, B, 10)
-    pool.start(P0, B, 10.0)
-    release(pool, A, 19.0)
-    pool.on_answer(P0, 20.0)
-    assert pool.busy_s(P0, B, 20.0) == 10.0
-
-
-def test_a_request_cancelled_in_the_queue_takes_no_seconds_from_the_prefill_under_way() -> None:
-    pool = a_running_pool()
-    release(pool, B, 19.0)
-    pool.on_answer(P0, 20.0)
-    assert pool.busy_s(P0, A, 20.0) == 10.0
+    assert pool.busy_s(P0, under_way, 20.0) == 10.0
 
 
 def test_the_seconds_of_a_cancelled_prefill_are_not_those_of_the_next_one() -> None:
@@ -178,42 +169,14 @@ def test_a_prefill_that_is_done_before_its_turn_kept_its_worker_busy() -> None:
 
 
 def test_the_stages_of_a_prompt_kept_all_their_workers_busy() -> None:
-    pool = a_pool()
+    pool, other = a_pool(), WorkerId("prefill-1")
     pool.join(a_worker("prefill-1", prefill_cost=COST))
-    other = WorkerId("prefill-1")
-    group = GroupEstimate(
-        worker_id=P0,
-        home=None,
-        local_blocks=0,
-        source=None,
-        n_blocks=0,
-        transfer_blocks=0,
-        queue_s=0.0,
-        transfer_s=0.0,
-        prefill_s=5.0,
-        ttft_s=5.0,
-        group="g",
-        members=(P0, other),
-        stage_s=(5.0, 5.0),
-    )
+    members: dict[str, Any] = {"group": "g", "members": (P0, other), "stage_s": (5.0, 5.0)}
+    group = an_estimate(kind=GroupEstimate, prefill_s=5.0, ttft_s=5.0, **members)
     pool.plan(group, PlacementRequest(A, 10, 1, block_size=16, block_bytes=64), 0.0)
     pool.start(P0, A, 0.0)
-    pool.plan(
-        Estimate(
-            worker_id=other,
-            home=None,
-            local_blocks=0,
-            source=None,
-            n_blocks=0,
-            transfer_blocks=0,
-            queue_s=5.0,
-            transfer_s=0.0,
-            prefill_s=4.0,
-            ttft_s=9.0,
-        ),
-        PlacementRequest(B, 4, 1, block_size=16, block_bytes=64),
-        1.0,
-    )
+    alone = an_estimate(other, queue_s=5.0, prefill_s=4.0, ttft_s=9.0)
+    pool.plan(alone, PlacementRequest(B, 4, 1, block_size=16, block_bytes=64), 1.0)
     pool.start(other, B, 1.0)
     pool.on_answer(P0, 5.0)
     release(pool, A, 5.0)

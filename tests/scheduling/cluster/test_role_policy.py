@@ -1,3 +1,5 @@
+import pytest
+
 from halfmoon_protocol.ids import WorkerId
 from halfmoon_scheduling.cluster.role_policy import RoleChange, RoleLimits, RolePolicy
 
@@ -23,25 +25,22 @@ def watch(
     return found
 
 
-def test_the_least_busy_worker_goes_to_the_side_that_stays_busier() -> None:
-    policy = RolePolicy(LIMITS)
-    ((at_s, change),) = watch(
-        policy, loads("prefill", 1.2, 1.4), loads("decode", 0.3, 0.1, 0.2), 0, 100
-    )
-    assert at_s == 60
-    assert (change.worker_id, change.to) == ("decode-1", "prefill")
-    assert "prefill has had a load of 1.30, the other side of 0.20" in change.reason
-
-
-def test_decode_gets_one_too() -> None:
-    ((_, change),) = watch(
-        RolePolicy(LIMITS), loads("prefill", 0.1, 0.2), loads("decode", 0.9), 0, 100
-    )
-    assert (change.worker_id, change.to) == ("prefill-0", "decode")
-    ((_, change),) = watch(
-        RolePolicy(LIMITS), loads("prefill", 0.2, 0.1), loads("decode", 0.9, 0.9), 0, 100
-    )
-    assert (change.worker_id, change.to) == ("prefill-1", "decode")
+@pytest.mark.parametrize(
+    ("prefill", "decode", "changed"),
+    [
+        ((1.2, 1.4), (0.3, 0.1, 0.2), ("decode-1", "prefill")),
+        ((0.1, 0.2), (0.9,), ("prefill-0", "decode")),
+        ((0.2, 0.1), (0.9, 0.9), ("prefill-1", "decode")),
+    ],
+)
+def test_the_least_busy_worker_goes_to_the_side_that_stays_busier(
+    prefill: tuple[float, ...], decode: tuple[float, ...], changed: tuple[str, str]
+) -> None:
+    found = watch(RolePolicy(LIMITS), loads("prefill", *prefill), loads("decode", *decode), 0, 100)
+    ((at_s, change),) = found
+    assert (at_s, change.worker_id, change.to) == (60, *changed)
+    if changed[1] == "prefill":
+        assert "prefill has had a load of 1.30, the other side of 0.20" in change.reason
 
 
 def test_a_short_peak_changes_nothing() -> None:
@@ -52,35 +51,33 @@ def test_a_short_peak_changes_nothing() -> None:
         assert policy.observe(loads("prefill", 0.1), idle, begin + 50.0) is None
 
 
-def test_two_busy_sides_or_two_idle_ones_change_nothing() -> None:
-    for prefill, decode in ((1.2, 1.0), (0.5, 0.1), (0.1, 0.5), (1.0, 1.2)):
-        policy = RolePolicy(LIMITS)
-        assert (
-            watch(policy, loads("prefill", *[prefill] * 3), loads("decode", *[decode] * 3), 0, 500)
-            == []
-        )
+@pytest.mark.parametrize(
+    ("rest_s", "until_s", "times"), [(300.0, 800, [60, 360, 660]), (10.0, 200, [60, 120, 180])]
+)
+def test_after_a_change_there_is_a_rest_and_the_imbalance_must_last_anew(
+    rest_s: float, until_s: float, times: list[float]
+) -> None:
+    policy = RolePolicy(RoleLimits(lasting_s=60.0, rest_s=rest_s))
+    found = watch(policy, loads("prefill", 1.2, 1.2), loads("decode", *[0.1] * 3), 0, until_s)
+    assert [at_s for at_s, _ in found] == times
 
 
-def test_after_a_change_there_is_a_rest() -> None:
+#: 0.9 over one worker is 0.45 over two; 1.0 of work over two decode workers is 1.0 over one.
+NO_CHANGE: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    "both are busy": ((1.2,) * 3, (1.0,) * 3),
+    "both are busy, decode more": ((1.0,) * 3, (1.2,) * 3),
+    "both are idle": ((0.5,) * 3, (0.1,) * 3),
+    "both are idle, decode less": ((0.1,) * 3, (0.5,) * 3),
+    "it is the last worker of its side": ((5.0,), (0.0,)),
+    "there is none": ((5.0,), ()),
+    "it would only turn the imbalance round": ((0.9,), (0.5, 0.5)),
+}
+
+
+@pytest.mark.parametrize(("prefill", "decode"), NO_CHANGE.values(), ids=NO_CHANGE)
+def test_none_changes_where(prefill: tuple[float, ...], decode: tuple[float, ...]) -> None:
     policy = RolePolicy(LIMITS)
-    found = watch(policy, loads("prefill", 1.2, 1.2), loads("decode", 0.1, 0.1, 0.1), 0, 800)
-    assert [at_s for at_s, _ in found] == [60, 360, 660]
-
-
-def test_after_a_change_the_imbalance_must_last_anew() -> None:
-    policy = RolePolicy(RoleLimits(lasting_s=60.0, rest_s=10.0))
-    found = watch(policy, loads("prefill", 1.2, 1.2), loads("decode", 0.1, 0.1, 0.1), 0, 200)
-    assert [at_s for at_s, _ in found] == [60, 120, 180]
-
-
-def test_a_side_keeps_its_last_worker() -> None:
-    assert watch(RolePolicy(LIMITS), loads("prefill", 5.0), loads("decode", 0.0), 0, 500) == []
-    assert watch(RolePolicy(LIMITS), loads("prefill", 5.0), loads("decode"), 0, 500) == []
-
-
-def test_roles_do_not_swing_when_a_change_would_only_turn_the_imbalance_round() -> None:
-    # 0.9 over one worker is 0.45 over two; 1.0 of work over two decode workers is 1.0 over one.
-    assert watch(RolePolicy(LIMITS), loads("prefill", 0.9), loads("decode", 0.5, 0.5), 0, 500) == []
+    assert watch(policy, loads("prefill", *prefill), loads("decode", *decode), 0, 500) == []
 
 
 def test_work_that_moves_with_the_workers_comes_to_rest() -> None:

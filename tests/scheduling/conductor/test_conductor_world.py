@@ -7,24 +7,21 @@ generation, before or after the conductor has noticed.
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from halfmoon_protocol.ids import BlockHash, RequestId, WorkerId, original_request_id, retry_id
-from halfmoon_protocol.kv_events import BlockStored, KvEventBatch
+from halfmoon_protocol.kv_events import KvEventBatch
 from halfmoon_protocol.messages import (
     BlocksSnapshot,
     Cancel,
     DecodeFailed,
-    DecodeLoad,
     DecodeRefused,
     DecodeReserved,
-    PrefillDone,
     PrefillFailed,
-    PrefillLoad,
     PrefillStopped,
     Produced,
     ReserveDecode,
@@ -37,7 +34,6 @@ from halfmoon_protocol.messages import (
     ToWorker,
     WorkerInfo,
 )
-from halfmoon_protocol.sampling import Finish
 from halfmoon_scheduling.admission.loss_history import MAX_EXCUSES
 from halfmoon_scheduling.admission_modes import ADMISSION_MODES
 from halfmoon_scheduling.commands import (
@@ -70,7 +66,8 @@ from halfmoon_scheduling.events import (
 )
 from halfmoon_scheduling.placement.modes import PLACEMENT_MODES
 from halfmoon_testing.scheduling_inputs import a_landing, a_request, a_worker
-from tests.nightly import by_day
+from tests.scheduling.core import decode_load, kv_stored, prefill_done, prefill_load
+from tests.scheduling.models import model_test
 
 NAMES = ["prefill-0", "prefill-1", "decode-0", "decode-1", "kvstore-0", "kvstore-1"]
 N_PAGES = 12
@@ -127,13 +124,8 @@ class Worker:
         try:
             pages = self.batch.reserve(message.request_id, message.n_tokens, message.stopping, now)
         except ReservationRefused as refusal:
-            self.outbox.append(
-                DecodeRefused(
-                    request_id=message.request_id,
-                    reason=refusal.reason,
-                    retryable=refusal.retryable,
-                )
-            )
+            why = {"reason": refusal.reason, "retryable": refusal.retryable}
+            self.outbox.append(DecodeRefused(request_id=message.request_id, **why))  # type: ignore[arg-type]
             return
         self.pages[message.request_id] = set(pages)
         landing = a_landing(self.info.worker_id, tuple(pages), generation=self.info.generation)
@@ -143,6 +135,14 @@ class Worker:
 
     def _fail_decode(self, request_id: RequestId, reason: str) -> None:
         self.outbox.append(DecodeFailed(request_id=request_id, reason=reason, retryable=True))
+
+    def fail_prefill(
+        self, rid: RequestId, reason: str, retryable: bool = True, culprit: str | None = None
+    ) -> None:
+        blamed = None if culprit is None else WorkerId(culprit)
+        self.outbox.append(
+            PrefillFailed(request_id=rid, reason=reason, retryable=retryable, culprit=blamed)
+        )
 
     def step(self, now: float) -> None:
         """One decode step, after the landings that ran out."""
@@ -162,20 +162,11 @@ class Worker:
 
     def load(self) -> ToConductor:
         if self.batch is None:
-            return PrefillLoad(
-                n_queued=len(self.queue),
-                queued_tokens=sum(len(start.token_ids) for start in self.queue.values()),
-                free_pages=9,
-                n_pages=9,
-            )
-        return DecodeLoad(
-            n_running=self.batch.n_running,
-            n_reserved=self.batch.n_reserved,
-            context_tokens=self.batch.context_tokens,
-            free_pages=self.batch.free_pages,
-            n_pages=N_PAGES,
-            step_s=0.01,
-        )
+            n_tokens = sum(len(start.token_ids) for start in self.queue.values())
+            return prefill_load(n_tokens, len(self.queue))
+        names = "n_running", "n_reserved", "context_tokens", "free_pages"
+        counts = {name: getattr(self.batch, name) for name in names}
+        return decode_load(n_pages=N_PAGES, step_s=0.01, **counts)
 
 
 class World(RuleBasedStateMachine):
@@ -203,24 +194,21 @@ class World(RuleBasedStateMachine):
         served: bool,
     ) -> None:
         self.grouped, self.local, self.served = grouped, local, served
-        self.config = msgspec.convert(
-            {
-                "placement": placement,
-                "admission": admission,
-                "double_check": double_check,
-                "max_deferred": max_deferred,
-                "defer_s": 3.0,
-                "ttft_slo_s": 5.0,
-                "tbt_slo_s": 0.0115,  # one request a step
-                "group_least_gain": 1.0,
-                "max_waiting": 4,
-                "admission_quantile": 0.9 if double_check else 0.0,
-                "max_queued_requests": 12,
-                "max_queue_s": 20.0,
-                "max_attempts": 3,
-                "request_timeout_s": 30.0,
-            },
-            SchedulingConfig,
+        self.config = SchedulingConfig(
+            placement=placement,
+            admission=admission,
+            double_check=double_check,
+            max_deferred=max_deferred,
+            defer_s=3.0,
+            ttft_slo_s=5.0,
+            tbt_slo_s=0.0115,  # one request a step
+            group_least_gain=1.0,
+            max_waiting=4,
+            admission_quantile=0.9 if double_check else 0.0,
+            max_queued_requests=12,
+            max_queue_s=20.0,
+            max_attempts=3,
+            request_timeout_s=30.0,
         )
         self.conductor = Conductor(self.config)
         self.now = 0.0
@@ -343,15 +331,9 @@ class World(RuleBasedStateMachine):
         defer_s: float | None,
     ) -> None:
         self.n_clients += 1
-        request = a_request(
-            f"cmpl-{self.n_clients}",
-            n_tokens=n_tokens,
-            prompt=prompt,
-            max_new_tokens=max_new,
-            priority=priority,
-            tenant=tenant,
-            defer_s=defer_s,
-        )
+        rules: dict[str, Any] = {"priority": priority, "tenant": tenant, "defer_s": defer_s}
+        rules |= {"n_tokens": n_tokens, "prompt": prompt, "max_new_tokens": max_new}
+        request = a_request(f"cmpl-{self.n_clients}", **rules)
         self.requests[request.request_id] = request
         self.tell(RequestArrived(request))
         if twice and request.request_id not in self.ended:
@@ -476,13 +458,8 @@ class World(RuleBasedStateMachine):
             )
             batch = None
             if info.role == "decode":
-                batch = DecodeBatch(
-                    PageAllocator(N_PAGES),
-                    block_size=16,
-                    max_running=3,
-                    max_context=4096,
-                    landing_ttl_s=LANDING_S,
-                )
+                sizes = {"block_size": 16, "max_running": 3, "max_context": 4096}
+                batch = DecodeBatch(PageAllocator(N_PAGES), landing_ttl_s=LANDING_S, **sizes)
             self.workers[worker_id] = Worker(info, batch=batch)
             draining = False
         worker = self.workers[worker_id]
@@ -547,36 +524,17 @@ class World(RuleBasedStateMachine):
         rid = next(iter(worker.queue))
         start = worker.queue.pop(rid)
         if outcome in ("fails", "is hopeless"):
-            worker.outbox.append(
-                PrefillFailed(
-                    request_id=rid,
-                    reason=f"it {outcome}",
-                    retryable=outcome == "fails",
-                    culprit=None if culprit is None else WorkerId(culprit),
-                )
-            )
+            worker.fail_prefill(rid, f"it {outcome}", outcome == "fails", culprit)
             return
         if worker.may_write_until_s[rid] <= self.now:
-            worker.outbox.append(
-                PrefillFailed(request_id=rid, reason="the landing ran out", retryable=True)
-            )
+            worker.fail_prefill(rid, "the landing ran out")
             return
         self.write(start)
         if start.stopping.max_new_tokens == 1:
             outcome = "length"
         n_cached = 16 * start.cached.n_blocks if start.cached else 0
         assert n_cached < len(start.token_ids)
-        worker.outbox.append(
-            PrefillDone(
-                request_id=rid,
-                first_token=1,
-                finish=msgspec.convert(outcome, Finish),
-                n_cached=n_cached,
-                queue_s=0.0,
-                compute_s=0.02,
-                drain_s=0.0,
-            )
-        )
+        worker.outbox.append(prefill_done(rid, outcome, n_cached=n_cached, compute_s=0.02))
         kept_at = None if start.store_in is None else start.store_in.worker_id
         if self.served:  # a server keeps what it computes, without being told
             kept_at = WorkerId(f"kvstore-{worker_id[-1]}")
@@ -584,13 +542,7 @@ class World(RuleBasedStateMachine):
             kvstore = self.workers[kept_at]
             kvstore.blocks |= set(start.block_hashes)
             kvstore.sequence += 1
-            event = BlockStored(
-                block_hashes=start.block_hashes,
-                parent_block_hash=None,
-                token_ids=(),
-                block_size=16,
-            )
-            kvstore.outbox.append(KvEventBatch(kvstore.sequence, 0.0, (event,)))
+            kvstore.outbox.append(kv_stored(start.block_hashes, kvstore.sequence))
 
     def write(self, start: StartPrefill) -> None:
         """KV bytes land; pages that are another request's by now would be spoilt."""
@@ -693,9 +645,4 @@ class World(RuleBasedStateMachine):
             assert again.handle(event, now) == commands
 
 
-TestWorld = World.TestCase
-TestWorld.settings = settings(
-    max_examples=by_day(25, at_night=300),
-    stateful_step_count=by_day(20, at_night=60),
-    deadline=None,
-)
+TestWorld = model_test(World, at_night=300, steps_at_night=60)

@@ -5,17 +5,16 @@ import tracemalloc
 import msgspec
 import pytest
 
-from halfmoon_protocol.ids import RequestId, WorkerId
+from halfmoon_protocol.ids import WorkerId
 from halfmoon_scheduling.admission.admission_policy import AdmissionVerdict
-from halfmoon_scheduling.conductor.conductor_machine import Conductor
 from halfmoon_scheduling.conductor.decision_log import DecisionLog, estimated_bytes
 from halfmoon_scheduling.config import SchedulingConfig
-from halfmoon_scheduling.events import RequestArrived, WorkerJoined
 from halfmoon_scheduling.placement.estimates import Estimate, Placement
 from halfmoon_scheduling.placement.local_prefill import LocalPrefillEstimate
 from halfmoon_scheduling.placement.prefill_groups import GroupEstimate
 from halfmoon_scheduling.requests.request_state import RequestState
-from halfmoon_testing.scheduling_inputs import a_request, a_worker
+from halfmoon_testing.scheduling_inputs import a_request
+from tests.scheduling.core import Core
 
 MIB = 2**20
 
@@ -43,19 +42,15 @@ def kept(log: DecisionLog) -> list[str]:
     return [decision.request_id for decision in log.decisions]
 
 
-def test_the_oldest_decisions_go_when_their_number_is_reached() -> None:
+def test_the_oldest_decisions_go_when_their_number_or_their_bytes_are_reached() -> None:
     log = DecisionLog(2, MIB)
     for number in range(4):
         record(log, number, a_placement((a_row(0),)))
     assert kept(log) == ["cmpl-2", "cmpl-3"]
-
-
-def test_the_oldest_decisions_go_when_their_bytes_are_reached() -> None:
     log = DecisionLog(100, MIB)
     small, large = a_placement((a_row(0),)), a_placement((a_row(0),) * 1500)
-    record(log, 0, small)
-    record(log, 1, large)
-    record(log, 2, large)
+    for number, placement in enumerate((small, large, large)):
+        record(log, number, placement)
     assert kept(log) == ["cmpl-0", "cmpl-1", "cmpl-2"]
     record(log, 3, large)
     assert kept(log) == ["cmpl-2", "cmpl-3"]
@@ -115,16 +110,13 @@ def test_the_estimated_bytes_are_no_less_than_what_a_decision_takes(
 
 
 def test_the_conductor_keeps_as_many_decisions_as_its_setting_allows() -> None:
-    core = Conductor(SchedulingConfig(kept_decision_bytes=20_000, admission="none"))
-    for i in range(100):
-        core.handle(WorkerJoined(a_worker(f"prefill-{i}")), 0.0)
-    core.handle(WorkerJoined(a_worker("decode-0")), 0.0)
+    workers = [*(f"prefill-{i}" for i in range(100)), "decode-0"]
+    core = Core(*workers, kept_decision_bytes=20_000)
     for number in range(10):
-        core.handle(RequestArrived(a_request(f"cmpl-{number}")), 0.0)
-        core.check()
-    newest = [RequestId(f"cmpl-{number}") for number in range(10)]
-    found = [decision.request_id for decision in core.decisions]
-    assert 1 <= len(found) < 10 and found == newest[-len(found) :]
+        core.arrive(f"cmpl-{number}")
+    found = [decision.request_id for decision in core.conductor.decisions]
+    assert 1 <= len(found) < 10
+    assert found == [f"cmpl-{number}" for number in range(10 - len(found), 10)]
 
 
 def test_a_negative_size_is_refused_by_name() -> None:

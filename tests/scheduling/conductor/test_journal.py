@@ -2,8 +2,8 @@ from io import BytesIO
 
 import pytest
 
-from halfmoon_protocol.ids import RequestId, WorkerId
-from halfmoon_protocol.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KvEventBatch
+from halfmoon_protocol.ids import RequestId
+from halfmoon_protocol.kv_events import AllBlocksCleared, BlockRemoved, KvEventBatch
 from halfmoon_protocol.messages import BlocksSnapshot
 from halfmoon_scheduling.conductor.conductor_machine import Conductor
 from halfmoon_scheduling.conductor.journal import (
@@ -27,19 +27,16 @@ from halfmoon_scheduling.events import (
     WorkerLost,
 )
 from halfmoon_testing.scheduling_inputs import a_request, a_worker
+from tests.scheduling.core import K0, kv_stored
 
-K0 = WorkerId("kvstore-0")
 REQUEST = a_request(n_tokens=100, tenant="a", priority=3, tbt_slo_s=float("inf"))
-STORED = BlockStored(
-    block_hashes=REQUEST.block_hashes, parent_block_hash=None, token_ids=(), block_size=16
-)
 #: One of each kind, and of each kind of KV event.
 EVENTS: list[AnyEvent] = [
     WorkerJoined(a_worker("prefill-0")),
     WorkerJoined(a_worker("decode-0")),
     WorkerJoined(a_worker("kvstore-0")),
     MessageReceived(K0, BlocksSnapshot(sequence=-1, hashes=())),
-    KvChanged(K0, KvEventBatch(0, 0.0, (STORED,))),
+    KvChanged(K0, kv_stored(REQUEST.block_hashes)),
     KvChanged(K0, KvEventBatch(1, 0.1, (BlockRemoved(block_hashes=REQUEST.block_hashes[3:]),))),
     RequestArrived(REQUEST),
     RequestArrived(a_request("cmpl-2")),
@@ -97,14 +94,9 @@ def test_a_journal_cut_off_anywhere_replays_up_to_there() -> None:
         (b"halfmoon journal 1\n", "before its header"),
         (b"halfmoon journal 1\n\x01\x00\x00\x00\xc1", "header can't be read"),
         (b"halfmoon journal 1\n\xff\xff\xff\xff", "over the limit"),
+        (encode_header(SchedulingConfig()) + b"\x01\x00\x00\x00\xc0", "record can't be read"),
     ],
 )
 def test_what_is_no_journal_is_refused_with_the_reason(journal: bytes, message: str) -> None:
     with pytest.raises(BadJournal, match=message):
-        read_journal(BytesIO(journal))
-
-
-def test_a_broken_record_is_refused_with_the_reason() -> None:
-    journal = encode_header(SchedulingConfig()) + b"\x01\x00\x00\x00\xc0"
-    with pytest.raises(BadJournal, match="record can't be read"):
         replay_journal(BytesIO(journal))

@@ -15,19 +15,15 @@ import msgspec
 import pytest
 
 from halfmoon_protocol.ids import RequestId, WorkerId, retry_id
-from halfmoon_protocol.kv_events import BlockStored, KvEventBatch
 from halfmoon_protocol.messages import (
     BlocksSnapshot,
     Cancel,
     DecodeCost,
     DecodeFailed,
-    DecodeLoad,
     DecodeRefused,
     DecodeReserved,
     PrefillCost,
-    PrefillDone,
     PrefillFailed,
-    PrefillLoad,
     PrefillStopped,
     ReserveDecode,
     Stage,
@@ -58,6 +54,7 @@ from halfmoon_scheduling.events import (
 from halfmoon_scheduling.placement.modes import PLACEMENT_MODES
 from halfmoon_testing.scheduling_inputs import a_landing, a_request, a_worker
 from tests.nightly import by_day
+from tests.scheduling.core import Core, decode_load, kv_stored, prefill_done, prefill_load
 
 N_CLUSTERS = int(os.environ.get("HALFMOON_RANDOM_CLUSTERS", by_day(15, at_night=300)))
 #: Prompts of a cluster; their lengths in tokens, 16 to a block.
@@ -146,15 +143,10 @@ class Pair:
                 casualties = before.casualties
                 if command.casualty is not None:
                     casualties = with_casualty(casualties, command.casualty)
-                self.arrive(
-                    msgspec.structs.replace(
-                        before,
-                        request_id=retry_id(before.request_id, before.attempt + 1),
-                        attempt=before.attempt + 1,
-                        fruitless=before.fruitless + 1,
-                        casualties=casualties,
-                    )
-                )
+                again: dict[str, Any] = {"attempt": before.attempt + 1, "casualties": casualties}
+                again["request_id"] = retry_id(before.request_id, before.attempt + 1)
+                again["fruitless"] = before.fruitless + 1
+                self.arrive(msgspec.structs.replace(before, **again))
             case Reject() | Fail():
                 self.requests.pop(command.request_id, None)
 
@@ -206,6 +198,7 @@ class Pair:
         dice, worker_id, message = self.dice, sent.worker_id, sent.message
         fails = dice.random() < 0.1
         culprit = WorkerId(dice.choice(self.names)) if dice.random() < 0.5 else None
+        blamed: dict[str, Any] = {"reason": "no", "retryable": True, "culprit": culprit}
         match message:
             case ReserveDecode(request_id=rid) if fails:
                 self.hear(worker_id, DecodeRefused(request_id=rid, reason="full", retryable=True))
@@ -215,35 +208,21 @@ class Pair:
                     worker_id, DecodeReserved(request_id=rid, landing=landing, expires_s=60.0)
                 )
             case StartPrefill(request_id=rid) if fails:
-                self.hear(
-                    worker_id,
-                    PrefillFailed(request_id=rid, reason="no", retryable=True, culprit=culprit),
-                )
+                self.hear(worker_id, PrefillFailed(request_id=rid, **blamed))
             case StartPrefill(request_id=rid):
                 cached = message.cached
                 n_cached = 0 if cached is None else 16 * cached.n_blocks
                 self.now += dice.choice((0.0, 0.01, 0.5))
-                self.hear(
-                    worker_id,
-                    PrefillDone(
-                        request_id=rid,
-                        first_token=1,
-                        finish="",
-                        n_cached=n_cached,
-                        queue_s=0.0,
-                        compute_s=dice.choice((0.01, 0.3, 2.0, 2000.0)),
-                        drain_s=0.0,
-                        fetched_bytes=dice.choice((0, 1 << 20)) if n_cached else 0,
-                        fetch_s=60.0 if worker_id[-1] in "02468" else 600.0,
-                    ),
-                )
+                read = {
+                    "compute_s": dice.choice((0.01, 0.3, 2.0, 2000.0)),
+                    "fetched_bytes": dice.choice((0, 1 << 20)) if n_cached else 0,
+                    "fetch_s": 60.0 if worker_id[-1] in "02468" else 600.0,
+                }
+                self.hear(worker_id, prefill_done(rid, n_cached=n_cached, **read))
                 if message.store_in is not None:
                     self.store(message.store_in.worker_id, message)
             case StartDecode(request_id=rid) if fails:
-                self.hear(
-                    worker_id,
-                    DecodeFailed(request_id=rid, reason="no", retryable=True, culprit=culprit),
-                )
+                self.hear(worker_id, DecodeFailed(request_id=rid, **blamed))
             case StartDecode(request_id=rid):
                 self.decoding.append(rid)
             case Cancel(request_id=rid):
@@ -251,10 +230,7 @@ class Pair:
 
     def store(self, kvstore: WorkerId, start: StartPrefill) -> None:
         self.sequence += 1
-        stored = BlockStored(
-            block_hashes=start.block_hashes, parent_block_hash=None, token_ids=(), block_size=16
-        )
-        self.handle(KvChanged(kvstore, KvEventBatch(self.sequence, 0.0, (stored,))))
+        self.handle(KvChanged(kvstore, kv_stored(start.block_hashes, self.sequence)))
 
     def end_decode(self, rid: RequestId) -> None:
         if self.requests.pop(rid, None) is not None:
@@ -264,20 +240,12 @@ class Pair:
         dice, worker_id = self.dice, WorkerId(self.dice.choice(self.names))
         if worker_id.startswith("prefill"):
             n = dice.choice((0, 0, 50, 5000))
-            self.hear(worker_id, PrefillLoad(n_queued=n, queued_tokens=n, free_pages=9, n_pages=9))
+            self.hear(worker_id, prefill_load(n, n))
         elif worker_id.startswith("decode"):
             n = dice.choice((0, 1, 3))
-            self.hear(
-                worker_id,
-                DecodeLoad(
-                    n_running=n,
-                    n_reserved=0,
-                    context_tokens=100 * n,
-                    free_pages=dice.choice((0, 3, 20, 64)),
-                    n_pages=64,
-                    step_s=dice.choice((0.0, 0.01, 0.03)),
-                ),
-            )
+            free_pages, step_s = dice.choice((0, 3, 20, 64)), dice.choice((0.0, 0.01, 0.03))
+            load = decode_load(free_pages, n_running=n, context_tokens=100 * n, step_s=step_s)
+            self.hear(worker_id, load)
         else:
             hashes = a_request(n_tokens=330, prompt=dice.randrange(N_PROMPTS)).block_hashes
             held = hashes[: dice.randrange(len(hashes))]
@@ -374,21 +342,21 @@ def test_the_order_decides_alike_in_a_cluster_of_hundreds(placement: str) -> Non
 def test_neither_a_try_that_avoids_a_worker_nor_any_mode_compares_all_workers(
     placement: str,
 ) -> None:
-    core = Conductor(SchedulingConfig(placement=placement))
-    for name in (*(f"prefill-{i:03}" for i in range(300)), "decode-0", "decode-1", "kvstore-0"):
-        core.handle(WorkerJoined(a_worker(name)), 0.0)
+    workers = (*(f"prefill-{i:03}" for i in range(300)), "decode-0", "decode-1", "kvstore-0")
+    core = Core(placement=placement)
+    for name in workers:
+        core.conductor.handle(WorkerJoined(a_worker(name)), 0.0)
     first = a_request("cmpl-1")
-    core.handle(RequestArrived(first), 0.0)
-    used = core.decisions[-1].placement
+    core.arrive(first)
+    used = core.placement
     assert used.decode is not None
     with mock.patch.object(placer, "place", side_effect=AssertionError("compares all workers")):
         for worker_id in (used.prefill, used.decode):
-            core._placer.avoid(first.request_id, worker_id)
-        retry = msgspec.structs.replace(
-            first, request_id=retry_id(first.request_id, 2), attempt=2, fruitless=1
-        )
-        core.handle(RequestArrived(retry), 0.0)
-    again = core.decisions[-1].placement
+            core.conductor._placer.avoid(first.request_id, worker_id)
+        again_id = retry_id(first.request_id, 2)
+        retry = msgspec.structs.replace(first, request_id=again_id, attempt=2, fruitless=1)
+        core.conductor.handle(RequestArrived(retry), 0.0)
+    again = core.placement
     assert again.n_candidates == 299
     assert len(again.estimates) >= ordered_placement.KEPT_ROWS
     assert used.prefill not in (again.prefill, *(row.worker_id for row in again.estimates))
@@ -396,41 +364,34 @@ def test_neither_a_try_that_avoids_a_worker_nor_any_mode_compares_all_workers(
 
 
 def test_a_request_goes_where_the_least_is_before_it_in_the_order_of_priorities() -> None:
-    core = Conductor(SchedulingConfig(placement="load_balance"))
+    core = Core(placement="load_balance")
     for name in ("prefill-0", "prefill-1", "decode-0", "kvstore-0"):
-        core.handle(
-            WorkerJoined(a_worker(name, prefill_cost=PrefillCost(0.0, 0.01), n_blocks=999)), 0.0
-        )
-
-    def place(name: str, n_tokens: int, priority: int) -> tuple[WorkerId, float]:
-        core.handle(RequestArrived(a_request(name, n_tokens=n_tokens, priority=priority)), 0.0)
-        core.check()
-        row = core.decisions[-1].placement.chosen
-        return row.worker_id, row.queue_s
-
-    assert place("long", 1000, 0) == ("prefill-0", 0.0)
-    assert place("urgent", 100, 1) == ("prefill-0", 0.0)
-    assert place("urgent too", 100, 1) == ("prefill-1", 0.0)
-    assert place("urgent as well", 100, 1) == ("prefill-0", 1.0)
-    assert place("late", 100, 0) == ("prefill-1", 1.0)
-    assert place("most urgent", 100, 2) == ("prefill-0", 0.0)
+        core.join(name, prefill_cost=PrefillCost(0.0, 0.01), n_blocks=999)
+    for name, n_tokens, priority, placed in (
+        ("long", 1000, 0, ("prefill-0", 0.0)),
+        ("urgent", 100, 1, ("prefill-0", 0.0)),
+        ("urgent too", 100, 1, ("prefill-1", 0.0)),
+        ("urgent as well", 100, 1, ("prefill-0", 1.0)),
+        ("late", 100, 0, ("prefill-1", 1.0)),
+        ("most urgent", 100, 2, ("prefill-0", 0.0)),
+    ):
+        core.arrive(name, n_tokens=n_tokens, priority=priority)
+        assert (core.chosen.worker_id, core.chosen.queue_s) == placed, name
 
 
 def test_a_reader_with_a_faster_path_than_others_is_found_among_equal_workers() -> None:
-    core = Conductor(SchedulingConfig(prior_bandwidth=1e4))
+    core = Core(prior_bandwidth=1e4)
     for i in range(12):
-        worker = a_worker(f"prefill-{i:02}", home_kvstore="kvstore-1")
-        core.handle(WorkerJoined(worker), 0.0)
+        core.join(f"prefill-{i:02}", home_kvstore="kvstore-1")
     for name in ("decode-0", "kvstore-0", "kvstore-1"):
-        core.handle(WorkerJoined(a_worker(name)), 0.0)
+        core.join(name)
     source, fast = WorkerId("kvstore-0"), WorkerId("prefill-11")
-    core.costs.observe_transfer(source, fast, 1 << 20, 1.0, 0)
+    costs = core.conductor.costs
+    costs.observe_transfer(source, fast, 1 << 20, 1.0, 0)
     for _ in range(40):
-        core.costs.observe_transfer(source, WorkerId("prefill-03"), 1 << 20, 1e6, 0)
+        costs.observe_transfer(source, WorkerId("prefill-03"), 1 << 20, 1e6, 0)
     request = a_request(n_tokens=100)
-    snapshot = BlocksSnapshot(sequence=0, hashes=request.block_hashes)
-    core.handle(MessageReceived(source, snapshot), 0.0)
-    core.handle(RequestArrived(request), 0.0)
-    placement = core.decisions[-1].placement
-    assert (placement.prefill, placement.chosen.source) == (fast, source)
-    assert placement.n_candidates == 12 and placement.n_more > 0
+    core.hold(source, request, len(request.block_hashes))
+    core.arrive(request)
+    assert (core.placement.prefill, core.chosen.source) == (fast, source)
+    assert core.placement.n_candidates == 12 and core.placement.n_more > 0

@@ -6,69 +6,34 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halfmoon_protocol.ids import RequestId, WorkerId
-from halfmoon_protocol.messages import (
-    BlocksSnapshot,
-    DecodeFailed,
-    DecodeLoad,
-    DecodeReserved,
-    PrefillFailed,
-    ReserveDecode,
-    StartDecode,
-    StartPrefill,
-    ToConductor,
-)
-from halfmoon_protocol.sampling import Sampling
-from halfmoon_scheduling.commands import AnyCommand, Reject, Resubmit, Send
-from halfmoon_scheduling.conductor.conductor_machine import Conductor
-from halfmoon_scheduling.config import SchedulingConfig
-from halfmoon_scheduling.events import MessageReceived, Request, RequestArrived, WorkerJoined
+from halfmoon_protocol.messages import StartDecode, StartPrefill
+from halfmoon_scheduling.commands import Reject, Resubmit
+from halfmoon_scheduling.events import Request
 from halfmoon_scheduling.placement.modes import PLACEMENT_MODES
 from halfmoon_scheduling.placement.placement_explanations import explain_rejected_candidate
-from halfmoon_testing.scheduling_inputs import a_landing, a_prefill_done, a_request, a_worker
+from halfmoon_testing.scheduling_inputs import a_request
+from tests.scheduling.core import D0, D1, R1, Core, asked, message_to, only, sent
 
-ROLES = ("prefill", "decode", "kvstore")
 
-
-class Fleet:
-    """A conductor in front of servers, each three workers; its books are audited."""
+class Fleet(Core):
+    """A conductor in front of servers, each three workers."""
 
     def __init__(self, n_servers: int, **config: Any) -> None:
-        self.conductor = Conductor(SchedulingConfig(**config))
+        super().__init__(**config)
         for i in range(n_servers):
-            for role in ROLES:
+            for role in ("prefill", "decode", "kvstore"):
                 self.join(f"{role}-{i}", server=f"server-{i}")
 
-    def join(self, name: str, **fields: Any) -> list[AnyCommand]:
-        return self.handle(WorkerJoined(a_worker(name, **fields)))
-
-    def handle(self, event: Any) -> list[AnyCommand]:
-        commands = self.conductor.handle(event, 0.0)
-        self.conductor.check()
-        return commands
-
-    def hear(self, worker: str, message: ToConductor) -> list[AnyCommand]:
-        return self.handle(MessageReceived(WorkerId(worker), message))
-
-    def hold(self, kvstore: str, request: Request, n_blocks: int) -> None:
-        self.hear(kvstore, BlocksSnapshot(sequence=-1, hashes=request.block_hashes[:n_blocks]))
-
     def fill(self, decode: str) -> None:
-        load = DecodeLoad(
-            n_running=0, n_reserved=0, context_tokens=0, free_pages=0, n_pages=64, step_s=0
-        )
-        self.hear(decode, load)
+        self.load(decode, free_pages=0)
 
     def place(self, request: Request) -> tuple[str, StartPrefill, str]:
         """Return the decode worker, the command to prefill, and the prefill worker."""
-        (reserve,) = self.handle(RequestArrived(request))
-        assert isinstance(reserve, Send) and isinstance(reserve.message, ReserveDecode)
-        granted = DecodeReserved(
-            request_id=request.request_id, landing=a_landing(reserve.worker_id), expires_s=60.0
-        )
-        (start,) = self.hear(reserve.worker_id, granted)
-        assert isinstance(start, Send) and isinstance(start.message, StartPrefill)
-        return reserve.worker_id, start.message, start.worker_id
+        ((rid, decode),) = asked(self.arrive(request)).items()
+        commands = self.reserved(decode, rid)
+        ((prefill, kind),) = sent(commands)
+        assert kind is StartPrefill
+        return decode, message_to(commands, prefill), prefill
 
 
 @given(
@@ -93,7 +58,7 @@ def test_a_prompt_is_decoded_where_it_is_prefilled_and_nothing_is_fetched(
         assert decode == f"decode-{server}"
         assert server not in full or full >= set(range(n_servers))
         assert start.cached is None and start.store_in is None
-        chosen = fleet.conductor.decisions[-1].placement.chosen
+        chosen = fleet.chosen
         assert chosen.transfer_blocks == 0
         own = held[server] if prompt == 0 else 0
         assert chosen.n_blocks == own
@@ -113,12 +78,8 @@ def test_a_server_without_room_is_not_chosen_while_another_has_some() -> None:
     fleet.hold("kvstore-0", request, 6)
     fleet.fill("decode-0")
     assert fleet.place(request)[2] == "prefill-1"
-    decision = fleet.conductor.decisions[-1]
-    mode = PLACEMENT_MODES["kvcache_centric"]
-    why = [
-        explain_rejected_candidate(row, decision.placement, mode)
-        for row in decision.placement.estimates
-    ]
+    placement, mode = fleet.placement, PLACEMENT_MODES["kvcache_centric"]
+    why = [explain_rejected_candidate(row, placement, mode) for row in placement.estimates]
     assert why == ["its server has no room to decode", ""]
 
 
@@ -126,19 +87,15 @@ def test_a_request_waits_while_no_server_has_room() -> None:
     fleet = Fleet(2)
     for decode in ("decode-0", "decode-1"):
         fleet.fill(decode)
-    assert fleet.handle(RequestArrived(a_request())) == []
-    load = DecodeLoad(
-        n_running=0, n_reserved=0, context_tokens=0, free_pages=64, n_pages=64, step_s=0
-    )
-    (reserve,) = fleet.hear("decode-1", load)
-    assert isinstance(reserve, Send) and reserve.worker_id == "decode-1"
+    assert fleet.arrive() == []
+    assert asked(fleet.load("decode-1")) == {R1: D1}
 
 
 def test_an_idle_server_is_preferred_to_one_that_decodes() -> None:
     fleet = Fleet(2)
     request = a_request("cmpl-1", n_tokens=100)
     assert fleet.place(request)[2] == "prefill-0"
-    fleet.hear("prefill-0", a_prefill_done("cmpl-1"))
+    fleet.prefilled()
     assert fleet.place(a_request("cmpl-2", n_tokens=100, prompt=1))[2] == "prefill-1"
 
 
@@ -146,8 +103,7 @@ def test_a_server_takes_nothing_until_both_of_its_roles_are_there() -> None:
     fleet = Fleet(0)
     fleet.join("prefill-0", server="server-0")
     fleet.join("decode-1", server="server-1")
-    (reject,) = fleet.handle(RequestArrived(a_request("cmpl-1")))
-    assert isinstance(reject, Reject) and reject.kind == "unavailable"
+    assert only(fleet.arrive(), Reject).kind == "unavailable"
     fleet.join("decode-0", server="server-0")
     assert fleet.place(a_request("cmpl-2"))[2] == "prefill-0"
 
@@ -157,8 +113,8 @@ def test_a_request_that_fits_no_server_is_refused() -> None:
     fleet = Fleet(0)
     for name, n_blocks in (("prefill-0", 64), ("decode-0", 2), ("prefill-1", 2), ("decode-1", 64)):
         fleet.join(name, server=f"server-{name[-1]}", n_blocks=n_blocks)
-    (reject,) = fleet.handle(RequestArrived(a_request(n_tokens=100)))
-    assert isinstance(reject, Reject) and reject.kind == "too_long"
+    reject = only(fleet.arrive(n_tokens=100), Reject)
+    assert reject.kind == "too_long"
     assert reject.reason == "100 tokens and up to 8 new ones fit no server"
 
 
@@ -169,7 +125,7 @@ def test_a_server_computes_what_only_others_hold() -> None:
     request = a_request(n_tokens=100)
     fleet.hold("kvstore-9", request, 6)
     assert fleet.place(request)[2] == "prefill-8"
-    rows = fleet.conductor.decisions[-1].placement.estimates
+    rows = fleet.placement.estimates
     assert {row.worker_id: row.n_blocks for row in rows} == {"prefill-0": 0, "prefill-8": 6}
 
 
@@ -184,7 +140,7 @@ def test_workers_without_a_server_work_with_each_other_beside_servers() -> None:
     fleet.hold("kvstore-9", request, 2)
     decode, start, prefill = fleet.place(request)
     assert (prefill, decode) == ("prefill-8", "decode-9")
-    rows = fleet.conductor.decisions[-1].placement.estimates
+    rows = fleet.placement.estimates
     prefixes = {row.worker_id: (row.source, row.n_blocks) for row in rows}
     assert prefixes == {"prefill-0": ("kvstore-0", 6), "prefill-8": ("kvstore-9", 2)}
     assert start.cached is not None and start.cached.kvstore.worker_id == "kvstore-9"
@@ -198,20 +154,11 @@ def test_a_failed_try_goes_to_another_server(phase: str) -> None:
     request = a_request("cmpl-1", n_tokens=100)
     fleet.hold("kvstore-0", request, 6)
     fleet.place(request)
-    if phase == "prefill":
-        failed: ToConductor = PrefillFailed(
-            request_id=request.request_id, reason="HTTP status 500", retryable=True
-        )
-        commands = fleet.hear("prefill-0", failed)
+    if phase == "decode":
+        fleet.prefilled()
+        commands = fleet.decode_failed(reason="the stream ended in silence", culprit=D0)
     else:
-        fleet.hear("prefill-0", a_prefill_done("cmpl-1"))
-        failed = DecodeFailed(
-            request_id=request.request_id,
-            reason="the stream ended in silence",
-            retryable=True,
-            culprit=WorkerId("decode-0"),
-        )
-        commands = fleet.hear("decode-0", failed)
+        commands = fleet.prefill_failed(reason="HTTP status 500")
     assert isinstance(commands[-1], Resubmit)
     again = a_request("cmpl-1~2", n_tokens=100, attempt=2)
     assert fleet.place(again)[2] == "prefill-1"
@@ -223,20 +170,13 @@ def test_what_a_prefill_server_says_of_its_kv_reaches_the_decode_server() -> Non
     fleet.join("prefill-0", home_kvstore="kvstore-0")
     fleet.join("prefill-1")
     fleet.join("decode-0")
-    request = a_request("cmpl-1", n_tokens=100)
+    request = a_request(n_tokens=100, cache_salt="tenant-a")
     fleet.hold("kvstore-0", request, 3)
     decode, start, prefill = fleet.place(request)
     assert (prefill, decode) == ("prefill-0", "decode-0"), "its own cache is a reason to choose it"
     assert start.cached is None and start.store_in is None
-    done = a_prefill_done("cmpl-1", kv_transfer_params='{"remote_host":"h"}')
-    (started,) = (c.message for c in fleet.hear("prefill-0", done) if isinstance(c, Send))
+    assert start.cache_salt == "tenant-a"
+    started = message_to(fleet.prefilled(kv_transfer_params='{"remote_host":"h"}'), D0)
     assert isinstance(started, StartDecode)
     assert started.kv_transfer_params == '{"remote_host":"h"}'
     assert started.history == request.token_ids, "the server fetches the KV of these tokens"
-
-
-def test_the_salt_reaches_the_servers() -> None:
-    fleet = Fleet(1)
-    request = a_request("cmpl-1", cache_salt="tenant-a", sampling=Sampling(temperature=0.0))
-    assert fleet.place(request)[1].cache_salt == "tenant-a"
-    assert RequestId("cmpl-1") == request.request_id

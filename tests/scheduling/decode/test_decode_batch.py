@@ -1,20 +1,18 @@
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from halfmoon_protocol.ids import RequestId
 from halfmoon_protocol.sampling import Stopping
 from halfmoon_scheduling.decode.decode_batch import (
-    BatchRow,
     DecodeBatch,
     ReservationRefused,
     finish_reason,
 )
 from halfmoon_scheduling.decode.page_allocator import PageAllocator
-from tests.nightly import by_day
+from tests.scheduling.models import model_test
 
 A, B, C = RequestId("a"), RequestId("b"), RequestId("c")
 STOP = 99
@@ -54,123 +52,35 @@ def test_a_request_finishes_by_a_stop_token_that_counts_or_by_length(
     assert finish_reason(rules, n_new, token) == expected
 
 
-def test_a_landing_has_pages_for_all_its_tokens() -> None:
-    b = batch()
-    assert len(b.reserve(A, 9, stopping(), now=0)) == 3
-    assert (b.n_reserved, b.n_running, b.free_pages) == (1, 0, 13)
+#: Of each refusal: the batch, tokens and new tokens asked for, whether to ask again.
+REFUSALS: dict[str, tuple[dict[str, int], int, int, bool]] = {
+    "need 5 pages of 4 tokens, the pool has 4": ({"n_pages": 4}, 10, 8, False),
+    "95 tokens and 6 new ones are 101, max_context is 100": ({"max_context": 100}, 95, 6, False),
+    "3 pages wanted and 2 to be left for growing, 4 of 5": ({"n_pages": 5}, 12, 8, True),
+    "1 requests are running or landing, 1 is the limit": ({"max_running": 1}, 4, 8, True),
+}
 
 
-def test_the_first_step_computes_the_first_token_right_after_the_prompt() -> None:
-    b = batch()
-    pages = b.reserve(A, 7, stopping(), now=0)
-    b.start(A, 42, now=1)
-    assert b.next_step().rows == (BatchRow(A, 42, 7, tuple(pages)),)
-    assert b.context_tokens == 8
+@pytest.mark.parametrize(("reason", "case"), REFUSALS.items(), ids=REFUSALS)
+def test_what_does_not_fit_is_refused_with_the_numbers(
+    reason: str, case: tuple[dict[str, int], int, int, bool]
+) -> None:
+    sizes, n_tokens, max_new, retryable = case
+    b = batch(**sizes)
+    if retryable:
+        b.reserve(A, 4, stopping(), now=0)
+    with pytest.raises(ReservationRefused, match=reason) as refused:
+        b.reserve(B, n_tokens, stopping(max_new=max_new), now=0)
+    assert refused.value.retryable == retryable
 
 
-def test_a_row_gets_a_page_when_it_crosses_a_block_border() -> None:
-    b = batch()
-    pages = b.reserve(A, 8, stopping(), now=0)
-    b.start(A, 42, now=0)
-    (row,) = b.next_step().rows
-    assert row.position == 8
-    assert row.pages[:2] == tuple(pages)
-    assert len(row.pages) == 3
-    b.on_token(A, 43)
-    (again,) = b.next_step().rows
-    assert again == BatchRow(A, 43, 9, row.pages)
-
-
-def test_stop_tokens_are_masked_until_enough_new_tokens_are_there() -> None:
-    b = batch()
-    b.reserve(A, 4, stopping(min_new=3), now=0)
-    b.start(A, 5, now=0)  # the first new token
-    masked = []
-    for token in (6, 7, 8):
-        (row,) = b.next_step().rows
-        masked.append(row.masked)
-        b.on_token(A, token)
-    assert masked == [(STOP,), (STOP,), ()]
-
-
-def test_a_finished_request_leaves_and_frees_its_pages() -> None:
-    b = batch()
-    b.reserve(A, 8, stopping(max_new=3), now=0)
-    b.start(A, 1, now=0)
-    b.next_step()
-    assert b.on_token(A, 2) == ""
-    b.next_step()
-    assert b.on_token(A, 3) == "length"
-    assert (b.n_running, b.free_pages) == (0, 16)
-    with pytest.raises(KeyError):
-        b.on_token(A, 4)
-
-
-def test_the_last_token_needs_no_page() -> None:
-    b = batch(n_pages=2)
-    b.reserve(A, 5, stopping(max_new=4), now=0)  # KV of 5 + 3 tokens: two pages of four
-    b.start(A, 1, now=0)
-    finishes = []
-    for token in (2, 3, 4):
-        assert len(b.next_step().rows) == 1
-        finishes.append(b.on_token(A, token))
-    assert finishes == ["", "", "length"]
-
-
-def test_what_can_never_fit_is_refused_for_good_with_the_numbers() -> None:
-    b = batch(n_pages=4, max_context=100)
-    with pytest.raises(ReservationRefused, match="need 5 pages of 4 tokens, the pool has 4") as e:
-        b.reserve(A, 10, stopping(max_new=8), now=0)
-    assert not e.value.retryable
-    with pytest.raises(
-        ReservationRefused, match="95 tokens and 6 new ones are 101, max_context is 100"
-    ) as e:
-        b.reserve(A, 95, stopping(max_new=6), now=0)
-    assert not e.value.retryable
-
-
-def test_what_fits_an_empty_pool_exactly_is_taken() -> None:
-    b = batch(n_pages=4)
-    b.reserve(A, 10, stopping(max_new=7), now=0)
-    b.start(A, 1, now=0)
-    for token in range(2, 8):
-        assert len(b.next_step().rows) == 1
-        b.on_token(A, token)
-    assert b.free_pages == 4
-
-
-def test_a_request_is_admitted_only_if_everybody_can_grow_by_one_page() -> None:
-    b = batch(n_pages=5)
-    b.reserve(A, 4, stopping(), now=0)
-    with pytest.raises(
-        ReservationRefused, match="3 pages wanted and 2 to be left for growing, 4 of 5"
-    ) as e:
-        b.reserve(B, 12, stopping(), now=0)
-    assert e.value.retryable
-    b.reserve(C, 8, stopping(), now=0)
-
-
-def test_requests_that_can_not_grow_need_no_headroom() -> None:
+def test_requests_that_can_not_grow_need_no_headroom_and_those_of_one_token_no_decode() -> None:
     b = batch(n_pages=2)
     b.reserve(A, 3, stopping(max_new=2), now=0)
-    b.reserve(B, 3, stopping(max_new=2), now=0)
-
-
-def test_as_many_requests_as_may_run_are_held() -> None:
-    b = batch(max_running=1)
-    b.reserve(A, 4, stopping(), now=0)
-    with pytest.raises(
-        ReservationRefused, match="1 requests are running or landing, 1 is the limit"
-    ) as e:
-        b.reserve(B, 4, stopping(), now=0)
-    assert e.value.retryable
-
-
-def test_a_request_is_reserved_once() -> None:
-    b = batch()
-    b.reserve(A, 4, stopping(), now=0)
-    with pytest.raises(ValueError, match="is here already"):
-        b.reserve(A, 4, stopping(), now=0)
+    b.reserve(B, 3, stopping(max_new=1), now=0)
+    with pytest.raises(ValueError, match="nothing to decode"):
+        b.start(B, 1, now=0)
+    assert b.cancel(B)
 
 
 def started(b: DecodeBatch, *ids: RequestId, n_tokens: int = 4, max_new: int = 12) -> None:
@@ -197,26 +107,6 @@ def test_when_pages_run_out_the_youngest_is_preempted_and_the_others_go_on() -> 
     assert C not in b
 
 
-def test_a_youngest_request_that_needs_a_page_itself_gives_up_its_own() -> None:
-    b = batch(n_pages=4)
-    started(b, A, B, max_new=12)
-    for _ in range(4):
-        step(b)
-    assert step(b) == ([A], (B,))
-
-
-def test_the_oldest_is_never_preempted_but_sits_out_until_there_is_a_page() -> None:
-    b = batch(n_pages=8)
-    started(b, A, max_new=20)
-    b.reserve(B, 20, stopping(), now=0)  # five pages; two are left for A to grow into
-    for _ in range(8):
-        assert step(b) == ([A], ())
-    assert step(b) == ([], ())
-    assert (b.n_running, b.free_pages) == (1, 0)
-    b.cancel(B)
-    assert step(b) == ([A], ())
-
-
 def test_a_landing_runs_out_and_can_not_be_started_then() -> None:
     b = batch(ttl_s=10)
     b.reserve(A, 4, stopping(), now=0)
@@ -228,46 +118,6 @@ def test_a_landing_runs_out_and_can_not_be_started_then() -> None:
     with pytest.raises(KeyError, match="ran out before its start"):
         b.start(B, 1, now=15)
     assert b.free_pages == 16
-
-
-def test_a_running_request_does_not_run_out() -> None:
-    b = batch(ttl_s=10)
-    b.reserve(A, 4, stopping(), now=0)
-    b.start(A, 1, now=9)
-    assert b.expire(now=100) == []
-    assert b.n_running == 1
-
-
-def test_a_request_of_one_token_has_nothing_to_decode() -> None:
-    b = batch()
-    b.reserve(A, 4, stopping(max_new=1), now=0)
-    with pytest.raises(ValueError, match="nothing to decode"):
-        b.start(A, 1, now=0)
-    assert b.cancel(A)
-
-
-def test_cancelling_frees_a_landing_and_a_running_request() -> None:
-    b = batch()
-    started(b, A)
-    b.reserve(B, 4, stopping(), now=0)
-    assert (b.cancel(A), b.cancel(B), b.cancel(C)) == (True, True, False)
-    assert b.free_pages == 16
-
-
-@pytest.mark.parametrize("ttl_s", [5, 999])
-def test_a_landing_in_doubt_is_kept_aside_for_a_time(ttl_s: float) -> None:
-    """Also past its deadline: the last write may have begun just before."""
-    b = batch(ttl_s=ttl_s)
-    b.reserve(A, 8, stopping(), now=0)
-    assert b.is_landing(A)
-    assert b.cancel(A, aside_until_s=10)
-    assert A not in b
-    assert (b.pages_quarantined, b.free_pages) == (2, 14)
-    b.check()
-    assert b.expire(now=9) == []
-    assert b.pages_quarantined == 2
-    assert b.expire(now=10) == []
-    assert (b.pages_quarantined, b.free_pages) == (0, 16)
 
 
 def test_pages_aside_are_free_early_once_the_last_write_has_ended_and_only_once() -> None:
@@ -283,13 +133,6 @@ def test_pages_aside_are_free_early_once_the_last_write_has_ended_and_only_once(
     b.free_aside(now=10)
     assert (b.pages_quarantined, b.is_aside(again)) == (2, True)
     b.check()
-
-
-def test_a_running_request_has_landed_so_there_is_no_doubt() -> None:
-    b = batch()
-    started(b, A)
-    b.cancel(A, aside_until_s=5)
-    assert (b.pages_quarantined, b.free_pages) == (0, 16)
 
 
 @dataclass
@@ -416,6 +259,7 @@ class BatchAgainstModel(RuleBasedStateMachine):
         assert self.batch.n_running == len(self.started)
         assert self.batch.n_reserved == len(self.models) - len(self.started)
         assert self.batch.free_pages == 9 - len(held)
+        assert self.batch.pages_quarantined == sum(len(model.pages) for model in self.aside)
 
     def teardown(self) -> None:
         for rid in list(self.models):
@@ -424,9 +268,4 @@ class BatchAgainstModel(RuleBasedStateMachine):
         assert self.batch.free_pages == 9
 
 
-TestBatchAgainstModel = BatchAgainstModel.TestCase
-TestBatchAgainstModel.settings = settings(
-    max_examples=by_day(25, at_night=180),
-    stateful_step_count=by_day(20, at_night=50),
-    deadline=None,
-)
+TestBatchAgainstModel = model_test(BatchAgainstModel, at_night=180)

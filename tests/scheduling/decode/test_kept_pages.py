@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -11,7 +10,7 @@ from halfmoon_protocol.ids import BlockHash, RequestId
 from halfmoon_protocol.sampling import Stopping
 from halfmoon_scheduling.decode.decode_batch import DecodeBatch, ReservationRefused
 from halfmoon_scheduling.decode.page_allocator import PageAllocator
-from tests.nightly import by_day
+from tests.scheduling.models import model_test
 
 SIZE = 2
 A, B, C = RequestId("a"), RequestId("b"), RequestId("c")
@@ -50,23 +49,6 @@ def test_the_next_prompt_shares_the_blocks_of_a_finished_one() -> None:
     b.check()
 
 
-def test_the_block_of_a_prompt_s_last_token_is_never_shared() -> None:
-    b = batch(8)
-    run(b, A, [1, 2, 3, 4])
-    b.reserve(B, 4, stopping(), 0, hashes_of([1, 2, 3, 4]))
-    assert b.held_blocks(B) == 1
-
-
-def test_a_landing_that_has_not_started_is_not_shared() -> None:
-    b = batch(8)
-    b.reserve(A, 5, stopping(), 0, hashes_of([1, 2, 3, 4, 5]))
-    b.reserve(B, 5, stopping(), 0, hashes_of([1, 2, 3, 4, 5]))
-    assert b.held_blocks(B) == 0
-    b.cancel(A)
-    b.reserve(C, 5, stopping(), 0, hashes_of([1, 2, 3, 4, 5]))
-    assert b.held_blocks(C) == 0
-
-
 def test_two_running_requests_share_pages_and_one_may_end() -> None:
     b = batch(8)
     run(b, A, [1, 2, 3, 4, 5])
@@ -76,15 +58,6 @@ def test_two_running_requests_share_pages_and_one_may_end() -> None:
     b.cancel(A)
     assert b.free_pages == 5
     b.check()
-
-
-def test_kept_pages_are_free_pages() -> None:
-    b = batch(5)
-    run(b, A, [1, 2, 3, 4, 5])
-    b.cancel(A)
-    assert b.free_pages == 5
-    b.reserve(B, 9, stopping(2), 0, hashes_of([7] * 9))
-    assert b.free_pages == 0
 
 
 def test_pages_that_nothing_knows_go_first_then_the_least_recently_used_last_block_first() -> None:
@@ -240,9 +213,4 @@ class PagesHaveTheirTokens(RuleBasedStateMachine):
         assert self.batch.free_pages == self.N
 
 
-TestPagesHaveTheirTokens = PagesHaveTheirTokens.TestCase
-TestPagesHaveTheirTokens.settings = settings(
-    max_examples=by_day(25, at_night=450),
-    stateful_step_count=by_day(20, at_night=50),
-    deadline=None,
-)
+TestPagesHaveTheirTokens = model_test(PagesHaveTheirTokens, at_night=450)

@@ -1,16 +1,9 @@
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from halfmoon_scheduling.decode.page_allocator import OutOfPages, PageAllocator
-from tests.nightly import by_day
-
-
-def test_all_pages_can_be_had_and_each_once() -> None:
-    pages = PageAllocator(5)
-    assert sorted(pages.allocate(5)) == [0, 1, 2, 3, 4]
-    assert pages.n_free == 0
+from tests.scheduling.models import model_test
 
 
 def test_too_many_pages_are_refused_with_the_numbers_and_none_is_taken() -> None:
@@ -22,42 +15,10 @@ def test_too_many_pages_are_refused_with_the_numbers_and_none_is_taken() -> None
     assert pages.n_free == 1
 
 
-def test_a_shared_page_is_free_only_when_its_last_holder_lets_go() -> None:
-    pages = PageAllocator(2)
-    held = pages.allocate(1)
-    pages.share(held)
-    pages.release(held)
-    assert pages.n_free == 1
-    pages.release(held)
-    assert pages.n_free == 2
-
-
 @pytest.mark.parametrize("page", [-1, 3])
 def test_a_page_of_another_pool_is_refused(page: int) -> None:
     with pytest.raises(ValueError, match="not one of the pool's 0 to 2"):
         PageAllocator(3).release([page])
-
-
-def test_a_free_page_can_be_neither_shared_nor_released() -> None:
-    pages = PageAllocator(3)
-    with pytest.raises(ValueError, match="is free, it has no holder"):
-        pages.share([0])
-    with pytest.raises(ValueError, match="is free, it has no holder"):
-        pages.release([0])
-
-
-def test_releasing_a_page_twice_in_one_call_changes_nothing() -> None:
-    pages = PageAllocator(3)
-    held = pages.allocate(2)
-    with pytest.raises(ValueError, match="more often than it is held"):
-        pages.release([held[0], held[1], held[0]])
-    assert pages.n_free == 1
-    pages.check()
-    pages.release(held)
-    assert pages.n_free == 3
-
-
-def test_a_pool_without_pages_is_refused() -> None:
     with pytest.raises(ValueError, match="n_pages is 0"):
         PageAllocator(0)
 
@@ -112,9 +73,4 @@ class PagesAgainstCounts(RuleBasedStateMachine):
         assert self.pages.n_free == sum(count == 0 for count in self.holders.values())
 
 
-TestPagesAgainstCounts = PagesAgainstCounts.TestCase
-TestPagesAgainstCounts.settings = settings(
-    max_examples=by_day(25, at_night=120),
-    stateful_step_count=by_day(20, at_night=50),
-    deadline=None,
-)
+TestPagesAgainstCounts = model_test(PagesAgainstCounts, at_night=120)

@@ -3,7 +3,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -20,7 +19,7 @@ from halfmoon_protocol.messages import BlocksSnapshot, SnapshotBlocks
 from halfmoon_protocol.snapshots import snapshot_pages
 from halfmoon_scheduling.directory.kv_event_follower import KvEventFollower
 from halfmoon_scheduling.directory.prefix_index import PrefixIndex
-from tests.nightly import by_day
+from tests.scheduling.models import model_test
 
 K = WorkerId("kvstore-0")
 
@@ -59,24 +58,6 @@ def holds(index: PrefixIndex, *names: int) -> bool:
     ) == len(names)
 
 
-def test_events_in_order_change_the_index() -> None:
-    f, index = follower(1)
-    assert not f.on_events(K, batch(1, stored(2, 3)), 0)
-    assert not f.on_events(K, batch(2, BlockRemoved(block_hashes=(block(1), block(2)))), 0)
-    assert holds(index, 3)
-    assert not f.on_events(K, batch(3, AllBlocksCleared()), 0)
-    assert holds(index)
-
-
-def test_of_the_events_in_one_batch_the_last_of_each_block_counts() -> None:
-    f, index = follower(1, 2)
-    gone = BlockRemoved(block_hashes=(block(2), block(3)))
-    f.on_events(K, batch(1, stored(3), gone, stored(2), BlockRemoved(block_hashes=())), 0)
-    assert holds(index, 1, 2)
-    f.on_events(K, batch(2, stored(4), AllBlocksCleared(), stored(5)), 0)
-    assert holds(index, 5)
-
-
 @pytest.mark.parametrize("as_arrays", [False, True])
 @pytest.mark.parametrize("tokens", [{}, {"token_ids": []}, {"token_ids": [7] * 48}])
 def test_an_index_is_the_same_with_and_without_tokens_in_the_events(
@@ -103,34 +84,6 @@ def test_a_gap_asks_for_a_snapshot_once_and_what_follows_is_kept_for_it() -> Non
     assert holds(index, 1, 2, 9, 3)
 
 
-def test_events_contained_in_the_snapshot_are_ignored() -> None:
-    f, index = follower(1, sequence=5)
-    assert not f.on_events(K, batch(4, AllBlocksCleared()), 0)
-    assert not f.on_events(K, batch(5, AllBlocksCleared()), 0)
-    assert not f.on_events(K, batch(6, stored(2)), 0)
-    assert holds(index, 1, 2)
-
-
-def test_the_same_batch_twice_is_applied_once() -> None:
-    f, index = follower(1)
-    f.on_events(K, batch(1, stored(2)), 0)
-    assert not f.on_events(K, batch(1, stored(2)), 0)
-    assert holds(index, 1, 2)
-
-
-def test_that_the_last_event_was_lost_shows_by_how_far_the_kvstore_says_it_is() -> None:
-    f, index = follower(1)
-    assert not f.on_sequence(K, 0, 0)
-    assert f.on_sequence(K, 2, 0), "two events have not come"
-    assert not f.on_sequence(K, 2, 0), "it is asked for already"
-    assert f.on_snapshot(K, snapshot(1, 1, 2), 0), "that is not far enough"
-    assert not f.on_snapshot(K, snapshot(2, 3), 0)
-    assert holds(index, 3)
-    assert not f.on_sequence(K, 2, 0)
-    assert not f.on_sequence(K, 1, 0), "said before the last event, heard after it"
-    assert not f.on_sequence(WorkerId("stranger"), 7, 0)
-
-
 def test_a_sequence_that_starts_again_asks_for_a_snapshot() -> None:
     f, index = follower(1)
     f.on_events(K, batch(1, stored(2)), 0)
@@ -141,103 +94,66 @@ def test_a_sequence_that_starts_again_asks_for_a_snapshot() -> None:
     assert holds(index, 3, 4)
 
 
-def test_a_restart_while_a_snapshot_is_awaited_needs_another_one() -> None:
+#: Numbers of the batches that come behind one that is missing, and of snapshots that do not do.
+TOO_EARLY = {
+    "begun before a restart": ([5, 0], 5, [1]),
+    "followed by more batches than are kept": ([2, *range(3, 8)], 2, []),
+    "older than what was kept": ([5], 3, []),
+}
+
+
+@pytest.mark.parametrize(("before", "early", "after"), TOO_EARLY.values(), ids=TOO_EARLY)
+def test_another_snapshot_is_asked_for_where_one_was(
+    before: list[int], early: int, after: list[int]
+) -> None:
     f, index = follower(1)
-    assert f.on_events(K, batch(5, stored(5)), 0)
-    assert not f.on_events(K, batch(0, stored(3)), 0)
-    assert f.on_snapshot(K, snapshot(5, 1, 5), 0)
-    assert not f.on_events(K, batch(1, stored(4)), 0)
-    assert not f.on_snapshot(K, snapshot(1, 3, 4), 0)
+    first, *more = before
+    assert f.on_events(K, batch(first, stored(first)), 0)
+    for sequence in more:
+        assert not f.on_events(K, batch(sequence, stored(sequence)), 0)
+    assert f.on_snapshot(K, snapshot(early, 1), 0)
+    for sequence in after:
+        assert not f.on_events(K, batch(sequence, stored(sequence)), 0)
+    last = [*before, *after][-1]
+    assert not f.on_snapshot(K, snapshot(last, 3, 4), 0)
     assert holds(index, 3, 4)
 
 
-def test_more_batches_than_are_kept_need_another_snapshot() -> None:
-    f, index = follower(1)
-    f.on_events(K, batch(2, stored(2)), 0)
-    for sequence in range(3, 8):
-        assert not f.on_events(K, batch(sequence, stored(sequence)), 0)
-    assert f.on_snapshot(K, snapshot(2, 2), 0)
-    assert not f.on_snapshot(K, snapshot(7, 7), 0)
-    assert holds(index, 7)
-
-
-def test_a_snapshot_older_than_what_was_kept_is_not_enough() -> None:
-    f, _ = follower(1)
-    f.on_events(K, batch(5, stored(5)), 0)
-    assert f.on_snapshot(K, snapshot(3, 1), 0)
-
-
-def test_a_snapshot_that_does_not_come_is_asked_for_again() -> None:
-    f, _ = follower(1)
-    f.on_events(K, batch(5, stored(5)), now=10)
-    assert f.overdue(14, timeout_s=5) == []
-    assert f.overdue(15, timeout_s=5) == [K]
-    assert f.overdue(16, timeout_s=5) == []
-    f.on_snapshot(K, snapshot(5), 17)
-    assert f.overdue(99, timeout_s=5) == []
-
-
-def test_a_snapshot_nobody_asked_for_is_ignored() -> None:
+def test_a_snapshot_nobody_asked_for_counts_only_if_it_tells_of_more() -> None:
     f, index = follower(1)
     assert not f.on_snapshot(K, snapshot(0), 0)
     assert holds(index, 1)
-
-
-def test_a_snapshot_nobody_asked_for_counts_if_it_tells_of_more() -> None:
-    f, index = follower(1)
     assert not f.on_snapshot(K, snapshot(3, 2), 0)
     assert holds(index, 2)
-    assert not f.on_events(K, batch(3, AllBlocksCleared()), 0)
-    assert not f.on_events(K, batch(4, stored(4)), 0)
+    assert not f.on_events(K, batch(3, AllBlocksCleared()), 0), "the snapshot has it"
+    for _ in range(2):
+        assert not f.on_events(K, batch(4, stored(4)), 0)
     assert holds(index, 2, 4)
-
-
-def test_all_that_came_in_a_row_is_kept_while_a_snapshot_is_awaited() -> None:
-    f, index = follower(1)
-    assert f.on_events(K, batch(2, stored(2)), 0)
-    f.on_events(K, batch(3, stored(3)), 0)
-    f.on_events(K, batch(4, stored(4)), 0)
-    assert not f.on_snapshot(K, snapshot(1, 1), 0)
-    assert holds(index, 1, 2, 3, 4)
 
 
 def test_what_has_proven_wrong_is_forgotten_until_a_snapshot_comes() -> None:
     f, index = follower(1)
     assert f.distrust(K, 0)
     assert holds(index)
-    assert not f.distrust(K, 0)
+    assert not f.distrust(K, 0), "it is asked for already"
+    assert not f.on_snapshot(K, snapshot(0, 1, n_after=1), 0)
+    assert f.distrust(K, 0), "that page was of before"
+    assert not f.on_snapshot(K, snapshot(0, 2, n_before=1), 0)
     assert not f.on_snapshot(K, snapshot(0, 1), 0)
     assert holds(index, 1)
 
 
-def test_a_lost_kvstore_is_out_of_the_index_and_its_late_words_are_ignored() -> None:
-    f, index = follower(1)
-    f.on_lost(K)
-    assert not f.on_events(K, batch(1, stored(2)), 0)
-    assert not f.on_snapshot(K, snapshot(1, 2), 0)
-    assert holds(index)
-
-
-def test_hashes_of_other_systems_are_left_out() -> None:
+def test_hashes_of_other_systems_and_late_words_of_a_lost_kvstore_are_left_out() -> None:
     f, index = follower()
     event = BlockStored(
         block_hashes=(12345, block(1)), parent_block_hash=None, token_ids=(), block_size=16
     )
     f.on_events(K, batch(1, event), 0)
     assert holds(index, 1)
-
-
-def test_pages_add_up_and_the_last_one_lets_the_events_after_it_in() -> None:
-    f, index = follower(7)
-    assert f.on_events(K, batch(2, stored(2)), 0)
-    assert not f.on_snapshot(K, snapshot(2, 1, 3, n_after=2), 0)
-    assert not f.on_events(K, batch(3, BlockRemoved(block_hashes=(block(1),))), 0)
-    assert holds(index, 1, 3), "the event waits"
-    assert not f.on_snapshot(K, snapshot(2, 4, n_before=2, n_after=1), 0)
-    assert not f.on_snapshot(K, snapshot(2, 5, n_before=3), 0)
-    assert holds(index, 3, 4, 5)
-    assert not f.on_events(K, batch(4, stored(6)), 0)
-    assert holds(index, 3, 4, 5, 6)
+    f.on_lost(K)
+    assert not f.on_events(K, batch(2, stored(2)), 0)
+    assert not f.on_snapshot(K, snapshot(2, 2), 0)
+    assert holds(index)
 
 
 def test_a_page_after_a_lost_one_is_ignored_and_the_snapshot_is_asked_for_again() -> None:
@@ -251,15 +167,6 @@ def test_a_page_after_a_lost_one_is_ignored_and_the_snapshot_is_asked_for_again(
     assert not f.on_snapshot(K, snapshot(2, 9, n_before=1), 6), "of the snapshot given up"
     assert not f.on_snapshot(K, snapshot(2, 1, 2, 9), 6)
     assert holds(index, 1, 2, 9)
-
-
-def test_pages_of_a_kvstore_that_is_distrusted_meanwhile_are_asked_for_again() -> None:
-    f, index = follower()
-    assert f.on_events(K, batch(2, stored(2)), 0)
-    assert not f.on_snapshot(K, snapshot(2, 1, n_after=1), 0)
-    assert f.distrust(K, 0)
-    assert not f.on_snapshot(K, snapshot(2, 2, n_before=1), 0)
-    assert holds(index)
 
 
 CHANGES = st.lists(
@@ -395,9 +302,4 @@ class FollowerAgainstTruth(RuleBasedStateMachine):
         self.holds_exactly(self.truth)
 
 
-TestFollowerAgainstTruth = FollowerAgainstTruth.TestCase
-TestFollowerAgainstTruth.settings = settings(
-    max_examples=by_day(25, at_night=180),
-    stateful_step_count=by_day(20, at_night=50),
-    deadline=None,
-)
+TestFollowerAgainstTruth = model_test(FollowerAgainstTruth, at_night=180)

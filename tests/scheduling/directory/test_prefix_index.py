@@ -2,13 +2,12 @@ import tracemalloc
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from halfmoon_protocol.ids import BlockHash, WorkerId
 from halfmoon_scheduling.directory.prefix_index import PrefixIndex
-from tests.nightly import by_day
+from tests.scheduling.models import model_test
 
 W = [WorkerId(f"kvstore-{i}") for i in range(4)]
 
@@ -18,47 +17,6 @@ N_EARLIER = 70
 
 def blocks(*names: int) -> list[BlockHash]:
     return [BlockHash(name.to_bytes(16, "big")) for name in names]
-
-
-def test_a_prefix_ends_at_the_first_block_that_is_missing() -> None:
-    index = PrefixIndex()
-    index.add(W[0], blocks(1, 2, 4))
-    index.add(W[1], blocks(1))
-    index.add(W[2], blocks(2, 3, 4))
-    assert index.longest_prefix(blocks(1, 2, 3, 4)) == {W[0]: 2, W[1]: 1}
-
-
-def test_a_whole_prompt_may_be_held() -> None:
-    index = PrefixIndex()
-    index.add(W[0], blocks(1, 2))
-    assert index.longest_prefix(blocks(1, 2)) == {W[0]: 2}
-    assert index.longest_prefix([]) == {}
-
-
-def test_removed_blocks_are_held_no_more_and_strangers_words_are_harmless() -> None:
-    index = PrefixIndex()
-    index.add(W[0], blocks(1, 2))
-    index.remove(W[0], blocks(2, 9))
-    index.remove(W[1], blocks(1))
-    assert index.longest_prefix(blocks(1, 2)) == {W[0]: 1}
-
-
-def test_a_snapshot_replaces_what_was_known_of_that_worker_only() -> None:
-    index = PrefixIndex()
-    index.add(W[0], blocks(1, 2))
-    index.add(W[1], blocks(1, 2))
-    index.clear(W[0])
-    index.add(W[0], blocks(1, 5))
-    assert index.longest_prefix(blocks(1, 2)) == {W[0]: 1, W[1]: 2}
-    assert index.n_blocks(W[0]) == 2
-
-
-def test_a_dropped_worker_leaves_nothing_behind() -> None:
-    index = PrefixIndex()
-    index.add(W[0], blocks(1, 2))
-    index.drop(W[0])
-    assert len(index) == 0
-    assert index.longest_prefix(blocks(1, 2)) == {}
 
 
 def test_a_worker_that_is_gone_is_forgotten_at_once_and_its_blocks_go_in_pieces() -> None:
@@ -176,9 +134,4 @@ class IndexAgainstSets(RuleBasedStateMachine):
         assert {w: self.index.n_blocks(w) for w in W} == {w: len(h) for w, h in self.held.items()}
 
 
-TestIndexAgainstSets = IndexAgainstSets.TestCase
-TestIndexAgainstSets.settings = settings(
-    max_examples=by_day(25, at_night=180),
-    stateful_step_count=by_day(20, at_night=50),
-    deadline=None,
-)
+TestIndexAgainstSets = model_test(IndexAgainstSets, at_night=180)

@@ -7,18 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from halfmoon_protocol.ids import BlockHash, RequestId, Ticket, WorkerId
-from halfmoon_protocol.kv_events import BlockStored, KvEventBatch
+from halfmoon_protocol.ids import BlockHash, Ticket, WorkerId
 from halfmoon_protocol.messages import (
     BlocksReplicated,
-    BlocksSnapshot,
     DropBlocks,
     KvstoreRefused,
     ReplicateBlocks,
 )
 from halfmoon_scheduling.commands import Send
-from halfmoon_scheduling.conductor.conductor_machine import Conductor
-from halfmoon_scheduling.config import SchedulingConfig
 from halfmoon_scheduling.directory import replication
 from halfmoon_scheduling.directory.prefix_index import PrefixIndex
 from halfmoon_scheduling.directory.replication import (
@@ -27,17 +23,10 @@ from halfmoon_scheduling.directory.replication import (
     DropCopies,
     Replicator,
 )
-from halfmoon_scheduling.events import (
-    KvChanged,
-    MessageReceived,
-    RequestArrived,
-    RequestCancelled,
-    Tick,
-    WorkerJoined,
-)
-from halfmoon_testing.scheduling_inputs import a_request, a_worker
+from halfmoon_scheduling.events import KvChanged
+from halfmoon_testing.scheduling_inputs import a_request
+from tests.scheduling.core import K0, K1, K2, Core, kv_stored
 
-K0, K1, K2 = (WorkerId(f"kvstore-{i}") for i in range(3))
 BLOCKS = [BlockHash(bytes([i]) * 16) for i in range(6)]
 TOKENS = tuple(range(6))
 ROOM = {K0: 10, K1: 10, K2: 20}
@@ -158,15 +147,6 @@ def test_no_span_of_time_sees_more_bytes_than_its_share_and_a_second_s_worth(
             assert total <= bytes_per_s * (at_s - first_s) + burst + 1e-6
 
 
-def test_a_kvstore_that_refuses_is_left_alone_for_as_long_as_it_says() -> None:
-    cache = Cache()
-    cache.use(3, times=5, now=1.0)
-    copy = copy_of(cache.plan(1.0, {K0: 1, K2: 1}))
-    cache.replicator.on_refused(K2, copy.ticket, until_s=30.0)
-    assert cache.plan(29.0, {K0: 1, K2: 1}) == []
-    assert copy_of(cache.plan(30.0, {K0: 1, K2: 1})).target == K2
-
-
 def test_answers_to_other_questions_are_ignored() -> None:
     cache = Cache()
     cache.use(3, times=5, now=1.0)
@@ -195,19 +175,16 @@ def test_copies_that_have_become_cold_are_dropped_children_first() -> None:
     assert cache.plan(301.0) == []
 
 
-def test_what_is_hot_but_held_by_nobody_any_more_is_not_copied() -> None:
-    cache = Cache()
-    cache.use(3, times=5, now=0.0)
-    cache.index.drop(K0)
-    assert cache.plan(1.0) == []
-
-
 def test_the_last_holder_keeps_what_is_cold() -> None:
     cache = Cache()
     cache.use(3, times=5, now=0.0)
     cache.copied(copy_of(cache.plan(1.0)))
     cache.index.drop(K0)
     assert cache.plan(300.0) == []
+    lost = Cache()  # what is hot but held by nobody any more is not copied
+    lost.use(3, times=5, now=0.0)
+    lost.index.drop(K0)
+    assert lost.plan(1.0) == []
 
 
 def test_hot_prefixes_without_end_take_no_memory_without_end() -> None:
@@ -234,70 +211,63 @@ def test_of_too_many_blocks_the_ones_unused_longest_are_counted_anew(
 # -- through the whole core ----------------------------------------------------------------------
 
 
-def join(core: Conductor, name: str, **fields: Any) -> None:
-    core.handle(WorkerJoined(a_worker(name, **fields)), 0.0)
+def a_core(**config: float) -> Core:
+    hot = {"replication_bytes_per_s": 1e6, "replication_hot_uses": 3.0}
+    return Core("prefill-0", "decode-0", **hot, **config)
 
 
-def sent(core: Conductor, now: float) -> list[tuple[WorkerId, Any]]:
-    return [(c.worker_id, c.message) for c in core.handle(Tick(), now) if isinstance(c, Send)]
+def use(core: Core, n_tokens: int) -> None:
+    """Four requests come and go."""
+    for i in range(4):
+        core.arrive(f"cmpl-{i}", n_tokens=n_tokens)
+        core.cancel(f"cmpl-{i}")
+
+
+def told(core: Core, now: float) -> list[tuple[WorkerId, Any]]:
+    return [(c.worker_id, c.message) for c in core.tick(now) if isinstance(c, Send)]
 
 
 @pytest.mark.parametrize("replicates", [True, False])
 def test_hot_blocks_are_copied_by_kvstores_that_can(replicates: bool) -> None:
-    core = Conductor(
-        SchedulingConfig(
-            replication_bytes_per_s=1e6, replication_hot_uses=3.0, replication_half_life_s=200.0
-        )
-    )
-    for name in ("prefill-0", "decode-0"):
-        join(core, name)
+    core, request = a_core(replication_half_life_s=200.0), a_request(n_tokens=100)
     for name in ("kvstore-0", "kvstore-1"):
-        join(core, name, replicates=replicates)
-        core.handle(MessageReceived(WorkerId(name), BlocksSnapshot(sequence=-1, hashes=())), 0.0)
-    request = a_request(n_tokens=100)
-    stored = BlockStored(
-        block_hashes=request.block_hashes, parent_block_hash=None, token_ids=(), block_size=16
-    )
-    core.handle(KvChanged(K0, KvEventBatch(0, 0.0, (stored,))), 0.0)
-    for i in range(4):
-        core.handle(RequestArrived(a_request(f"cmpl-{i}", n_tokens=100)), 0.0)
-        core.handle(RequestCancelled(RequestId(f"cmpl-{i}")), 0.0)
-    messages = [m for m in sent(core, 1.0) if isinstance(m[1], ReplicateBlocks)]
+        core.join(name, replicates=replicates)
+        core.hold(name, request, 0)
+    core.handle(KvChanged(K0, kv_stored(request.block_hashes)))
+    use(core, 100)
+    messages = told(core, 1.0)
     if not replicates:
         assert messages == []
         return
     ((target, ask),) = messages
-    assert target == K1
-    assert ask.source == core.cluster.address(K0)
+    assert (target, type(ask)) == (K1, ReplicateBlocks)
+    assert ask.source == core.conductor.cluster.address(K0)
     assert ask.hashes == request.block_hashes
     assert ask.token_ids == request.token_ids[: 16 * 6]
-    core.handle(MessageReceived(K1, KvstoreRefused(ticket=ask.ticket, reason="full")), 1.5)
-    assert sent(core, 5.0) == []
-    ((_, ask),) = sent(core, 12.0)
-    busy = KvstoreRefused(ticket=ask.ticket, reason="full", retry_after_s=20.0)
-    core.handle(MessageReceived(K1, busy), 12.0)
-    assert sent(core, 31.0) == []
-    ((_, again),) = sent(core, 32.0)
-    core.handle(KvChanged(K1, KvEventBatch(0, 0.0, (stored,))), 33.0)
-    core.handle(MessageReceived(K1, BlocksReplicated(ticket=again.ticket, n_blocks=6)), 33.0)
-    assert sent(core, 34.0) == []
-    assert sent(core, 900.0) == [(K1, DropBlocks(hashes=tuple(reversed(request.block_hashes))))]
-    core.check()
+    core.now = 1.5
+    core.hear(K1, KvstoreRefused(ticket=ask.ticket, reason="full"))
+    assert told(core, 5.0) == []
+    ((_, ask),) = told(core, 12.0)
+    core.hear(K1, KvstoreRefused(ticket=ask.ticket, reason="full", retry_after_s=20.0))
+    assert told(core, 31.0) == []
+    ((_, again),) = told(core, 32.0)
+    core.now = 33.0
+    core.handle(KvChanged(K1, kv_stored(request.block_hashes)))
+    core.hear(K1, BlocksReplicated(ticket=again.ticket, n_blocks=6))
+    assert told(core, 34.0) == []
+    assert told(core, 900.0) == [(K1, DropBlocks(hashes=request.block_hashes[::-1]))]
 
 
 def test_a_copy_goes_where_the_most_room_is_left() -> None:
-    core = Conductor(SchedulingConfig(replication_bytes_per_s=1e6, replication_hot_uses=3.0))
-    for name in ("prefill-0", "decode-0"):
-        join(core, name)
-    hot, other = a_request(n_tokens=64), a_request(n_tokens=480, prompt=1)
-    held = {K0: (hot, 64), K1: (other, 64), K2: (None, 40)}  # 34 and 40 blocks are free
-    for kvstore, (request, n_blocks) in held.items():
-        join(core, kvstore, replicates=True, n_blocks=n_blocks)
-        hashes = () if request is None else request.block_hashes
-        snapshot = BlocksSnapshot(sequence=-1, hashes=hashes)
-        core.handle(MessageReceived(kvstore, snapshot), 0.0)
-    for i in range(4):
-        core.handle(RequestArrived(a_request(f"cmpl-{i}", n_tokens=64)), 0.0)
-        core.handle(RequestCancelled(RequestId(f"cmpl-{i}")), 0.0)
-    ((target, message),) = sent(core, 1.0)
+    core, hot, other = a_core(), a_request(n_tokens=64), a_request(n_tokens=480, prompt=1)
+    # 34 and 40 blocks are free.
+    for name, request, n_held, n_blocks in (
+        (K0, hot, 4, 64),
+        (K1, other, 30, 64),
+        (K2, hot, 0, 40),
+    ):
+        core.join(name, replicates=True, n_blocks=n_blocks)
+        core.hold(name, request, n_held)
+    use(core, 64)
+    ((target, message),) = told(core, 1.0)
     assert (target, type(message)) == (K2, ReplicateBlocks)

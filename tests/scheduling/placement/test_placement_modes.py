@@ -5,9 +5,6 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from halfmoon_protocol.ids import WorkerId
-from halfmoon_scheduling.conductor.conductor_machine import Conductor
-from halfmoon_scheduling.config import SchedulingConfig
-from halfmoon_scheduling.events import RequestArrived, WorkerJoined
 from halfmoon_scheduling.placement.estimates import Estimate, Placement, PlacementRequest
 from halfmoon_scheduling.placement.modes import PLACEMENT_MODES, open_placement_mode
 from halfmoon_scheduling.placement.placement_explanations import (
@@ -22,39 +19,29 @@ from halfmoon_scheduling.placement.placement_mode import (
     TtftSlo,
 )
 from halfmoon_scheduling.registry import Registry
-from halfmoon_testing.scheduling_inputs import a_request, a_worker
-
-
-def conductor_with_three_prefill_workers(placement: str) -> Conductor:
-    conductor = Conductor(SchedulingConfig(placement=placement))
-    for name in ("prefill-0", "prefill-1", "prefill-2", "decode-0"):
-        conductor.handle(WorkerJoined(a_worker(name)), 0.0)
-    return conductor
+from tests.scheduling.core import Core
 
 
 def place_two(placement: str) -> list[Placement]:
-    conductor = conductor_with_three_prefill_workers(placement)
+    core = Core("prefill-0", "prefill-1", "prefill-2", "decode-0", placement=placement)
     for request_id in ("cmpl-1", "cmpl-2"):
-        conductor.handle(RequestArrived(a_request(request_id)), 1.0)
-    return [decision.placement for decision in conductor.decisions]
+        core.arrive(request_id)
+    return [decision.placement for decision in core.conductor.decisions]
 
 
 @pytest.mark.parametrize("name", list(PLACEMENT_MODES))
-def test_every_mode_chooses_and_explains_each_row(name: str) -> None:
+def test_every_mode_chooses_and_explains_each_row_and_repeats_itself(name: str) -> None:
     mode = PLACEMENT_MODES[name]
     assert mode.name == name
     assert mode.summary
-    for placement in place_two(name):
+    placements = place_two(name)
+    assert placements == place_two(name)
+    for placement in placements:
         assert placement.chosen in placement.estimates
         assert explain_placement(placement, mode).startswith(f"{placement.prefill}: ")
         for row in placement.estimates:
             why_not = explain_rejected_candidate(row, placement, mode)
             assert bool(why_not) == (row != placement.chosen)
-
-
-@pytest.mark.parametrize("name", list(PLACEMENT_MODES))
-def test_every_mode_repeats_its_choices(name: str) -> None:
-    assert place_two(name) == place_two(name)
 
 
 def test_a_mode_that_is_not_there_is_refused_with_those_that_are() -> None:

@@ -107,47 +107,33 @@ def test_at_the_threshold_the_own_prefix_is_used(
     assert placement.chosen.source == (K0 if local else K1)
 
 
-def test_without_any_prefix_everything_is_computed() -> None:
+def test_without_a_prefix_all_is_computed_and_with_the_whole_prompt_at_least_a_token() -> None:
     placement = placed("kvcache_centric", {P0: 5, P1: 4}, {})
     assert table(placement) == {P0: (5, 0, 105, 110), P1: (4, 0, 105, 109)}
     assert (placement.chosen.source, placement.chosen.n_blocks) == (None, 0)
+    whole = placed("kvcache_centric", {P0: 0}, {K0: 10}, n_tokens=100).chosen
+    assert (whole.n_blocks, whole.prefill_s) == (9, 10)
 
 
-def test_at_least_one_token_is_computed() -> None:
-    placement = placed("kvcache_centric", {P0: 0}, {K0: 10}, n_tokens=100)
-    assert placement.chosen.n_blocks == 9
-    assert placement.chosen.prefill_s == 10
-
-
-def test_a_busy_source_takes_longer_in_proportion() -> None:
-    placement = placed("kvcache_centric", {P1: 0}, {K0: 8}, active={K0: 2})
-    assert table(placement) == {P1: (0, 24, 25, 49)}
-
-
-def test_of_equal_sources_the_one_with_fewer_transfers_sends_then_the_lower_id() -> None:
+def test_a_busy_source_takes_longer_and_of_equal_ones_the_idlest_sends_then_the_lower_id() -> None:
+    assert table(placed("kvcache_centric", {P1: 0}, {K0: 8}, active={K0: 2})) == {
+        P1: (0, 24, 25, 49)
+    }
     prefixes = {K0: 8, K1: 8}
     assert placed("kvcache_centric", {P2: 0}, prefixes, active={K0: 1}).chosen.source == K1
     assert placed("kvcache_centric", {P2: 0}, prefixes).chosen.source == K0
 
 
-def test_ties_go_to_the_shorter_queue_and_then_to_the_lower_id() -> None:
-    assert placed("kvcache_centric", {P1: 0, P0: 0}, {}).prefill == P0
+def test_the_least_time_counts_then_the_shorter_queue_and_then_the_lower_id() -> None:
+    assert placed("cache_aware", {P0: 60, P1: 10}, {K0: 8}).prefill == P0  # 85 s and 115 s
     # 20 + 25 = 0 + 45
     assert placed("kvcache_centric", {P0: 20, P1: 0}, {K0: 8, K1: 6}).prefill == P1
-
-
-def test_the_least_time_counts_though_it_be_behind_the_longer_queue() -> None:
-    assert placed("cache_aware", {P0: 60, P1: 10}, {K0: 8}).prefill == P0  # 85 s and 115 s
+    assert placed("kvcache_centric", {P1: 0, P0: 0}, {}).prefill == P0
 
 
 def test_cache_aware_never_transfers() -> None:
     placement = placed("cache_aware", {P0: 60, P1: 10, P2: 30}, {K0: 8, K1: 4})
     assert table(placement) == {P0: (60, 0, 25, 85), P1: (10, 0, 65, 75), P2: (30, 0, 105, 135)}
-    assert placement.prefill == P1
-
-
-def test_load_balance_takes_the_shortest_queue_whatever_is_cached() -> None:
-    placement = placed("load_balance", {P0: 3, P1: 2, P2: 2}, {K0: 10})
     assert placement.prefill == P1
 
 
@@ -172,40 +158,39 @@ def test_random_is_spread_over_all_and_repeats_itself() -> None:
 def test_a_prefill_worker_without_a_kvstore_has_no_prefix_of_its_own() -> None:
     placement = placed("cache_aware", {P0: 0}, {K0: 8}, homes={})
     assert (placement.chosen.home, placement.chosen.n_blocks) == (None, 0)
+    # The shortest queue is taken whatever is cached.
+    assert placed("load_balance", {P0: 3, P1: 2, P2: 2}, {K0: 10}).prefill == P1
 
 
-def test_decode_is_where_the_next_token_comes_soonest() -> None:
-    placement = placed("random", {P0: 0}, {}, decodes=(decode(D0, 3), decode(D1, 2)))
-    assert (placement.decode, placement.tbt_s) == (D1, 4)
+def decoded(*decodes: DecodeCandidate, **more: int) -> tuple[WorkerId | None, float]:
+    placement = placed("random", {P0: 0}, {}, decodes=decodes, **more)  # type: ignore[arg-type]
+    return placement.decode, placement.tbt_s
 
 
-def test_a_decode_worker_without_room_is_passed_by() -> None:
-    decodes = (decode(D0, 0, free_pages=10), decode(D1, 9, free_pages=11))
-    assert placed("random", {P0: 0}, {}, decodes=decodes).decode == D1
-    full = placed("random", {P0: 0}, {}, decodes=decodes[:1])
-    assert (full.decode, full.tbt_s) == (None, 0)
+def at(worker: WorkerId, n_requests: int, free_pages: int = 50) -> DecodeCandidate:
+    """One whose steps take the same however many requests are in them."""
+    return DecodeCandidate(worker, n_requests, free_pages, 1.0, 0.0)
 
 
-def test_equal_decode_workers_are_taken_by_id() -> None:
-    assert placed("random", {P0: 0}, {}, decodes=(decode(D1), decode(D0))).decode == D0
+def test_decode_is_where_the_next_token_comes_soonest_and_there_is_room() -> None:
+    assert decoded(decode(D0, 3), decode(D1, 2)) == (D1, 4)
+    full, busy = decode(D0, 0, free_pages=10), decode(D1, 9, free_pages=11)
+    assert decoded(full, busy)[0] == D1
+    assert decoded(full) == (None, 0)
 
 
-def test_where_the_cost_model_sees_no_difference_requests_are_spread() -> None:
-    def at(worker: WorkerId, n_requests: int, free_pages: int = 50) -> DecodeCandidate:
-        return DecodeCandidate(worker, n_requests, free_pages, 1.0, 0.0)
-
-    assert placed("random", {P0: 0}, {}, decodes=(at(D0, 2), at(D1, 1))).decode == D1
-    assert placed("random", {P0: 0}, {}, decodes=(at(D0, 1), at(D1, 1, 60))).decode == D1
+def test_equal_decode_workers_are_taken_by_requests_pages_and_then_by_id() -> None:
+    assert decoded(at(D0, 2), at(D1, 1))[0] == D1
+    assert decoded(at(D0, 1), at(D1, 1, 60))[0] == D1
+    assert decoded(decode(D1), decode(D0))[0] == D0
 
 
 def test_what_the_prompt_adds_to_a_step_counts() -> None:
     many_short = DecodeCandidate(D0, 9, 100, 3.0, 0.01)
     few_long = DecodeCandidate(D1, 1, 100, 2.5, 0.02)
-    decodes = (many_short, few_long)
-    placement = placed("random", {P0: 0}, {}, decodes=decodes, n_tokens=40)
-    assert placement.decode == D1
-    assert placement.tbt_s == pytest.approx(2.5 + 0.02 * 40)
-    assert placed("random", {P0: 0}, {}, decodes=decodes, n_tokens=60).decode == D0
+    chosen, tbt_s = decoded(many_short, few_long, n_tokens=40)
+    assert (chosen, tbt_s) == (D1, pytest.approx(2.5 + 0.02 * 40))
+    assert decoded(many_short, few_long, n_tokens=60)[0] == D0
 
 
 def test_home_is_the_preferred_kvstore_else_one_on_the_host_else_any_else_none() -> None:

@@ -8,38 +8,23 @@ from typing import Any
 import msgspec
 import pytest
 
-from halfmoon_protocol.ids import RequestId, WorkerId
 from halfmoon_protocol.messages import (
-    BlocksSnapshot,
     Cancel,
-    DecodeReserved,
     PrefillCost,
-    PrefillFailed,
-    PrefillStopped,
     Stage,
     StageAddress,
     StartDecode,
     StartPrefill,
-    ToConductor,
 )
 from halfmoon_scheduling.commands import AnyCommand, Resubmit, Send
-from halfmoon_scheduling.conductor.conductor_machine import Conductor
 from halfmoon_scheduling.config import SchedulingConfig
-from halfmoon_scheduling.events import (
-    AnyEvent,
-    MessageReceived,
-    RequestArrived,
-    RequestCancelled,
-    Tick,
-    WorkerJoined,
-    WorkerLost,
-)
 from halfmoon_scheduling.placement.prefill_groups import GroupEstimate, complete_groups
-from halfmoon_testing.scheduling_inputs import a_landing, a_prefill_done, a_request, a_worker
+from halfmoon_testing.scheduling_inputs import a_landing, a_request, a_worker
+from tests.scheduling.core import D0, P0, P1, P2, R1, Core, message_to, resubmitted, sent
 
 COST = PrefillCost(c0_s=0.0, c1_s=0.01, c2_s=0.0)
-P0, P1, P2, D0 = (WorkerId(n) for n in ("prefill-0", "prefill-1", "prefill-2", "decode-0"))
-R1 = RequestId("cmpl-1")
+SLOW = PrefillCost(c0_s=0.0, c1_s=1.0, c2_s=0.0)
+IN_DOUBT = Send(D0, Cancel(request_id=R1, landing_in_doubt=True))
 
 
 def stage(index: int, *, n_stages: int = 2, group: str = "g", **changes: Any) -> Stage:
@@ -50,108 +35,87 @@ def run(index: int, first_layer: int, n_layers: int) -> Stage:
     return stage(index, first_layer=first_layer, n_layers=n_layers)
 
 
-class Core:
-    """A conductor whose books are audited after every event: two stages, one decode worker."""
+class Group(Core):
+    """Two stages, one decode worker, and more prefill workers if asked."""
 
     def __init__(self, *, n_prefill: int = 2, **config: Any) -> None:
-        self.conductor = Conductor(SchedulingConfig(**{"placement": "min_ttft", **config}))
-        self.now = 0.0
+        super().__init__(**{"placement": "min_ttft", **config})
         for index in range(n_prefill):
-            self.join(f"prefill-{index}", stage=stage(index) if index < 2 else None)
+            self.prefill(index, stage=stage(index) if index < 2 else None)
         self.join("decode-0", n_blocks=512)
 
-    def handle(self, event: AnyEvent) -> list[AnyCommand]:
-        commands = self.conductor.handle(event, self.now)
-        self.conductor.check()
-        return commands
+    def prefill(self, index: int, **fields: Any) -> None:
+        self.join(f"prefill-{index}", **{"prefill_cost": COST, "n_blocks": 128, **fields})
 
-    def join(self, worker: str, **fields: Any) -> None:
-        fields = {"prefill_cost": COST, "n_blocks": 128, **fields}
-        self.handle(WorkerJoined(a_worker(worker, **fields)))
+    def come(self, rid: str = "cmpl-1", n_tokens: int = 640, **fields: Any) -> Any:
+        """The row that was chosen."""
+        self.arrive(rid, n_tokens=n_tokens, **fields)
+        return self.chosen
 
-    def arrive(self, request_id: str = "cmpl-1", n_tokens: int = 640, **fields: Any) -> None:
-        self.handle(RequestArrived(a_request(request_id, n_tokens=n_tokens, **fields)))
-
-    def hear(self, worker: str, message: ToConductor) -> list[AnyCommand]:
-        return self.handle(MessageReceived(WorkerId(worker), message))
-
-    def reserved(self, rid: str = "cmpl-1") -> list[AnyCommand]:
-        landing = a_landing("decode-0", tuple(range(40)))
-        return self.hear(
-            "decode-0",
-            DecodeReserved(request_id=RequestId(rid), landing=landing, expires_s=60.0),
-        )
+    def lands(self) -> list[AnyCommand]:
+        return self.reserved(landing=a_landing("decode-0", tuple(range(40))))
 
     def prefilling(self) -> StartPrefill:
         """A long prompt has come so far that the group computes it."""
-        self.arrive()
-        (command,) = self.reserved()
-        assert isinstance(command, Send)
-        assert isinstance(command.message, StartPrefill)
-        assert command.worker_id == P0
-        return command.message
+        self.come()
+        message = message_to(self.lands(), P0)
+        assert isinstance(message, StartPrefill)
+        return message
 
     @property
-    def chosen(self) -> Any:
-        return self.conductor.decisions[-1].placement.chosen
+    def groups(self) -> set[str]:
+        """The groups that were compared."""
+        return {getattr(row, "group", "") for row in self.placement.estimates} - {""}
 
 
 def test_long_prompts_take_the_group_and_short_ones_one_worker() -> None:
-    core = Core()
-    core.arrive(n_tokens=640)  # 20 chunks: 6.4 s alone, 3.2 s and a half chunk together
+    core = Group()
+    core.come(n_tokens=640)  # 20 chunks: 6.4 s alone, 3.2 s and a half chunk together
     assert isinstance(core.chosen, GroupEstimate)
     assert (core.chosen.group, core.chosen.members) == ("g", (P0, P1))
     assert core.chosen.prefill_s == pytest.approx(3.2 + 0.16)
-    core = Core()
-    core.arrive(n_tokens=32)  # one chunk
-    assert core.chosen.workers == (P0,)
-    core.arrive("cmpl-2", n_tokens=40)  # two: 0.4 s alone, 0.2 and 0.16 s together
-    assert core.chosen.workers == (P1,)
+    core = Group()
+    assert core.come(n_tokens=32).workers == (P0,)  # one chunk
+    assert core.come("cmpl-2", n_tokens=40).workers == (P1,)  # 0.4 s alone, 0.36 s together
 
 
 def test_a_stage_of_fewer_layers_is_busy_for_less_time_and_the_last_layer_costs_nothing() -> None:
-    core = Core(n_prefill=0)
-    core.join("prefill-0", stage=run(0, 0, 7))
-    core.join("prefill-1", stage=run(1, 7, 9))
-    core.arrive(n_tokens=640)  # 6.4 s alone, in 20 chunks
-    assert core.chosen.stage_s == pytest.approx((6.4 * 7 / 15, 0.32 * 7 / 15 + 6.4 * 8 / 15))
+    core = Group(n_prefill=0)
+    core.prefill(0, stage=run(0, 0, 7))
+    core.prefill(1, stage=run(1, 7, 9))
+    # 6.4 s alone, in 20 chunks
+    assert core.come().stage_s == pytest.approx((6.4 * 7 / 15, 0.32 * 7 / 15 + 6.4 * 8 / 15))
 
 
 @pytest.mark.parametrize("placement", ["min_ttft", "kvcache_centric", "load_balance", "random"])
 def test_a_member_with_one_stages_layers_alone_takes_no_prompt_by_itself(placement: str) -> None:
-    core = Core(n_prefill=3, placement=placement)
+    core = Group(n_prefill=3, placement=placement)
     for index in range(2):
-        core.join(f"prefill-{index}", stage=stage(index), stage_layers_only=True)
+        core.prefill(index, stage=stage(index), stage_layers_only=True)
     for number in range(4):
-        core.arrive(f"cmpl-short-{number}", n_tokens=32)
-        assert core.chosen.workers == (P2,)
+        assert core.come(f"cmpl-short-{number}", n_tokens=32).workers == (P2,)
     if placement == "min_ttft":
-        core.arrive()
-        assert core.chosen.workers == (P0, P1)
+        assert core.come().workers == (P0, P1)
 
 
 def test_a_group_with_a_part_too_small_for_a_prompt_is_passed_over() -> None:
-    core = Core(n_prefill=3)
-    core.join("prefill-1", stage=stage(1), stage_layers_only=True, n_blocks=39)
-    core.arrive(n_tokens=640)
-    assert len(core.chosen.workers) == 1
-    core = Core(n_prefill=3)
-    core.join("prefill-1", stage=stage(1), stage_layers_only=True, n_blocks=40)
-    core.arrive(n_tokens=640)
-    assert core.chosen.workers == (P0, P1)
+    for n_blocks, n_workers in ((39, 1), (40, 2)):
+        core = Group(n_prefill=3)
+        core.prefill(1, stage=stage(1), stage_layers_only=True, n_blocks=n_blocks)
+        assert len(core.come(n_tokens=640).workers) == n_workers
 
 
 def test_parts_without_a_worker_of_all_layers_make_no_cluster_ready() -> None:
-    core = Core()
+    core = Group()
     for index in range(2):
-        core.join(f"prefill-{index}", stage=stage(index), stage_layers_only=True)
+        core.prefill(index, stage=stage(index), stage_layers_only=True)
     assert core.conductor.cluster.accepting("prefill") == ()
     assert [group.name for group in core.conductor.cluster.groups] == ["g"]
 
 
 def test_the_explanation_names_the_group_and_its_members() -> None:
-    core = Core()
-    core.arrive()
+    core = Group()
+    core.come()
     (shown,) = msgspec.json.decode(msgspec.json.encode(list(core.conductor.decisions)))
     chosen, rows = shown["placement"]["chosen"], shown["placement"]["estimates"]
     assert (chosen["group"], chosen["members"]) == ("g", ["prefill-0", "prefill-1"])
@@ -160,62 +124,48 @@ def test_the_explanation_names_the_group_and_its_members() -> None:
 
 def test_a_group_must_be_faster_by_a_factor() -> None:
     for least_gain, group in ((1.9, True), (1.91, False)):  # it is 6.4 / 3.36 = 1.905 times
-        core = Core(group_least_gain=least_gain)
-        core.arrive()
-        assert isinstance(core.chosen, GroupEstimate) == group
-    core = Core(group_least_gain=1.0)
-    core.arrive(n_tokens=32)  # one chunk: nothing is gained at all
-    assert core.chosen.workers == (P0,)
+        assert isinstance(Group(group_least_gain=least_gain).come(), GroupEstimate) == group
+    # One chunk: nothing is gained at all.
+    assert Group(group_least_gain=1.0).come(n_tokens=32).workers == (P0,)
     with pytest.raises(ValueError, match=r"group_least_gain is 0\.5"):
         SchedulingConfig(group_least_gain=0.5)
 
 
 def test_a_group_is_as_busy_as_its_busiest_member() -> None:
-    core = Core(n_prefill=3)
-    core.join("prefill-0", prefill_cost=PrefillCost(0.0, 1.0, 0.0), stage=stage(0))
-    core.join("prefill-2", prefill_cost=PrefillCost(0.0, 1.0, 0.0))
-    core.arrive("cmpl-short", n_tokens=32)
-    assert core.chosen.workers == (P1,)  # 0.32 s
-    core.join("prefill-0", stage=stage(0))
-    core.arrive("cmpl-long")
+    core = Group(n_prefill=3)
+    core.prefill(0, prefill_cost=SLOW, stage=stage(0))
+    core.prefill(2, prefill_cost=SLOW)
+    assert core.come("cmpl-short", n_tokens=32).workers == (P1,)  # 0.32 s
+    core.prefill(0, stage=stage(0))
+    core.come("cmpl-long")
     assert core.chosen.members == (P0, P1)
     assert core.chosen.queue_s == pytest.approx(0.32)
 
 
 def test_every_member_is_busy_for_its_stage_and_free_when_it_is_over() -> None:
-    core = Core()
+    core = Group()
     core.prefilling()
     queues_s = core.conductor.cluster.prefills.queues_s(core.now)
     assert queues_s == {P0: pytest.approx(3.2), P1: pytest.approx(3.36)}
     core.now = 3.4
-    start = core.hear("prefill-0", a_prefill_done(compute_s=1.0))[-1]
-    assert isinstance(start, Send)
-    assert isinstance(start.message, StartDecode)
+    assert sent(core.prefilled(compute_s=1.0)) == [(D0, StartDecode)]
     assert core.conductor.cluster.prefills.queues_s(core.now) == {P0: 0.0, P1: 0.0}
 
 
 def test_the_first_stage_is_told_who_the_others_are() -> None:
-    start = Core().prefilling()
+    start = Group().prefilling()
     assert start.stages == (StageAddress(P1, 1, "memory://prefill-1/commands"),)
-    core = Core()
-    core.arrive(n_tokens=16)
-    (command,) = core.reserved()
-    assert isinstance(command, Send)
-    assert isinstance(command.message, StartPrefill)
-    assert command.message.stages == ()
+    core = Group()
+    core.come(n_tokens=16)
+    assert message_to(core.lands(), P0).stages == ()
 
 
 def test_workers_that_declare_no_stage_are_never_given_one() -> None:
-    core = Core()
-    for worker in ("prefill-0", "prefill-1"):
-        core.join(worker, stage=None)
-    core.arrive()
-    assert core.chosen.workers == (P0,)
-    assert all(not isinstance(row, GroupEstimate) for row in estimates(core))
-
-
-def estimates(core: Core) -> tuple[Any, ...]:
-    return core.conductor.decisions[-1].placement.estimates
+    core = Group()
+    for index in range(2):
+        core.prefill(index, stage=None)
+    assert core.come().workers == (P0,)
+    assert not core.groups
 
 
 @pytest.mark.parametrize(
@@ -229,13 +179,12 @@ def estimates(core: Core) -> tuple[Any, ...]:
     ],
 )
 def test_a_group_takes_work_only_while_all_its_stages_do(changed: dict[str, Any]) -> None:
-    core = Core()
-    core.join("prefill-1", **changed)
-    core.arrive()
-    assert not isinstance(core.chosen, GroupEstimate)
-    core.join("prefill-1", stage=stage(1))
-    core.arrive("cmpl-2")
-    assert "g" in [getattr(row, "group", "") for row in estimates(core)]
+    core = Group()
+    core.prefill(1, **changed)
+    assert not isinstance(core.come(), GroupEstimate)
+    core.prefill(1, stage=stage(1))
+    core.come("cmpl-2")
+    assert core.groups == {"g"}
 
 
 def test_of_two_workers_with_one_stage_the_other_stands_in_when_the_first_is_lost() -> None:
@@ -273,31 +222,27 @@ def test_of_two_workers_with_one_stage_the_other_stands_in_when_the_first_is_los
 def test_a_group_with_missing_double_or_contradicting_stages_is_named_and_single_members_go_on(
     stages: list[Stage], fault: str
 ) -> None:
-    core = Core(n_prefill=0)
+    core = Group(n_prefill=0)
     for index, each in enumerate(stages):
-        core.join(f"prefill-{index}", stage=each)
+        core.prefill(index, stage=each)
     faults = core.conductor.cluster.group_faults
     if fault:
         assert list(faults) == ["g"] and fault in faults["g"]
     else:
         assert faults == {}
-    core.arrive()
-    assert isinstance(core.chosen, GroupEstimate) == (not fault)
+    assert isinstance(core.come(), GroupEstimate) == (not fault)
 
 
 def test_modes_that_do_not_compare_times_use_no_groups() -> None:
     for mode in ("random", "load_balance"):
-        core = Core(placement=mode)
-        core.arrive()
-        assert not isinstance(core.chosen, GroupEstimate)
+        assert not isinstance(Group(placement=mode).come(), GroupEstimate)
 
 
 def test_a_cached_prefix_shortens_the_rest_and_goes_to_the_other_stages() -> None:
-    core = Core(prior_bandwidth=1024.0, group_least_gain=1.0)
-    core.join("kvstore-0")
-    request = a_request("cmpl-1", n_tokens=640)
-    core.hear("kvstore-0", BlocksSnapshot(sequence=-1, hashes=request.block_hashes[:4]))
-    core.arrive()
+    core = Group(prior_bandwidth=1024.0, group_least_gain=1.0)
+    core.join("kvstore-0", prefill_cost=COST, n_blocks=128)
+    core.hold("kvstore-0", a_request(n_tokens=640), 4)
+    core.come()
     assert core.chosen.n_blocks == 4
     assert core.chosen.transfer_s == pytest.approx(4 * 1024 / 2 / 1024)  # half of it to stage 1
     assert core.chosen.prefill_s == pytest.approx((640 - 64) * 0.005 + 0.16)
@@ -308,61 +253,46 @@ def test_a_cached_prefix_shortens_the_rest_and_goes_to_the_other_stages() -> Non
 
 @pytest.mark.parametrize("lost", ["prefill-0", "prefill-1"])
 def test_a_prompt_whose_group_loses_a_member_is_tried_again(lost: str) -> None:
-    core = Core(n_prefill=3)
+    core = Group(n_prefill=3)
     core.prefilling()
-    commands = core.handle(WorkerLost(WorkerId(lost), "socket closed"))
-    assert [c.request_id for c in commands if isinstance(c, Resubmit)] == [R1]
-    sent = {c.worker_id: c.message for c in commands if isinstance(c, Send)}
-    if lost == "prefill-0":  # nobody is there who could say when it has stopped
-        assert sent == {D0: Cancel(request_id=R1, landing_in_doubt=True)}
-    else:
-        assert sent == {P0: Cancel(request_id=R1)}
-    core.arrive("cmpl-1~2", attempt=2)
-    assert not isinstance(core.chosen, GroupEstimate)
+    commands = core.lose(lost)
+    assert resubmitted(commands) == [R1]
+    # Of the first stage nobody is left who could say when it has stopped.
+    told = IN_DOUBT if lost == "prefill-0" else Send(P0, Cancel(request_id=R1))
+    assert [command for command in commands if isinstance(command, Send)] == [told]
+    assert not isinstance(core.come("cmpl-1~2", attempt=2), GroupEstimate)
 
 
 def test_what_a_lost_stage_wrote_stays_in_doubt_when_the_first_one_has_stopped() -> None:
-    core = Core()
-    core.prefilling()
-    core.handle(WorkerLost(P1, "socket closed"))
-    (command,) = core.hear("prefill-0", PrefillStopped(request_id=R1))
-    assert command == Send(D0, Cancel(request_id=R1, landing_in_doubt=True))
-
-
-def test_a_stage_that_is_lost_while_the_group_stops_leaves_doubt() -> None:
-    core = Core()
-    core.prefilling()
-    (command,) = core.handle(RequestCancelled(R1))
-    assert command == Send(P0, Cancel(request_id=R1))
-    core.handle(WorkerLost(P1, "socket closed"))
-    (command,) = core.hear("prefill-0", PrefillStopped(request_id=R1))
-    assert command == Send(D0, Cancel(request_id=R1, landing_in_doubt=True))
+    for stopping in (False, True):
+        core = Group()
+        core.prefilling()
+        if stopping:
+            assert core.cancel() == [Send(P0, Cancel(request_id=R1))]
+        core.lose("prefill-1")
+        assert core.prefill_stopped() == [IN_DOUBT]
 
 
 def test_a_group_that_has_stopped_in_time_leaves_no_doubt() -> None:
-    core = Core()
+    core = Group()
     core.prefilling()
-    core.handle(RequestCancelled(R1))
-    (command,) = core.hear("prefill-0", PrefillStopped(request_id=R1))
-    assert command == Send(D0, Cancel(request_id=R1))
+    core.cancel()
+    assert core.prefill_stopped() == [Send(D0, Cancel(request_id=R1))]
     assert core.conductor.cluster.prefills.queues_s(core.now) == {P0: 0.0, P1: 0.0}
 
 
 def test_a_group_that_answers_nobody_is_given_up_after_its_time() -> None:
-    core = Core(request_timeout_s=30.0)
+    core = Group(request_timeout_s=30.0)
     core.prefilling()
-    core.now = 31.0
-    commands = core.handle(Tick())
+    commands = core.tick(31.0)
     assert Send(P0, Cancel(request_id=R1)) in commands
     assert any(isinstance(command, Resubmit) for command in commands)
 
 
 def test_a_request_that_failed_at_a_stage_is_not_given_to_its_group_again() -> None:
-    core = Core()
+    core = Group()
     core.prefilling()
-    failed = PrefillFailed(request_id=R1, reason="stage 1 is silent", retryable=True, culprit=P1)
-    core.hear("prefill-0", failed)
-    core.arrive("cmpl-1~2", attempt=2)
-    assert core.chosen.workers == (P0,)
-    core.arrive("cmpl-2", prompt=1)
-    assert "g" in [getattr(row, "group", "") for row in estimates(core)]
+    core.prefill_failed(reason="stage 1 is silent", culprit=P1)
+    assert core.come("cmpl-1~2", attempt=2).workers == (P0,)
+    core.come("cmpl-2", prompt=1)
+    assert core.groups == {"g"}

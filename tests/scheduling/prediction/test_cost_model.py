@@ -16,30 +16,29 @@ P, D, K = WorkerId("prefill-0"), WorkerId("decode-0"), WorkerId("kvstore-0")
 COST = PrefillCost(c0_s=1.0, c1_s=0.1, c2_s=0.01)
 
 
-def test_prefill_takes_c0_and_c1_per_computed_token_and_c2_per_pair() -> None:
-    costs = CostModel()
+def test_costs_are_sums_by_tokens_pairs_requests_and_bytes() -> None:
+    costs = CostModel(prior_bandwidth=100.0)
     assert costs.prefill_s(P, COST, 10, 0) == pytest.approx(1 + 0.1 * 10 + 0.01 * 100)
     assert costs.prefill_s(P, COST, 10, 4) == pytest.approx(1 + 0.1 * 6 + 0.01 * (100 - 16))
-
-
-def test_a_step_takes_d0_and_d1_per_request_and_d2_per_context_token() -> None:
-    cost = DecodeCost(d0_s=0.01, d1_s=0.002, d2_s=0.0001)
-    assert CostModel().step_s(D, cost, 3, 100) == pytest.approx(0.01 + 0.006 + 0.01)
-
-
-def test_a_transfer_shares_its_source_with_those_under_way() -> None:
-    costs = CostModel(prior_bandwidth=100.0)
+    step = DecodeCost(d0_s=0.01, d1_s=0.002, d2_s=0.0001)
+    assert costs.step_s(D, step, 3, 100) == pytest.approx(0.01 + 0.006 + 0.01)
     assert costs.transfer_s(K, P, 300, 0) == pytest.approx(3)
-    assert costs.transfer_s(K, P, 300, 2) == pytest.approx(9)
+    assert costs.transfer_s(K, P, 300, 2) == pytest.approx(9)  # shared with those under way
 
 
-def test_predictions_move_towards_what_is_seen_and_only_for_that_worker() -> None:
+@pytest.mark.parametrize(
+    ("factor", "n_times", "scale"),
+    [(2, 100, 2), (1000, 1, 0.9 + 0.1 * MAX_SCALE), (1e6, 100, MAX_SCALE), (1e-6, 100, MIN_SCALE)],
+    ids=["by what is seen", "little by one odd one", "up to a bound", "down to a bound"],
+)
+def test_predictions_move_for_that_worker_alone(factor: float, n_times: int, scale: float) -> None:
     costs = CostModel()
     before = costs.prefill_s(P, COST, 10, 0)
-    for _ in range(100):
-        costs.observe_prefill(P, COST, 10, 0, 2 * before)
-    assert costs.prefill_s(P, COST, 10, 0) == pytest.approx(2 * before, rel=1e-3)
+    for _ in range(n_times):
+        costs.observe_prefill(P, COST, 10, 0, factor * before)
+    assert costs.prefill_s(P, COST, 10, 0) == pytest.approx(scale * before, rel=1e-3)
     assert costs.prefill_s(WorkerId("prefill-1"), COST, 10, 0) == pytest.approx(before)
+    costs.check()
 
 
 def test_prefills_that_share_a_pass_are_as_fast_as_they_are_together() -> None:
@@ -164,13 +163,6 @@ def test_the_rest_of_a_pass_that_began_with_an_unknown_prefill_says_nothing() ->
     assert costs.scale(P) > 1.8
 
 
-def test_one_odd_prefill_does_not_decide_for_long() -> None:
-    costs = CostModel()
-    before = costs.prefill_s(P, COST, 10, 0)
-    costs.observe_prefill(P, COST, 10, 0, 1000 * before)
-    assert costs.prefill_s(P, COST, 10, 0) == pytest.approx(before * (0.9 + 0.1 * MAX_SCALE))
-
-
 def test_steps_move_towards_what_is_seen_of_them() -> None:
     costs = CostModel()
     cost = DecodeCost(d0_s=0.01, d1_s=0.002, d2_s=0.0001)
@@ -185,33 +177,16 @@ def test_steps_move_towards_what_is_seen_of_them() -> None:
     assert costs.step_s(D, cost, 3, 100) == pytest.approx(0.026)
 
 
-@pytest.mark.parametrize(("factor", "scale"), [(1e6, MAX_SCALE), (1e-6, MIN_SCALE)])
-def test_corrections_are_bounded(factor: float, scale: float) -> None:
-    costs = CostModel()
-    before = costs.prefill_s(P, COST, 10, 0)
-    for _ in range(100):
-        costs.observe_prefill(P, COST, 10, 0, factor * before)
-    assert costs.prefill_s(P, COST, 10, 0) == pytest.approx(scale * before, rel=1e-3)
-    costs.check()
-
-
-def test_bandwidth_is_that_of_one_transfer_alone() -> None:
+@pytest.mark.parametrize(
+    ("n_bytes", "seconds", "n_active", "learnt"),
+    [(10_000_000, 1.0, 1, 20e6), (100, 1.0, 0, 1e6), (10_000_000, 0.0, 0, 1e6)],
+    ids=["of one transfer alone", "not by a small one", "not by one without time"],
+)
+def test_bandwidth_is_learnt(n_bytes: int, seconds: float, n_active: int, learnt: float) -> None:
     costs = CostModel(prior_bandwidth=1e6)
     for _ in range(100):
-        costs.observe_transfer(K, P, 10_000_000, seconds=1.0, n_active=1)
-    assert costs.bandwidth(K, P) == pytest.approx(20e6, rel=1e-3)
-
-
-def test_small_or_timeless_transfers_teach_nothing() -> None:
-    costs = CostModel(prior_bandwidth=1e6)
-    costs.observe_transfer(K, P, 100, seconds=1.0, n_active=0)
-    costs.observe_transfer(K, P, 10_000_000, seconds=0.0, n_active=0)
-    assert costs.bandwidth(K, P) == 1e6
-
-
-def test_a_worker_that_is_gone_is_forgotten() -> None:
-    costs = CostModel(prior_bandwidth=1e6)
-    costs.observe_transfer(K, P, 10_000_000, seconds=1.0, n_active=0)
+        costs.observe_transfer(K, P, n_bytes, seconds=seconds, n_active=n_active)
+    assert costs.bandwidth(K, P) == pytest.approx(learnt, rel=1e-3)
     costs.forget(K)
     assert costs.bandwidth(K, P) == 1e6
 

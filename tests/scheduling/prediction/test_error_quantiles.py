@@ -65,15 +65,12 @@ def test_counts_halve_and_never_overflow(times: list[float]) -> None:
     histogram.check()
 
 
-def test_without_observations_the_prior_is_the_bound() -> None:
-    bound = errors().bound(1000, 2.0, 4.0, now=0.0)
+def test_without_observations_the_prior_is_the_bound_and_a_few_decide_but_not_one() -> None:
+    learnt = errors()
+    bound = learnt.bound(1000, 2.0, 4.0, now=0.0)
     assert bound.bound_s == pytest.approx(4.0 * 1.25, rel=0.02)
     assert bound.n_observed == 0
     assert "prior of 1.25" in bound.bucket
-
-
-def test_one_odd_observation_does_not_decide_and_a_few_do() -> None:
-    learnt = errors()
     learnt.observe(1000, 2.0, 1.0, 9.0, now=0.0)
     assert learnt.bound(1000, 2.0, 1.0, now=0.0).ratio < 1.3
     for _ in range(3):

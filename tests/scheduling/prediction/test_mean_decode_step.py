@@ -10,7 +10,7 @@ from halfmoon_scheduling.prediction.mean_decode_step import MeanDecodeStep
 A, B = WorkerId("a"), WorkerId("b")
 
 
-def test_what_is_added_is_spread_evenly_over_the_workers() -> None:
+def test_what_is_added_is_spread_evenly_and_more_than_is_there_can_not_go_away() -> None:
     mean = MeanDecodeStep(CostModel())
     mean.put(A, DecodeCost(d0_s=1.0, d1_s=0.1, d2_s=0.001), 4, 1000)  # 1 + 0.4 + 1
     mean.put(B, DecodeCost(d0_s=2.0, d1_s=0.2, d2_s=0.002), 0, 0)  # 2
@@ -19,11 +19,6 @@ def test_what_is_added_is_spread_evenly_over_the_workers() -> None:
     assert mean.mean_s(2, 200) == pytest.approx((2.4 + 0.2 + 2.0 + 0.4) / 2)
     mean.drop(B)
     assert mean.mean_s(1, 100) == pytest.approx(2.4 + 0.2)
-
-
-def test_more_than_is_there_can_not_go_away() -> None:
-    mean = MeanDecodeStep(CostModel())
-    mean.put(A, DecodeCost(d0_s=1.0, d1_s=0.1, d2_s=0.001), 4, 1000)
     assert mean.mean_s(-4, -1000) == pytest.approx(1.0)
     assert mean.mean_s(-400, -100_000) == 1.0
 

@@ -39,40 +39,22 @@ def summed(
 def test_equal_stages_end_one_after_another_by_the_longest_chunk(
     n_tokens: int, cached: float, stages: int, chunk: int, hop_s: float
 ) -> None:
-    n_cached = int(n_tokens * cached)
-    ends_s = stage_ends_s(
-        GROWING, n_tokens, n_cached, weights=even(stages), chunk_tokens=chunk, hop_s=hop_s
-    )
+    n_cached, chunks = int(n_tokens * cached), {"weights": even(stages), "chunk_tokens": chunk}
+    ends_s = stage_ends_s(GROWING, n_tokens, n_cached, hop_s=hop_s, **chunks)  # type: ignore[arg-type]
     assert ends_s == pytest.approx(summed(GROWING, n_tokens, n_cached, stages, chunk, hop_s))
+    # It is never faster than perfect sharing, nor without hops slower than one worker.
+    alone_s = unscaled_prefill_s(GROWING, n_tokens, n_cached)
+    shared_s = GROWING.c0_s + (alone_s - GROWING.c0_s) / stages
+    assert shared_s * (1 - 1e-9) <= ends_s[-1] - hop_s * (stages - 1) <= alone_s * (1 + 1e-9)
 
 
 def test_equal_chunks_take_stages_less_one_and_chunks_times_a_share() -> None:
     # 8 chunks of 100 tokens, a second each, a quarter of it at each of 4 stages.
     ends_s = stage_ends_s(EVEN, 800, 0, weights=even(4), chunk_tokens=100, hop_s=0.1)
     assert ends_s == pytest.approx([0.5 + (8 + k) * 0.25 + k * 0.1 for k in range(4)])
-
-
-def test_a_prompt_of_one_chunk_gains_nothing_from_stages() -> None:
-    ends_s = stage_ends_s(EVEN, 100, 0, weights=even(4), chunk_tokens=100)
-    assert ends_s[-1] == pytest.approx(unscaled_prefill_s(EVEN, 100, 0))
-
-
-@given(
-    n_tokens=st.integers(1, 50_000),
-    cached=st.floats(0, 0.99),
-    stages=st.integers(1, 8),
-    chunk=st.integers(64, 8192),
-)
-def test_a_pipeline_is_never_faster_than_perfect_sharing_nor_slower_than_one_worker(
-    n_tokens: int, cached: float, stages: int, chunk: int
-) -> None:
-    n_cached = int(n_tokens * cached)
-    alone_s = unscaled_prefill_s(GROWING, n_tokens, n_cached)
-    seconds = stage_ends_s(GROWING, n_tokens, n_cached, weights=even(stages), chunk_tokens=chunk)[
-        -1
-    ]
-    shared_s = GROWING.c0_s + (alone_s - GROWING.c0_s) / stages
-    assert shared_s * (1 - 1e-9) <= seconds <= alone_s * (1 + 1e-9)
+    # A prompt of one chunk gains nothing.
+    one = stage_ends_s(EVEN, 100, 0, weights=even(4), chunk_tokens=100)
+    assert one[-1] == pytest.approx(unscaled_prefill_s(EVEN, 100, 0))
 
 
 @pytest.mark.parametrize(
@@ -95,11 +77,6 @@ def test_a_slower_last_stage_waits_for_the_first_chunk_and_a_slower_first_one_fo
     assert late_s == pytest.approx(0.1 * 1 + 0.9 * 64)
     early_s = stage_ends_s(cost, 800, 0, weights=[0.9, 0.1], chunk_tokens=100)[-1]
     assert early_s == pytest.approx(0.9 * 64 + 0.1 * 15)
-
-
-def test_the_chunks_that_are_tried_are_bounded() -> None:
-    cheap = PrefillCost(0.0, 1e-2, 2e-8)
-    assert chosen(cheap, 100_000) == 256
 
 
 # -- the chunk that a group takes ----------------------------------------------------------------
@@ -142,7 +119,8 @@ def test_the_chosen_chunk_ends_no_later_than_the_largest_one(
     assert end_s(tokens) <= end_s(1024) * (1 + 1e-9)
 
 
-def test_a_chunk_is_of_whole_blocks_and_no_larger_than_the_slots() -> None:
+def test_a_chunk_is_of_whole_blocks_no_larger_than_the_slots_and_not_tried_if_too_small() -> None:
     cheap = PrefillCost(0.0, 1e-4, 2e-8)
     assert chosen(cheap, 8192, most=192) == 192
     assert chosen(cheap, 8192, most=50) == 50
+    assert chosen(PrefillCost(0.0, 1e-2, 2e-8), 100_000) == 256

@@ -15,32 +15,28 @@ def long_chunks(
     return LongChunks(LongChunkLimits(max_tokens, max_s, step_tokens), cost)
 
 
-def test_a_chunk_lasts_as_long_as_allowed() -> None:
-    assert long_chunks(max_s=0.5).tokens_from(0) == 500
-    assert long_chunks(PrefillCost(c0_s=0.1, c1_s=0.001), max_s=0.5).tokens_from(0) == 400
+WITH_PASS = PrefillCost(c0_s=0.1, c1_s=0.001)
+#: Of costs, limits and what else must fit into half a second: the tokens of a chunk.
+CHUNKS: dict[str, tuple[PrefillCost, dict[str, int], float, int]] = {
+    "as long as allowed": (LINEAR, {}, 0.0, 500),
+    "as long as allowed with its pass": (WITH_PASS, {}, 0.0, 400),
+    "none if a pass alone takes too long": (PrefillCost(0.6, 0.001), {}, 0.0, 0),
+    "of no more tokens than allowed": (LINEAR, {"max_tokens": 300}, 0.0, 300),
+    "so also if they are free": (PrefillCost(0.0, 0.0, 0.0), {"max_tokens": 300}, 0.0, 300),
+    "of whole steps": (LINEAR, {"step_tokens": 64}, 0.0, 448),
+    "none if a step does not fit": (LINEAR, {"step_tokens": 512}, 0.0, 0),
+    "shorter by a step that must fit, too": (WITH_PASS, {}, 0.25, 150),
+    "none if that takes all": (WITH_PASS, {}, 0.45, 0),
+}
 
 
-def test_a_chunk_has_no_more_tokens_than_allowed() -> None:
-    assert long_chunks(max_tokens=300).tokens_from(0) == 300
-    free = PrefillCost(c0_s=0.0, c1_s=0.0, c2_s=0.0)
-    assert long_chunks(free, max_tokens=300).tokens_from(0) == 300
-
-
-def test_a_chunk_has_whole_steps() -> None:
-    assert long_chunks(step_tokens=64).tokens_from(0) == 448
-    assert long_chunks(step_tokens=512).tokens_from(0) == 0
-
-
-def test_what_else_must_fit_into_the_limit_shortens_a_chunk() -> None:
-    chunks = long_chunks(PrefillCost(c0_s=0.1, c1_s=0.001), max_s=0.5)
-    chunks.reserved_s = 0.25  # of a step
-    assert chunks.tokens_from(0) == 150
-    chunks.reserved_s = 0.45
-    assert chunks.tokens_from(0) == 0
-
-
-def test_no_chunk_is_short_enough_when_a_pass_alone_takes_too_long() -> None:
-    assert long_chunks(PrefillCost(c0_s=0.6, c1_s=0.001), max_s=0.5).tokens_from(0) == 0
+@pytest.mark.parametrize(("cost", "limits", "reserved_s", "n_tokens"), CHUNKS.values(), ids=CHUNKS)
+def test_a_chunk_is(
+    cost: PrefillCost, limits: dict[str, int], reserved_s: float, n_tokens: int
+) -> None:
+    chunks = long_chunks(cost, max_s=0.5, **limits)
+    chunks.reserved_s = reserved_s
+    assert chunks.tokens_from(0) == n_tokens
 
 
 @given(
@@ -64,19 +60,15 @@ def test_chunks_follow_the_seconds_that_passes_took() -> None:
     assert chunks.tokens_from(0) == 250
 
 
-def test_one_odd_pass_does_not_count_for_long() -> None:
+def test_one_odd_pass_does_not_count_for_long_and_one_that_was_not_timed_not_at_all() -> None:
     chunks = long_chunks()
+    chunks.observe([(0, 100)], 0.0)
+    assert chunks.scale == 1.0
     chunks.observe([(0, 100)], 1000.0)
     assert 1.0 < chunks.scale < MAX_SCALE
     for _ in range(30):
         chunks.observe([(0, 100)], 0.1)
     assert chunks.scale == pytest.approx(1.0, rel=0.02)
-
-
-def test_a_pass_that_was_not_timed_teaches_nothing() -> None:
-    chunks = long_chunks()
-    chunks.observe([(0, 100)], 0.0)
-    assert chunks.scale == 1.0
 
 
 @pytest.mark.parametrize(

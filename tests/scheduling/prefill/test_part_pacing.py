@@ -28,17 +28,13 @@ def test_steps_make_up_for_a_part_before_the_next_one_is_due() -> None:
     assert (pacing.steps_until_due(0.01), pacing.is_due) == (0, True)
 
 
-def test_without_a_limit_a_part_is_due_after_each_step() -> None:
-    pacing = PartPacing(0.0)
-    pacing.on_part(5.0)
-    assert pacing.is_due
-
-
-def test_nothing_is_owed_to_an_empty_batch() -> None:
-    pacing = PartPacing(0.025)
-    pacing.on_part(0.15)
-    pacing.on_idle()
-    assert pacing.is_due
+def test_nothing_is_owed_to_an_empty_batch_or_without_a_limit() -> None:
+    for limit_s in (0.0, 0.025):
+        pacing = PartPacing(limit_s)
+        pacing.on_part(5.0)
+        assert pacing.is_due == (limit_s == 0)
+        pacing.on_idle()
+        assert pacing.is_due
 
 
 @given(st.lists(SECONDS, min_size=1, max_size=5), st.floats(0.001, 0.0218))
@@ -59,33 +55,12 @@ def test_a_batch_that_is_over_the_limit_by_itself_delays_no_prompt_for_ever() ->
     assert step_until_due(pacing, 0.04) == 16  # an eighth of the limit each
 
 
-def test_the_prediction_is_that_of_parts_with_steps_between_them() -> None:
-    # 1 s of work, 80 ms of it in a part of 90; each part is paid by 6 steps of 10 ms.
-    forecast = forecast_parts(
-        1.0, pass_s=0.01, block_s=0.02, step_s=0.01, max_step_s=0.1, tbt_s=0.025
-    )
-    assert forecast.seconds == pytest.approx(1.0 + 13 * 0.01 + 13 * 0.01 + 12 * 5 * 0.01)
-    assert forecast.mean_step_s == pytest.approx(0.01 + 0.09 / 6)
-
-
-def test_a_worker_without_parts_computes_all_in_one_step() -> None:
-    forecast = forecast_parts(
-        1.0, pass_s=0.01, block_s=0.02, step_s=0.04, max_step_s=0.0, tbt_s=0.0
-    )
-    assert forecast.seconds == forecast.mean_step_s == pytest.approx(1.05)
-
-
-def test_beside_nothing_parts_follow_each_other() -> None:
-    forecast = forecast_parts(
-        1.0, pass_s=0.01, block_s=0.02, step_s=0.0, max_step_s=0.26, tbt_s=0.025
-    )
-    assert forecast.seconds == pytest.approx(1.0 + 4 * 0.01)
-
-
-def test_a_part_has_a_block_at_the_least() -> None:
-    forecast = forecast_parts(0.1, pass_s=0.01, block_s=0.02, step_s=0.3, max_step_s=0.1, tbt_s=0.0)
-    assert forecast.seconds == pytest.approx(0.1 + 5 * 0.31)
-    assert forecast.mean_step_s == pytest.approx(0.33)
+def test_a_worker_without_parts_computes_all_in_one_step_and_a_part_has_a_block_at_least() -> None:
+    whole = forecast_parts(1.0, pass_s=0.01, block_s=0.02, step_s=0.04, max_step_s=0.0, tbt_s=0.0)
+    assert whole.seconds == whole.mean_step_s == pytest.approx(1.05)
+    parts = forecast_parts(0.1, pass_s=0.01, block_s=0.02, step_s=0.3, max_step_s=0.1, tbt_s=0.0)
+    assert parts.seconds == pytest.approx(0.1 + 5 * 0.31)
+    assert parts.mean_step_s == pytest.approx(0.33)
 
 
 @given(SECONDS, SECONDS, st.floats(0.0, 0.3), st.floats(0.01, 1.0), st.floats(0.01, 0.3))

@@ -5,15 +5,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from halfmoon_protocol.ids import BlockHash, RequestId, WorkerId
-from halfmoon_protocol.kv_layout import KvLayout
-from halfmoon_protocol.messages import KvstoreAddress, StartPrefill
-from halfmoon_protocol.regions import Landing, Region
-from halfmoon_protocol.sampling import Sampling, Stopping
+from halfmoon_protocol.ids import RequestId
+from halfmoon_protocol.messages import StartPrefill
 from halfmoon_scheduling.decode.page_allocator import PageAllocator
 from halfmoon_scheduling.prefill.chunk_flow import SLOTS_PER_SHARE
 from halfmoon_scheduling.prefill.prefill_commands import (
@@ -54,30 +50,10 @@ from halfmoon_scheduling.prefill.prefill_machine import PrefillMachine, PrefillR
 from halfmoon_scheduling.prefill.prefill_queue import PrefillQueue
 from halfmoon_scheduling.prefill.prefill_request import PrefillPhase
 from halfmoon_scheduling.prefill.prompt_share import PromptShare
-from tests.nightly import by_day
+from tests.scheduling.models import model_test
+from tests.scheduling.prefill.prompts import BLOCK, BROKEN, HOME, A, a_start
 
-BLOCK = 16
 CHUNK = 32
-HOME = KvstoreAddress(worker_id=WorkerId("kvstore-0"), generation=1, commands="a")
-LAYOUT = KvLayout(
-    model="m", n_layers=6, n_kv_heads=1, head_dim=4, dtype="float32", block_size=BLOCK
-)
-LANDING = Landing(Region("decode-0", 1, bytes(16), 1 << 20), tuple(range(64)), LAYOUT)
-A = RequestId("a")
-BROKEN = PrefillFailure("broken", retryable=True)
-
-
-def a_start(request_id: RequestId = A, n_tokens: int = 100, **fields: Any) -> StartPrefill:
-    default: dict[str, Any] = {
-        "token_ids": (1,) * n_tokens,
-        "n_prompt": n_tokens,
-        "block_hashes": tuple(BlockHash(bytes([i]) * 32) for i in range(n_tokens // BLOCK)),
-        "landing": LANDING,
-        "landing_expires_s": 10.0,
-        "sampling": Sampling(),
-        "stopping": Stopping(max_new_tokens=10),
-    }
-    return StartPrefill(request_id=request_id, **(default | fields))
 
 
 def a_machine(n_pages: int = 32, max_shares: int = 2) -> PrefillMachine:
@@ -120,7 +96,7 @@ def spans(due: PrefillPass | None) -> list[tuple[int, int]]:
 def first() -> PrefillMachine:
     """Stage 0 of two, with its stages started."""
     machine = a_machine()
-    post(machine, a_share(0, 2, a_start()))
+    post(machine, a_share(0, 2, a_start(n_tokens=100)))
     assert post(machine, PrefixLeased(A)) == [StartStages(A)]
     assert run(machine) is None, "the other stage has no slots yet"
     assert post(machine, StagesStarted(A, SLOTS_PER_SHARE, CHUNK)) == [WakeEngine()]
@@ -199,13 +175,8 @@ def test_a_stage_in_the_middle_settles_without_a_token() -> None:
     post(machine, PrefixLeased(A))
     post(machine, ChunkArrived(A, 0, 20, 1))
     run(machine)
-    commands = post(machine, PassEnded())
-    assert commands == [
-        SendChunk(A, 0, 20, 0),
-        FreeSlot(A, 1),
-        SettleTransfers(A),
-        WakeEngine(),
-    ]
+    sends = [SendChunk(A, 0, 20, 0), FreeSlot(A, 1), SettleTransfers(A), WakeEngine()]
+    assert post(machine, PassEnded()) == sends
     (done,) = post(machine, TransfersSettled(A))
     assert isinstance(done, ReportDone)
     assert done.first_token is None
@@ -223,12 +194,11 @@ def test_a_stage_in_the_middle_settles_without_a_token() -> None:
 )
 def test_a_chunk_that_can_not_be_meant_ends_the_share(chunk: ChunkArrived, said: str) -> None:
     machine = a_machine()
-    post(machine, a_share(1, 2, a_start()))
+    post(machine, a_share(1, 2, a_start(n_tokens=100)))
     post(machine, PrefixLeased(A))
     assert post(machine, chunk) == [ReleaseHoldings(A)]
     (end,) = post(machine, HoldingsReleased(A))
-    assert isinstance(end, EndRequest)
-    assert isinstance(end.ending, PrefillFailure)
+    assert isinstance(end, EndRequest) and isinstance(end.ending, PrefillFailure)
     assert said in end.ending.reason
 
 
@@ -264,6 +234,15 @@ class Member:
     under_way: PrefillPass | None = None
     #: Messages that have not arrived here; those about one request keep their order.
     inbox: deque[PrefillEvent] = field(default_factory=deque)
+
+
+#: What comes of the commands for a whole prompt.
+WHOLE: dict[type, Any] = {
+    FetchPrefix: PrefixLeased,
+    SettleTransfers: TransfersSettled,
+    ReportDone: DoneReported,
+    ReleaseHoldings: HoldingsReleased,
+}
 
 
 class GroupInAnyOrder(RuleBasedStateMachine):
@@ -463,19 +442,10 @@ class GroupInAnyOrder(RuleBasedStateMachine):
     def perform_whole(self, stage: int, request_id: RequestId) -> None:
         member = self.members[stage]
         command = member.due.pop(request_id)
-        match command:
-            case FetchPrefix():
-                self.post(stage, PrefixLeased(request_id))
-            case SettleTransfers():
-                self.post(stage, TransfersSettled(request_id))
-            case ReportDone():
-                self.post(stage, DoneReported(request_id))
-            case ReleaseHoldings():
-                for ended in member.machine.handle(HoldingsReleased(request_id), 1.0):
-                    if not isinstance(ended, EndRequest):
-                        self.on_command(stage, ended)
-            case _:
-                raise AssertionError(command)
+        outcome = WHOLE[type(command)](request_id)
+        for following in member.machine.handle(outcome, 1.0):
+            if not isinstance(following, EndRequest):
+                self.on_command(stage, following)
 
     @rule(stage=st.integers(0, 2), fails=st.integers(0, 15))
     def compute(self, stage: int, fails: int) -> None:
@@ -524,9 +494,4 @@ class GroupInAnyOrder(RuleBasedStateMachine):
         assert not self.slots, "a slot leaks"
 
 
-TestGroupInAnyOrder = GroupInAnyOrder.TestCase
-TestGroupInAnyOrder.settings = settings(
-    max_examples=by_day(25, at_night=120),
-    stateful_step_count=by_day(20, at_night=60),
-    deadline=None,
-)
+TestGroupInAnyOrder = model_test(GroupInAnyOrder, at_night=120, steps_at_night=60)

@@ -4,12 +4,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from halfmoon_protocol.ids import BlockHash, RequestId, WorkerId
-from halfmoon_protocol.kv_layout import KvLayout
+from halfmoon_protocol.ids import RequestId, WorkerId
 from halfmoon_protocol.messages import (
     CachedPrefix,
     KvstoreAddress,
@@ -18,8 +16,7 @@ from halfmoon_protocol.messages import (
     PrefillStopped,
     StartPrefill,
 )
-from halfmoon_protocol.regions import Landing, Region
-from halfmoon_protocol.sampling import Sampling, Stopping
+from halfmoon_protocol.sampling import Sampling
 from halfmoon_scheduling.decode.page_allocator import PageAllocator
 from halfmoon_scheduling.prefill.long_chunks import LongChunkLimits, LongChunks
 from halfmoon_scheduling.prefill.prefill_commands import (
@@ -59,33 +56,11 @@ from halfmoon_scheduling.prefill.prefill_events import (
 )
 from halfmoon_scheduling.prefill.prefill_machine import PrefillMachine, PrefillRules
 from halfmoon_scheduling.prefill.prefill_queue import PrefillQueue
-from halfmoon_scheduling.prefill.prefill_request import PrefillPhase
 from halfmoon_scheduling.prefill.prompt_share import WHOLE_PROMPT, PromptShare
-from tests.nightly import by_day
+from tests.scheduling.models import model_test
+from tests.scheduling.prefill.prompts import BLOCK, BROKEN, HOME, A, B, C, a_start
 
-BLOCK = 16
-HOME = KvstoreAddress(worker_id=WorkerId("kvstore-0"), generation=1, commands="a")
 OTHER = KvstoreAddress(worker_id=WorkerId("kvstore-1"), generation=1, commands="b")
-LAYOUT = KvLayout(
-    model="m", n_layers=2, n_kv_heads=1, head_dim=4, dtype="float32", block_size=BLOCK
-)
-LANDING = Landing(Region("decode-0", 1, bytes(16), 1 << 20), tuple(range(64)), LAYOUT)
-A, B, C = RequestId("a"), RequestId("b"), RequestId("c")
-BROKEN = PrefillFailure("broken", retryable=True)
-
-
-def a_start(request_id: RequestId = A, n_tokens: int = 40, **fields: Any) -> StartPrefill:
-    n_blocks = n_tokens // BLOCK
-    default: dict[str, Any] = {
-        "token_ids": (1,) * n_tokens,
-        "n_prompt": n_tokens,
-        "block_hashes": tuple(BlockHash(bytes([i]) * 32) for i in range(n_blocks)),
-        "landing": LANDING,
-        "landing_expires_s": 10.0,
-        "sampling": Sampling(),
-        "stopping": Stopping(max_new_tokens=10),
-    }
-    return StartPrefill(request_id=request_id, **(default | fields))
 
 
 def cached(n_blocks: int, at: KvstoreAddress = HOME) -> CachedPrefix:
@@ -127,10 +102,23 @@ class Driven:
         assert self.machine.pages is not None
         return self.machine.pages.n_free
 
-    def computing(self, start: StartPrefill) -> None:
-        """A prompt without cache and store, ready to be computed."""
-        self.post(PrefillRequested(start))
-        assert self.post(PrefixLeased(start.request_id)) == [WakeEngine()]
+    def computing(self, *starts: StartPrefill) -> None:
+        """Prompts without cache and store, ready to be computed."""
+        for start in starts:
+            self.post(PrefillRequested(start))
+            assert self.post(PrefixLeased(start.request_id)) == [WakeEngine()]
+
+    def computed(self) -> list[PrefillCommand]:
+        """It is computed and reported; what follows from that."""
+        assert self.next_pass() is not None
+        self.post(PassEnded({A: 5}))
+        self.post(TransfersSettled(A))
+        return self.post(DoneReported(A))
+
+    def chunks(self) -> list[tuple[RequestId, int, int]]:
+        """Whose tokens the next pass computes, from where and to where."""
+        due = self.next_pass()
+        return [(c.request_id, c.start, c.stop) for c in due.chunks] if due else []
 
 
 @pytest.fixture
@@ -146,9 +134,7 @@ def test_a_prompt_goes_from_pages_to_kept_blocks(driven: Driven) -> None:
     (fetch,) = driven.post(PrefillRequested(start))
     assert fetch == FetchPrefix(A, (0, 1, 2), 2, reserve_from=2)
     assert driven.post(PrefixLeased(A, HOME, 2, has_room=True)) == [WakeEngine()]
-    due = driven.next_pass()
-    assert due is not None
-    assert [(chunk.start, chunk.stop, chunk.last) for chunk in due.chunks] == [(32, 48, True)]
+    assert driven.chunks() == [(A, 32, 48)]
     assert driven.post(PassEnded({A: 5}, 1.0)) == [SettleTransfers(A), WakeEngine()]
     (done,) = driven.post(TransfersSettled(A))
     assert isinstance(done, ReportDone)
@@ -176,54 +162,50 @@ def test_a_prompt_that_is_done_gives_up_its_new_blocks_and_ends_well(driven: Dri
     assert driven.post(KeepingStopped(A)) == []
 
 
-def test_without_a_home_kvstore_nothing_is_reserved_and_nothing_kept(driven: Driven) -> None:
-    driven.computing(a_start())
-    driven.next_pass()
-    driven.post(PassEnded({A: 5}))
-    driven.post(TransfersSettled(A))
-    assert driven.post(DoneReported(A)) == [ReleaseHoldings(A)]
+#: Of each prompt: its fields, what was leased, and from which block on room is asked for anew.
+WITHOUT: dict[str, tuple[dict[str, Any], PrefixLeased, int | None]] = {
+    "has no home": ({}, PrefixLeased(A), None),
+    "finds its home full": ({"store_in": HOME}, PrefixLeased(A), 0),
+    "finds its home full when its prefix is leased": (
+        {"cached": cached(1), "store_in": HOME},
+        PrefixLeased(A, HOME, 1, has_room=False),
+        None,
+    ),
+    "has less at home than was expected": (
+        {"cached": cached(2), "store_in": HOME, "n_tokens": 64},
+        PrefixLeased(A, HOME, 1, has_room=True),
+        1,
+    ),
+    "has its prefix elsewhere": (
+        {"cached": cached(2), "store_in": HOME, "n_tokens": 64},
+        PrefixLeased(A, OTHER, 2, has_room=True),
+        0,
+    ),
+    "has its prefix nowhere": (
+        {"cached": cached(2), "store_in": HOME, "n_tokens": 64},
+        PrefixLeased(A, None, 0, has_room=True),
+        0,
+    ),
+}
 
 
-def test_a_full_home_is_done_without(driven: Driven) -> None:
-    driven.post(PrefillRequested(a_start(store_in=HOME)))
-    assert driven.post(PrefixLeased(A)) == [ReserveRoom(A, 0)]
-    assert driven.post(RoomRefused(A)) == [WakeEngine()]
-    driven.next_pass()
-    driven.post(PassEnded({A: 5}))
-    driven.post(TransfersSettled(A))
-    assert driven.post(DoneReported(A)) == [ReleaseHoldings(A)]
+@pytest.mark.parametrize(("fields", "leased", "first"), WITHOUT.values(), ids=WITHOUT)
+def test_nothing_is_kept_of_a_prompt_that(
+    driven: Driven, fields: dict[str, Any], leased: PrefixLeased, first: int | None
+) -> None:
+    driven.post(PrefillRequested(a_start(**fields)))
+    commands = driven.post(leased)
+    if first is not None:  # what was reserved before is gone
+        assert commands == [ReserveRoom(A, first)]
+        commands = driven.post(RoomRefused(A))
+    assert commands == [WakeEngine()]
+    assert driven.computed() == [ReleaseHoldings(A)]
 
 
 def test_blocks_leased_elsewhere_are_also_kept_at_home(driven: Driven) -> None:
     start = a_start(cached=cached(2, OTHER), store_in=HOME)
     assert driven.post(PrefillRequested(start)) == [FetchPrefix(A, (0, 1, 2), 2, reserve_from=0)]
     assert driven.post(PrefixLeased(A, OTHER, 2, has_room=True)) == [WakeEngine()]
-
-
-def test_a_home_that_is_full_when_the_prefix_is_leased_is_done_without(driven: Driven) -> None:
-    driven.post(PrefillRequested(a_start(cached=cached(1), store_in=HOME)))
-    assert driven.post(PrefixLeased(A, HOME, 1, has_room=False)) == [WakeEngine()]
-    driven.next_pass()
-    driven.post(PassEnded({A: 5}))
-    driven.post(TransfersSettled(A))
-    assert driven.post(DoneReported(A)) == [ReleaseHoldings(A)]
-
-
-@pytest.mark.parametrize(
-    ("source", "n_leased", "first"), [(HOME, 1, 1), (OTHER, 2, 0), (None, 0, 0)]
-)
-def test_room_is_reserved_anew_when_the_home_lacks_more_than_was_expected(
-    driven: Driven, source: KvstoreAddress | None, n_leased: int, first: int
-) -> None:
-    (fetch,) = driven.post(PrefillRequested(a_start(cached=cached(2), store_in=HOME, n_tokens=64)))
-    assert fetch == FetchPrefix(A, (0, 1, 2, 3), 2, reserve_from=2)
-    leased = PrefixLeased(A, source, n_leased, has_room=True)
-    assert driven.post(leased) == [ReserveRoom(A, first)]
-    assert driven.post(RoomRefused(A)) == [WakeEngine()]
-    driven.next_pass()
-    driven.post(PassEnded({A: 5}))
-    driven.post(TransfersSettled(A))
-    assert driven.post(DoneReported(A)) == [ReleaseHoldings(A)], "the first reservation is gone"
 
 
 def test_nothing_is_reserved_for_a_prompt_whose_blocks_are_all_cached_at_home(
@@ -234,17 +216,16 @@ def test_nothing_is_reserved_for_a_prompt_whose_blocks_are_all_cached_at_home(
     assert driven.post(PrefixLeased(A, HOME, 2)) == [WakeEngine()]
 
 
-def test_at_least_one_token_is_computed(driven: Driven) -> None:
-    (fetch,) = driven.post(PrefillRequested(a_start(n_tokens=32, cached=cached(2))))
-    assert isinstance(fetch, FetchPrefix)
-    assert fetch.n_blocks == 1
-
-
-def test_a_prompt_whose_scores_are_wanted_is_computed_whole(driven: Driven) -> None:
-    scored = Sampling(prompt_logprobs=1)
-    (fetch,) = driven.post(PrefillRequested(a_start(cached=cached(2), sampling=scored)))
-    assert isinstance(fetch, FetchPrefix)
-    assert fetch.n_blocks == 0
+@pytest.mark.parametrize(
+    ("fields", "n_blocks"),
+    [({"n_tokens": 32}, 1), ({"sampling": Sampling(prompt_logprobs=1)}, 0)],
+    ids=["all but its last token", "nothing if its scores are wanted"],
+)
+def test_of_a_cached_prompt_is_fetched(
+    driven: Driven, fields: dict[str, Any], n_blocks: int
+) -> None:
+    (fetch,) = driven.post(PrefillRequested(a_start(cached=cached(2), **fields)))
+    assert isinstance(fetch, FetchPrefix) and fetch.n_blocks == n_blocks
 
 
 def test_a_pass_begins_before_the_prefix_is_here(driven: Driven) -> None:
@@ -260,9 +241,7 @@ def test_only_one_pass_is_under_way(driven: Driven) -> None:
     driven.computing(a_start(B))
     assert driven.next_pass() is None
     driven.post(PassEnded({A: 5}))
-    due = driven.next_pass()
-    assert due is not None
-    assert [chunk.request_id for chunk in due.chunks] == [B]
+    assert driven.chunks() == [(B, 0, 40)]
 
 
 def test_pages_are_given_in_the_order_of_the_queue() -> None:
@@ -353,34 +332,32 @@ def test_a_larger_priority_waits_for_one_long_chunk_at_the_most() -> None:
     driven.next_pass()
     driven.computing(a_start(B, 5, priority=1))
     driven.post(PassEnded({}, 16.0))
-    due = driven.next_pass()
-    assert due is not None
-    assert [(chunk.request_id, chunk.n_tokens) for chunk in due.chunks] == [(B, 5), (A, 3)]
+    assert driven.chunks() == [(B, 0, 5), (A, 16, 19)]
 
 
 # -- refusals, failures, cancellations -----------------------------------------------------------
 
 
 def test_a_prompt_over_the_pool_is_refused_for_good(driven: Driven) -> None:
-    (end,) = driven.post(PrefillRequested(a_start(n_tokens=9 * BLOCK)))
-    assert isinstance(end, EndRequest)
-    assert isinstance(end.ending, PrefillFailure)
-    assert not end.ending.retryable
-    assert "9 pages: the pool has 8" in end.ending.reason
+    ending = refusal(driven, a_start(n_tokens=9 * BLOCK))
+    assert not ending.retryable
+    assert "9 pages: the pool has 8" in ending.reason
 
 
 def test_a_full_queue_refuses_for_now() -> None:
     driven = Driven(a_machine(max_requests=1))
     driven.computing(a_start())
-    (end,) = driven.post(PrefillRequested(a_start(B)))
-    assert isinstance(end, EndRequest)
-    assert isinstance(end.ending, PrefillFailure)
-    assert end.ending.retryable
+    assert refusal(driven, a_start(B)).retryable
+
+
+def refusal(driven: Driven, start: StartPrefill) -> PrefillFailure:
+    (end,) = driven.post(PrefillRequested(start))
+    assert isinstance(end, EndRequest) and isinstance(end.ending, PrefillFailure)
+    return end.ending
 
 
 def test_a_cancelled_request_keeps_its_pages_until_the_pass_is_over(driven: Driven) -> None:
-    driven.computing(a_start())
-    driven.computing(a_start(B))
+    driven.computing(a_start(), a_start(B))
     driven.next_pass()
     assert driven.post(PrefillCancelled(A)) == []
     assert driven.n_free() == 2
@@ -390,12 +367,9 @@ def test_a_cancelled_request_keeps_its_pages_until_the_pass_is_over(driven: Driv
 
 
 def test_a_failure_ends_a_request_and_no_other(driven: Driven) -> None:
-    driven.computing(a_start())
-    driven.computing(a_start(B))
+    driven.computing(a_start(), a_start(B))
     assert driven.post(StepFailed(A, BROKEN)) == [ReleaseHoldings(A)]
-    due = driven.next_pass()
-    assert due is not None
-    assert [chunk.request_id for chunk in due.chunks] == [B]
+    assert driven.chunks() == [(B, 0, 40)]
     assert driven.post(HoldingsReleased(A)) == [EndRequest(A, BROKEN)]
 
 
@@ -403,8 +377,7 @@ def test_a_failed_pass_ends_all_that_it_computed_and_chose(driven: Driven) -> No
     driven.computing(a_start())
     driven.next_pass()
     driven.post(PassEnded({A: TokenDelayed()}))
-    driven.computing(a_start(B))
-    driven.computing(a_start(C, 16))
+    driven.computing(a_start(B), a_start(C, 16))
     driven.next_pass()
     driven.post(PrefillCancelled(C))
     commands = driven.post(PassFailed("out of memory"))
@@ -423,23 +396,9 @@ def test_a_token_that_its_grammar_refuses_ends_the_request(driven: Driven) -> No
     assert driven.post(HoldingsReleased(A)) == [EndRequest(A, invalid)]
 
 
-def test_outcomes_that_come_after_the_end_began_change_nothing(driven: Driven) -> None:
-    driven.post(PrefillRequested(a_start(cached=cached(1))))
-    assert driven.post(PrefillCancelled(A)) == [ReleaseHoldings(A)]
-    assert driven.post(PrefixLeased(A, HOME, 1)) == []
-    assert driven.post(PrefixFetched(A)) == []
-    assert driven.post(StepFailed(A, BROKEN)) == []
-    assert driven.post(PrefillCancelled(A)) == []
-    assert driven.post(HoldingsReleased(A)) == [EndRequest(A, PrefillStop())]
-    assert driven.post(PrefillCancelled(A)) == []
-
-
 def test_a_cancellation_of_a_request_that_is_done_is_answered(driven: Driven) -> None:
     driven.computing(a_start())
-    driven.next_pass()
-    driven.post(PassEnded({A: 5}))
-    driven.post(TransfersSettled(A))
-    assert driven.post(DoneReported(A)) == [ReleaseHoldings(A)]
+    assert driven.computed() == [ReleaseHoldings(A)]
     assert driven.post(PrefillCancelled(A)) == []
     assert driven.post(HoldingsReleased(A)) == [EndRequest(A, PrefillStop())]
 
@@ -477,22 +436,14 @@ def test_at_decode_the_whole_prefix_is_here_before_the_step() -> None:
 
 def test_at_decode_a_step_has_one_prompt() -> None:
     driven = at_decode()
-    driven.computing(a_start())
-    driven.computing(a_start(B))
-    due = driven.next_pass()
-    assert due is not None
-    assert [chunk.request_id for chunk in due.chunks] == [A]
+    driven.computing(a_start(), a_start(B))
+    assert driven.chunks() == [(A, 0, 40)]
 
 
 def test_a_stage_holds_its_layers_of_every_block() -> None:
     first, *_, last = (PromptShare(stage, 4) for stage in range(4))
     assert first.n_pages(9) == last.n_pages(9) == 3
-    assert (first.is_first, first.is_last, last.is_first, last.is_last) == (
-        True,
-        False,
-        False,
-        True,
-    )
+    assert (first.is_first, first.is_last) == (last.is_last, last.is_first) == (True, False)
     assert WHOLE_PROMPT.n_pages(9) == 9
     assert WHOLE_PROMPT.is_first and WHOLE_PROMPT.is_last
 
@@ -687,36 +638,4 @@ OUTCOMES: dict[type, Any] = {
     KeepBlocks: BlocksKept,
 }
 
-TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(
-    max_examples=by_day(25, at_night=180),
-    stateful_step_count=by_day(20, at_night=40),
-    deadline=None,
-)
-
-
-def test_phases_are_all_reached_by_some_test_of_a_way(driven: Driven) -> None:
-    """The diagram has no phase without a way to it."""
-    seen = set()
-    start = a_start(cached=cached(1), store_in=HOME)
-    events: list[PrefillEvent] = [
-        PrefillRequested(start),
-        PrefixLeased(A, HOME, 1),
-        RoomReserved(A),
-        PassEnded({A: TokenDelayed()}),
-        PassEnded({A: 5}),
-        TransfersSettled(A),
-        DoneReported(A),
-        BlocksKept(A),
-    ]
-    for event in events:
-        if isinstance(event, PassEnded):
-            driven.next_pass()
-        driven.post(event)
-        seen.add(driven.machine.requests[A].phase)
-    assert seen == set(PrefillPhase) - {
-        PrefillPhase.WAITING,
-        PrefillPhase.STARTING,
-        PrefillPhase.FETCHING,
-        PrefillPhase.STOPPING,
-    }
+TestAnyOrder = model_test(AnyOrder, at_night=180, steps_at_night=40)

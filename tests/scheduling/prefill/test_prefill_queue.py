@@ -1,4 +1,3 @@
-from collections.abc import Iterator
 from itertools import combinations
 from math import inf
 from typing import NamedTuple
@@ -39,33 +38,6 @@ def queue(
         long_chunks=long_chunks,
         order=QUEUE_ORDERS[order],
     )
-
-
-def test_a_long_prompt_is_cut_into_chunks_and_the_last_one_is_marked() -> None:
-    q = queue()
-    q.push(A, n_tokens=25, n_cached=0)
-    seen = []
-    while batch := q.next_batch():
-        seen += batch
-        q.advance(batch)
-    assert seen == [
-        PrefillChunk(A, 0, 10, False),
-        PrefillChunk(A, 10, 10, False),
-        PrefillChunk(A, 20, 5, True),
-    ]
-    assert len(q) == 0
-
-
-def test_what_the_first_request_leaves_of_a_batch_goes_to_the_next_ones() -> None:
-    q = queue()
-    q.push(A, n_tokens=4, n_cached=0)
-    q.push(B, n_tokens=3, n_cached=0)
-    q.push(C, n_tokens=9, n_cached=0)
-    assert q.next_batch() == [
-        PrefillChunk(A, 0, 4, True),
-        PrefillChunk(B, 0, 3, True),
-        PrefillChunk(C, 0, 3, False),
-    ]
 
 
 # -- shares ------------------------------------------------------------------------------------
@@ -113,26 +85,40 @@ def test_prompts_of_several_passes_unready_ones_and_less_urgent_ones_wait_for_a_
 # -- long chunks ---------------------------------------------------------------------------------
 
 
-def test_a_prompt_alone_is_computed_in_long_chunks() -> None:
+#: Tokens that a request alone in its pass may take, tokens of requests, and the batches.
+LONG: dict[str, tuple[int, list[int], list[list[PrefillChunk]]]] = {
+    "of a prompt alone": (
+        40,
+        [50],
+        [[PrefillChunk(A, 0, 40, False)], [PrefillChunk(A, 40, 10, True)]],
+    ),
+    "shared with none of those behind it": (40, [30, 5], [[PrefillChunk(A, 0, 30, True)]]),
+    "short where several share a pass": (
+        40,
+        [4, 30],
+        [[PrefillChunk(A, 0, 4, True), PrefillChunk(B, 0, 6, False)]],
+    ),
+    "never below what requests may share": (3, [30], [[PrefillChunk(A, 0, 10, False)]]),
+}
+
+
+@pytest.mark.parametrize(("long_tokens", "tokens", "batches"), LONG.values(), ids=LONG)
+def test_long_chunks_are(
+    long_tokens: int, tokens: list[int], batches: list[list[PrefillChunk]]
+) -> None:
+    q = queue(long_tokens=long_tokens)
+    for request_id, n_tokens in zip((A, B), tokens, strict=False):
+        q.push(request_id, n_tokens=n_tokens, n_cached=0)
+    for batch in batches:
+        assert computed(q) == batch
+
+
+def test_a_request_that_must_not_have_long_chunks_has_none() -> None:
     q = queue(long_tokens=40)
-    q.push(A, n_tokens=50, n_cached=0)
-    assert q.next_batch() == [PrefillChunk(A, 0, 40, False)]
-    q.advance(q.next_batch())
-    assert q.next_batch() == [PrefillChunk(A, 40, 10, True)]
-
-
-def test_a_long_chunk_is_shared_with_none_of_those_behind_it() -> None:
-    q = queue(long_tokens=40)
-    q.push(A, n_tokens=30, n_cached=0)
-    q.push(B, n_tokens=5, n_cached=0)
-    assert q.next_batch() == [PrefillChunk(A, 0, 30, True)]
-
-
-def test_those_that_share_a_pass_share_a_short_one() -> None:
-    q = queue(long_tokens=40)
-    q.push(A, n_tokens=4, n_cached=0)
-    q.push(B, n_tokens=30, n_cached=0)
-    assert q.next_batch() == [PrefillChunk(A, 0, 4, True), PrefillChunk(B, 0, 6, False)]
+    q.push(A, n_tokens=30, n_cached=0, may_be_long=False)
+    for _ in range(2):  # the second time the same chunk is said to be done
+        q.advance([PrefillChunk(A, 0, 10, False)])
+    assert q.next_batch() == [PrefillChunk(A, 10, 10, False)]
 
 
 def test_chunks_are_short_while_a_request_that_goes_first_gets_ready() -> None:
@@ -142,18 +128,6 @@ def test_chunks_are_short_while_a_request_that_goes_first_gets_ready() -> None:
     assert q.next_batch() == [PrefillChunk(B, 0, 10, False)]
     q.remove(A)
     assert q.next_batch() == [PrefillChunk(B, 0, 30, True)]
-
-
-def test_a_request_that_must_not_have_long_chunks_has_none() -> None:
-    q = queue(long_tokens=40)
-    q.push(A, n_tokens=30, n_cached=0, may_be_long=False)
-    assert q.next_batch() == [PrefillChunk(A, 0, 10, False)]
-
-
-def test_a_chunk_is_never_below_what_requests_may_share() -> None:
-    q = queue(long_tokens=3)
-    q.push(A, n_tokens=30, n_cached=0)
-    assert q.next_batch() == [PrefillChunk(A, 0, 10, False)]
 
 
 def test_long_chunks_shrink_on_a_worker_that_is_slower_than_it_said() -> None:
@@ -260,28 +234,18 @@ def queued_by_slack(
     return [arrived[int(request_id)] for request_id in q.in_order()]
 
 
-def pairs_of_equal_priority(turns: list[Arrived]) -> Iterator[tuple[Arrived, Arrived]]:
-    """Each pair, with the one first whose turn is before the other's."""
-    return ((a, b) for a, b in combinations(turns, 2) if a.priority == b.priority)
-
-
 @given(ARRIVALS)
-def test_no_request_waits_for_those_that_arrive_once_its_slack_is_used_up(
+def test_none_waits_for_those_that_arrive_once_its_slack_is_used_up_and_the_least_slack_goes_first(
     arrivals: list[tuple[float, int, float | None, int]],
 ) -> None:
     turns = queued_by_slack(arrivals)
     assert [one.priority for one in turns] == sorted((a[3] for a in arrivals), reverse=True)
-    for first, second in pairs_of_equal_priority(turns):
+    for first, second in combinations(turns, 2):
+        if first.priority != second.priority:
+            continue
         waits_s = min(MAX_SLACK_S, max(0.0, second.slack_s))
         assert first.arrived_s <= second.arrived_s + waits_s
-
-
-@given(ARRIVALS)
-def test_of_two_that_can_be_in_time_the_one_with_less_slack_left_goes_first(
-    arrivals: list[tuple[float, int, float | None, int]],
-) -> None:
-    for first, second in pairs_of_equal_priority(queued_by_slack(arrivals)):
-        if all(0 <= one.slack_s <= MAX_SLACK_S for one in (first, second)):
+        if all(0 <= one.slack_s <= MAX_SLACK_S for one in (first, second)):  # both can be in time
             assert first.slack_s + first.arrived_s <= second.slack_s + second.arrived_s
 
 
@@ -322,23 +286,6 @@ def test_a_request_with_little_slack_is_not_overtaken_for_ever_by_larger_priorit
 
 
 # -- requests that wait --------------------------------------------------------------------------
-
-
-def test_cached_tokens_are_not_computed() -> None:
-    q = queue()
-    q.push(A, n_tokens=40, n_cached=32)
-    assert q.queued_tokens == 8
-    assert q.next_batch() == [PrefillChunk(A, 32, 8, True)]
-
-
-def test_a_request_that_waits_for_its_cache_is_passed_and_keeps_its_place() -> None:
-    q = queue()
-    q.push(A, n_tokens=12, n_cached=0, ready=False)
-    q.push(B, n_tokens=30, n_cached=0)
-    assert [chunk.request_id for chunk in q.next_batch()] == [B]
-    q.advance(q.next_batch())
-    assert q.ready(A)
-    assert [chunk.request_id for chunk in q.next_batch()] == [A]
 
 
 def test_the_largest_priority_goes_first_and_then_the_earlier_arrival() -> None:
@@ -385,67 +332,6 @@ def test_who_merely_came_later_overtakes_nobody() -> None:
     assert [chunk.request_id for chunk in q.next_batch()] == [B]
 
 
-def test_fewer_cached_tokens_than_thought_are_computed_after_all() -> None:
-    q = queue()
-    q.push(A, n_tokens=12, n_cached=8, ready=False)
-    assert q.rebase(A, 4)
-    q.ready(A)
-    assert q.next_batch() == [PrefillChunk(A, 4, 8, True)]
-    assert q.queued_tokens == 8
-
-
-def test_a_request_that_began_can_not_be_rebased() -> None:
-    q = queue()
-    q.push(A, n_tokens=12, n_cached=0)
-    q.advance(q.next_batch())
-    with pytest.raises(ValueError, match="partly computed, up to 10"):
-        q.rebase(A, 4)
-
-
-def test_chunks_of_a_removed_request_are_ignored_when_they_are_done() -> None:
-    q = queue()
-    q.push(A, n_tokens=12, n_cached=0)
-    batch = q.next_batch()
-    assert q.remove(A)
-    q.advance(batch)
-    assert not q.remove(A)
-    assert (len(q), q.queued_tokens) == (0, 0)
-
-
-def test_the_same_chunk_advances_a_request_once() -> None:
-    q = queue()
-    q.push(A, n_tokens=25, n_cached=0)
-    batch = q.next_batch()
-    q.advance(batch)
-    q.advance(batch)
-    assert q.next_batch() == [PrefillChunk(A, 10, 10, False)]
-
-
-def test_a_full_queue_says_its_limit() -> None:
-    q = queue(max_requests=1)
-    q.push(A, n_tokens=1, n_cached=0)
-    with pytest.raises(QueueFull, match="1 requests are queued, which is the limit"):
-        q.push(B, n_tokens=1, n_cached=0)
-
-
-def test_a_request_is_queued_once() -> None:
-    q = queue()
-    q.push(A, n_tokens=1, n_cached=0)
-    with pytest.raises(ValueError, match="queued already"):
-        q.push(A, n_tokens=1, n_cached=0)
-
-
-@pytest.mark.parametrize("n_cached", [5, 6, -1])
-def test_at_least_one_token_is_computed(n_cached: int) -> None:
-    with pytest.raises(ValueError, match="at least one must be computed"):
-        queue().push(A, n_tokens=5, n_cached=n_cached)
-
-
-def test_words_about_strangers_are_answered_with_false() -> None:
-    q = queue()
-    assert (q.ready(A), q.rebase(A, 1), q.remove(A)) == (False, False, False)
-
-
 class QueueAgainstList(RuleBasedStateMachine):
     """The queue beside a list of [id, tokens, position, ready, started]."""
 
@@ -456,15 +342,17 @@ class QueueAgainstList(RuleBasedStateMachine):
         self.queue = PrefillQueue(chunk_tokens=7, max_requests=4)
         self.rows: dict[RequestId, tuple[int, int, bool, bool]] = {}
 
-    @rule(rid=IDS, n_tokens=st.integers(1, 20), cached=st.integers(0, 19), ready=st.booleans())
+    @rule(rid=IDS, n_tokens=st.integers(1, 20), cached=st.integers(-1, 19), ready=st.booleans())
     def push(self, rid: RequestId, n_tokens: int, cached: int, ready: bool) -> None:
-        expected: type[Exception] | None = None
-        if rid in self.rows or cached >= n_tokens:
-            expected = ValueError
+        expected = ""
+        if rid in self.rows:
+            expected = "queued already"
+        elif not 0 <= cached < n_tokens:
+            expected = "at least one must be computed"
         elif len(self.rows) == 4:
-            expected = QueueFull
-        if expected is not None:
-            with pytest.raises(expected):
+            expected = "4 requests are queued, which is the limit"
+        if expected:
+            with pytest.raises(QueueFull if "limit" in expected else ValueError, match=expected):
                 self.queue.push(rid, n_tokens=n_tokens, n_cached=cached, ready=ready)
             return
         self.queue.push(rid, n_tokens=n_tokens, n_cached=cached, ready=ready)
@@ -482,7 +370,7 @@ class QueueAgainstList(RuleBasedStateMachine):
         if rid in self.rows:
             n_tokens, _, ready, started = self.rows[rid]
             if started or cached >= n_tokens:
-                with pytest.raises(ValueError, match=r"."):
+                with pytest.raises(ValueError, match=r"partly computed, up to|at least one must"):
                     self.queue.rebase(rid, cached)
                 return
             self.rows[rid] = (n_tokens, cached, ready, started)

@@ -16,32 +16,32 @@ def replica(name: str, generation: int = 1) -> KvstoreAddress:
 A, B, C = replica("a"), replica("b"), replica("c")
 
 
-def test_all_are_asked_in_their_order_as_long_as_they_are_well() -> None:
-    assert ReplicaHealth().usable([B, A, C], 0) == [B, A, C]
-
-
-def test_one_that_failed_is_left_out_and_the_others_are_asked() -> None:
+def test_all_are_asked_in_their_order_but_one_that_failed() -> None:
     health = ReplicaHealth(pause_s=5)
+    assert health.usable([B, A, C], 0) == [B, A, C]
     assert health.failed(B, 10) == 5
     assert health.usable([B, A, C], 14.9) == [A, C]
     assert health.left_out(14.9) == [B]
+    # Asked is its next start, whatever the earlier one did.
+    assert health.usable([replica("b", 2)], 10) == [replica("b", 2)]
 
 
-def test_when_its_pause_is_over_one_reader_probes_it_after_asking_the_well_ones() -> None:
+@pytest.mark.parametrize("answered", [True, False])
+def test_when_its_pause_is_over_one_reader_probes_it_after_asking_the_well_ones(
+    answered: bool,
+) -> None:
     health = ReplicaHealth(pause_s=5)
     health.failed(B, 10)
     assert health.usable([B, A], 15) == [A, B]
     health.asked(B, 15)
     assert health.usable([B, A], 15) == [A]
-
-
-def test_a_probe_that_is_answered_makes_it_well() -> None:
-    health = ReplicaHealth(pause_s=5)
-    health.failed(B, 10)
-    health.asked(B, 15)
-    assert health.answered(B)
-    assert health.usable([B, A], 15) == [B, A]
-    assert health.failed(B, 16) == 5, "the pause begins anew"
+    if answered:
+        assert health.answered(B)
+        assert health.usable([B, A], 15) == [B, A]
+        assert health.failed(B, 16) == 5, "the pause begins anew"
+    else:  # a probe that nobody hears of again keeps others away for one pause only
+        assert not health.may_ask(B, 19)
+        assert health.may_ask(B, 20)
 
 
 def test_each_probe_that_fails_doubles_the_pause_up_to_a_limit() -> None:
@@ -59,20 +59,6 @@ def test_several_readers_that_fail_at_one_breakdown_count_as_one() -> None:
     health.failed(B, 10)
     assert health.failed(B, 12) == 3
     assert health.may_ask(B, 15)
-
-
-def test_a_probe_that_nobody_hears_of_again_keeps_others_away_for_one_pause_only() -> None:
-    health = ReplicaHealth(pause_s=5)
-    health.failed(B, 10)
-    health.asked(B, 15)
-    assert not health.may_ask(B, 19)
-    assert health.may_ask(B, 20)
-
-
-def test_a_restarted_one_is_asked_whatever_its_earlier_start_did() -> None:
-    health = ReplicaHealth()
-    health.failed(B, 10)
-    assert health.usable([replica("b", 2)], 10) == [replica("b", 2)]
 
 
 @pytest.mark.parametrize(("pause_s", "max_pause_s"), [(0, 1), (-1, 1), (2, 1)])

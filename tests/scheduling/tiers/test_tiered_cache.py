@@ -1,10 +1,9 @@
 """Memory over disk: what is written back and promoted, and that nothing is lost or mistaken."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -23,14 +22,10 @@ from halfmoon_scheduling.tiers.tier_commands import (
 )
 from halfmoon_scheduling.tiers.tier_limits import TierLimits
 from halfmoon_scheduling.tiers.tiered_cache import TieredCache
-from tests.nightly import by_day
+from tests.scheduling.cache.chains import chain
+from tests.scheduling.models import model_test
 
 ME = "reader"
-
-
-def chain(name: str) -> list[BlockHash]:
-    """Blocks of a prompt: the i-th is named by the prompt's first i letters."""
-    return [BlockHash(name[:i].encode()) for i in range(1, len(name) + 1)]
 
 
 class World:
@@ -63,15 +58,12 @@ class World:
         ticket = self.ticket()
         try:
             reserved = self.tiers.reserve(ME, ticket, chain(prompt), None, self.now)
-        except CacheFull:
+        finally:
             self.heed()
-            raise
-        self.heed()
         for block, slot in reserved.places:
             self.memory[slot] = block
-        stored = self.tiers.commit(
-            ME, ticket, [sum(block) for block, _ in reserved.places], self.now
-        )
+        sums = [sum(block) for block, _ in reserved.places]
+        stored = self.tiers.commit(ME, ticket, sums, self.now)
         self.told.update(dict.fromkeys(stored, "memory"))
         self.heed()
         return stored
@@ -82,12 +74,31 @@ class World:
         self.heed()
         return ticket
 
-    def answer(self, ticket: Ticket) -> list[bytes] | None:
-        got = self.answers.get((ME, ticket))
-        return None if got is None else [bytes(block) for block in got]
+    def leased(self, prompt: str) -> Ticket:
+        """Lease a prompt, and wait until all that it takes is done."""
+        ticket = self.lease(prompt)
+        self.settle()
+        return ticket
 
-    def off(self) -> bool:
-        return self.tiers.disk_is_off
+    def drop(self, prompt: str) -> None:
+        self.tiers.drop(chain(prompt)[::-1], self.now)
+        self.heed()
+        self.settle()
+
+    def answer(self, ticket: Ticket) -> list[BlockHash] | None:
+        return self.answers.get((ME, ticket))
+
+    def stored(self, tier: str = "") -> list[BlockHash]:
+        """The blocks of a tier, or of both."""
+        return sorted(block for block, here in self.told.items() if tier in ("", here))
+
+    def fill(self, prompts: str, *, pause_s: float = 0.0) -> None:
+        """Store prompts one after the other, and wait until all that follows is done."""
+        for prompt in prompts.split():
+            self.put(prompt)
+            self.settle()
+            if pause_s:
+                self.wait(pause_s)
 
     def heed(self) -> None:
         """Take commands in: I/O starts, answers and announcements are read."""
@@ -151,44 +162,38 @@ class World:
             assert place is not None and self.memory[place.slot] == block
 
 
+@pytest.fixture
+def world() -> Iterator[World]:
+    """A prompt of eight blocks, of which the first four are in memory, too."""
+    world = World(8, 8)
+    world.fill("abcdefgh")
+    yield world
+    world.settle()
+    world.check()
+
+
 def test_above_the_watermark_blocks_are_written_back_and_only_then_let_go() -> None:
     world = World(4, 8)
     world.put("abcd")
     assert len(world.running) == 2
     assert world.tiers.memory.n_stored == 4
     world.settle()
-    assert sorted(world.tiers.memory.hashes()) == chain("ab")
-    assert sorted(world.tiers.disk.hashes()) == [b"abc", b"abcd"]
+    assert world.stored("memory") == chain("ab")
+    assert world.stored("disk") == [b"abc", b"abcd"]
     world.check()
 
 
-def test_a_lease_on_blocks_of_both_tiers_is_answered_when_all_are_in_memory() -> None:
-    world = World(8, 8)
-    world.put("abcdefgh")
-    world.settle()
+def test_a_lease_on_blocks_of_both_tiers_is_answered_when_all_are_in_memory(world: World) -> None:
+    n_here = len([block for block in chain("abcdef") if block in world.tiers.memory])
     ticket = world.lease("abcdef")
     assert world.answer(ticket) is None
     world.settle()
-    assert world.answer(ticket) == [bytes(block) for block in chain("abcdef")]
-    world.check()
+    assert world.answer(ticket) == chain("abcdef")
+    assert world.n_from_disk[ME, ticket] == 6 - n_here > 0
+    assert world.n_from_disk[ME, world.lease("abcdef")] == 0
 
 
-def test_an_answer_says_how_many_of_its_blocks_came_from_the_disk() -> None:
-    world = World(8, 8)
-    world.put("abcdefgh")
-    world.settle()
-    in_memory = [block for block in chain("abcdef") if block in world.tiers.memory]
-    ticket = world.lease("abcdef")
-    world.settle()
-    assert world.n_from_disk[ME, ticket] == 6 - len(in_memory) > 0
-    again = world.lease("abcdef")
-    assert world.n_from_disk[ME, again] == 0
-
-
-def test_a_block_that_came_behind_one_that_did_not_is_not_counted() -> None:
-    world = World(8, 8)
-    world.put("abcdefgh")
-    world.settle()
+def test_a_block_that_came_behind_one_that_did_not_is_not_counted(world: World) -> None:
     lost, *behind = [b for b in chain("abcdefgh") if b not in world.tiers.memory]
     assert behind
     ticket = world.lease("abcdefgh")
@@ -196,30 +201,27 @@ def test_a_block_that_came_behind_one_that_did_not_is_not_counted() -> None:
     world.finish(promoted.index(behind[0]))
     world.finish(promoted.index(lost), "corrupt")
     world.settle()
-    assert world.answer(ticket) == [bytes(block) for block in chain("abcdefgh") if block < lost]
+    assert world.answer(ticket) == [block for block in chain("abcdefgh") if block < lost]
     assert world.n_from_disk[ME, ticket] == 0
 
 
-def test_a_lease_is_let_go_once_whether_it_waits_or_is_held() -> None:
-    world = World(8, 8)
-    world.put("abcdefgh")
-    world.settle()
+def test_a_lease_is_let_go_once_whether_it_waits_or_is_held(world: World) -> None:
     held, waiting = world.lease("ab"), world.lease("abcdef")
     assert world.answer(held) is not None
     assert world.answer(waiting) is None
+    with pytest.raises(DuplicateTicket):
+        world.tiers.lease(ME, waiting, chain("abc"), world.now)
+    with pytest.raises(DuplicateTicket):
+        world.tiers.reserve(ME, waiting, chain("x"), None, world.now)
     for ticket in (held, waiting):
         assert world.tiers.release(ME, ticket, world.now)
         assert not world.tiers.release(ME, ticket, world.now)
     world.heed()
     world.settle()
     assert world.answer(waiting) is None
-    world.check()
 
 
-def test_a_client_that_is_forgotten_takes_only_its_own_leases_along() -> None:
-    world = World(8, 8)
-    world.put("abcdefgh")
-    world.settle()
+def test_a_client_that_is_forgotten_takes_only_its_own_leases_along(world: World) -> None:
     mine = world.lease("abcdef")
     world.tiers.lease("another", mine, chain("abcdef"), world.now)
     world.heed()
@@ -227,35 +229,25 @@ def test_a_client_that_is_forgotten_takes_only_its_own_leases_along() -> None:
     world.settle()
     assert world.answer(mine) is not None
     assert ("another", mine) not in world.answers
-    world.check()
 
 
-def test_a_lease_does_not_wait_longer_than_it_may_and_gets_the_prefix_that_has_come() -> None:
-    world = World(8, 8)
-    world.put("abcdefgh")
-    world.settle()
+def test_a_lease_does_not_wait_longer_than_it_may_and_gets_the_prefix_that_has_come(
+    world: World,
+) -> None:
     ticket = world.lease("abcdef")
     world.finish(0)
     world.wait(world.limits.promotion_wait_s)
-    assert world.answer(ticket) == [bytes(block) for block in chain("abcde")]
-    world.settle()
-    world.check()
+    assert world.answer(ticket) == chain("abcde")
 
 
-def test_damaged_bytes_on_the_disk_are_not_served_and_not_found_again() -> None:
-    world = World(8, 8)
-    world.put("abcdefgh")
-    world.settle()
+def test_damaged_bytes_on_the_disk_are_not_served_and_not_found_again(world: World) -> None:
     damaged = world.tiers.disk.get(BlockHash(b"abcde"))
     assert damaged is not None
     world.disk[damaged.slot] = b"damage"
-    ticket = world.lease("abcdef")
-    world.settle()
-    assert world.answer(ticket) == [bytes(block) for block in chain("abcd")]
+    assert world.answer(world.leased("abcdef")) == chain("abcd")
     assert BlockHash(b"abcde") not in world.tiers
     assert world.disk[damaged.slot] == b""
     assert world.tiers.counts.corrupt == 1
-    world.check()
 
 
 def test_what_is_written_is_not_overtaken_by_puts_they_are_refused_until_it_is() -> None:
@@ -269,22 +261,16 @@ def test_what_is_written_is_not_overtaken_by_puts_they_are_refused_until_it_is()
     world.check()
 
 
-def test_without_a_disk_blocks_are_dropped_above_the_watermark() -> None:
+def test_without_a_disk_blocks_are_dropped_and_one_that_has_room_later_is_used() -> None:
     world = World(4, 0)
     world.put("abcd")
     assert not world.running
-    assert sorted(world.tiers.hashes()) == chain("ab")
+    assert world.stored() == chain("ab")
     assert world.tiers.counts.dropped == 2
-
-
-def test_a_disk_that_had_no_room_at_first_is_used_once_it_has() -> None:
-    world = World(4, 0)
-    world.put("ab")
     world.tiers.grow_disk(8)
-    assert not world.off()
-    world.put("cd")
-    world.settle()
-    assert len(world.tiers.hashes()) == 4
+    assert not world.tiers.disk_is_off
+    world.fill("xy")
+    assert len(world.stored()) == 4
     assert len(world.tiers.disk) >= 2
     world.check()
 
@@ -292,12 +278,12 @@ def test_a_disk_that_had_no_room_at_first_is_used_once_it_has() -> None:
 def test_a_disk_that_fails_is_left_alone_for_a_while_and_blocks_are_dropped_meanwhile() -> None:
     world = World(4, 8, low=0.0, high=0.5)
     world.put("abcd")
-    for _ in range(world.limits.max_failures):
-        assert world.off() is False
-        world.finish(0, "failed")
-    assert world.off() is True
+    is_off = []
     while world.running:
+        is_off.append(world.tiers.disk_is_off)
         world.finish(0, "failed")
+    n = world.limits.max_failures
+    assert is_off[:n] == [False] * n and all(is_off[n:]) and world.tiers.disk_is_off
     world.put("xyz")
     assert not world.running
     world.check()
@@ -305,17 +291,15 @@ def test_a_disk_that_fails_is_left_alone_for_a_while_and_blocks_are_dropped_mean
     world.put("pqr")
     assert world.running
     world.settle()
-    assert world.off() is False
+    assert not world.tiers.disk_is_off
     world.check()
 
 
 def test_a_full_disk_lets_the_block_unused_longest_go_and_children_before_parents() -> None:
     world = World(4, 3, low=0.0, high=0.5)
-    world.put("abc")
-    world.settle()
+    world.fill("abc")
     assert sorted(world.tiers.disk.hashes()) == chain("abc")
-    world.put("xyz")
-    world.settle()
+    world.fill("xyz")
     assert BlockHash(b"abc") not in world.tiers
     assert world.tiers.counts.dropped == 3
     world.check()
@@ -336,37 +320,26 @@ def test_before_the_end_what_only_memory_has_is_saved_starts_of_prompts_first() 
     world.check()
 
 
-def test_blocks_are_dropped_on_order_from_both_tiers_but_not_while_they_are_read() -> None:
-    world = World(8, 8)
-    world.put("abcdefgh")
-    world.settle()
-    assert sorted(world.tiers.memory.hashes()) == chain("abcd")
+def test_blocks_are_dropped_on_order_from_both_tiers_but_not_while_they_are_read(
+    world: World,
+) -> None:
+    assert world.stored("memory") == chain("abcd")
     ticket = world.lease("ab")
-    world.tiers.drop(chain("abcdefgh")[::-1], world.now)
-    world.heed()
-    world.settle()
-    assert sorted(world.tiers.hashes()) == chain("ab")
+    world.drop("abcdefgh")
+    assert world.stored() == chain("ab")
     assert set(world.disk.values()) == {b""}
     world.tiers.release(ME, ticket, world.now)
-    world.check()
 
 
 def test_a_block_with_other_children_is_not_dropped() -> None:
     world = World(8, 8)
-    world.put("ab")
-    world.put("ac")
-    world.tiers.drop([*chain("ab")[::-1]], world.now)
-    world.heed()
-    assert sorted(world.tiers.hashes()) == [b"a", b"ac"]
-    world.check()
+    world.fill("ab ac")
+    world.drop("ab")
+    assert world.stored() == [b"a", b"ac"]
 
 
-def test_the_rest_of_a_prefix_is_read_ahead() -> None:
-    world = World(8, 16)
-    world.put("abcdefgh")
-    world.settle()
-    world.lease("abcde")
-    world.settle()
+def test_the_rest_of_a_prefix_is_read_ahead(world: World) -> None:
+    world.leased("abcde")
     assert BlockHash(b"abcdef") in world.tiers.memory
 
 
@@ -383,68 +356,43 @@ def test_blocks_found_after_a_restart_are_served() -> None:
     world.check()
 
 
-def test_a_ticket_that_waits_can_not_be_used_again() -> None:
-    world = World(4, 4, low=0.0, high=0.5)
-    world.put("abc")
-    world.settle()
-    ticket = world.lease("abc")
-    assert world.answer(ticket) is None
-    with pytest.raises(DuplicateTicket):
-        world.tiers.lease(ME, ticket, chain("abc"), world.now)
-    with pytest.raises(DuplicateTicket):
-        world.tiers.reserve(ME, ticket, chain("x"), None, world.now)
-
-
 def test_a_hard_pinned_block_and_what_is_before_it_stay_in_memory_and_it_is_counted() -> None:
     world = World(4, 8)
     world.put("ab")
+    pins = world.tiers.pins
     world.tiers.pin(BlockHash(b"ab"), "hard", until_s=100)
-    assert (world.tiers.pins.n_hard, world.tiers.pins.n_held) == (1, 2)
-    for prompt in ("cd", "ef", "gh"):
-        world.put(prompt)
-        world.settle()
-    assert {BlockHash(b"a"), BlockHash(b"ab")} <= set(world.tiers.memory.hashes())
-    world.tiers.drop(chain("ab")[::-1], world.now)
+    assert (pins.n_hard, pins.n_held) == (1, 2)
+    world.fill("cd ef gh")
+    assert {*chain("ab")} <= set(world.stored("memory"))
+    world.drop("ab")
     assert BlockHash(b"ab") in world.tiers
     world.wait(100)
-    assert (world.tiers.pins.n_hard, world.tiers.pins.n_held) == (0, 0)
-    world.tiers.drop(chain("ab")[::-1], world.now)
+    assert (pins.n_hard, pins.n_held) == (0, 0)
+    world.drop("ab")
     assert BlockHash(b"a") not in world.tiers
 
 
 def test_a_soft_pin_survives_write_back_and_is_the_last_to_leave_the_disk() -> None:
     world = World(2, 3, low=0.0, high=0.5)
-    for prompt in "abc":
-        world.put(prompt)
-        world.settle()
-        world.wait(1)
+    world.fill("a b c", pause_s=1)
     assert world.told[BlockHash(b"a")] == "disk"
     world.tiers.pin(BlockHash(b"a"), "soft", until_s=1000)
-    for prompt in "defgh":
-        world.put(prompt)
-        world.settle()
-        world.wait(1)
-    world.tiers.drop(chain("a"), world.now)
+    world.fill("d e f g h", pause_s=1)
+    world.drop("a")
     assert BlockHash(b"a") in world.tiers.disk and world.tiers.pins.n_soft == 1
     assert len(world.tiers.disk) == 3
     for block in world.tiers.disk.hashes():
         world.tiers.pin(block, "soft", until_s=1000)
-    for prompt in "ij":  # now nothing else can go
-        world.put(prompt)
-        world.settle()
+    world.fill("i j")  # now nothing else can go
     world.check()
     assert len(world.tiers.disk) == 3 and world.tiers.pins.n_soft < 3
 
 
 def test_a_block_that_is_hard_pinned_on_the_disk_stays_there_whatever_comes() -> None:
     world = World(2, 3, low=0.0, high=0.5)
-    for prompt in "abc":
-        world.put(prompt)
-        world.settle()
+    world.fill("a b c")
     world.tiers.pin(BlockHash(b"a"), "hard", until_s=1000)
-    for prompt in "defgh":
-        world.put(prompt)
-        world.settle()
+    world.fill("d e f g h")
     assert BlockHash(b"a") in world.tiers.disk
     assert BlockHash(b"b") not in world.tiers
 
@@ -461,15 +409,13 @@ def test_what_is_not_stored_or_too_much_is_not_pinned() -> None:
 
 def test_a_damaged_block_goes_whatever_pins_there_are() -> None:
     world = World(4, 8, low=0.0, high=0.25)
-    world.put("ab")
-    world.settle()
+    world.fill("ab")
     assert world.told == dict.fromkeys(chain("ab"), "disk")
     world.tiers.pin(BlockHash(b"ab"), "hard", until_s=1000)
     on_disk = world.tiers.disk.get(BlockHash(b"ab"))
     assert on_disk is not None
     world.disk[on_disk.slot] = b"damage"
-    world.lease("ab")
-    world.settle()
+    world.leased("ab")
     world.check()
     assert BlockHash(b"ab") not in world.tiers and world.tiers.pins.n_held == 0
 
@@ -485,9 +431,7 @@ def test_a_block_damaged_in_memory_goes_before_its_children_and_comes_again_from
     world.heed()
     world.settle()
     assert (world.told[a], world.told[b], world.told[c]) == ("disk", "memory", "memory")
-    ticket = world.lease("abc")
-    world.settle()
-    assert world.answers[ME, ticket] == [a, b, c]
+    assert world.answer(world.leased("abc")) == [a, b, c]
     world.check()
 
 
@@ -707,18 +651,10 @@ class MemoryIsFullAndNothingIsLost(NothingIsLost):
     low = high = 1.0
 
 
-SETTINGS = settings(
-    max_examples=by_day(25, at_night=360),
-    stateful_step_count=by_day(20, at_night=40),
-    deadline=None,
+TestTiers = model_test(TiersUnderAnyOrder, at_night=360, steps_at_night=40)
+TestNothingIsLost = model_test(NothingIsLost, at_night=360, steps_at_night=40)
+TestMemoryIsFull = model_test(MemoryIsFull, at_night=360, steps_at_night=40)
+TestPinnedBlocksStay = model_test(PinnedBlocksStay, at_night=360, steps_at_night=40)
+TestMemoryIsFullAndNothingIsLost = model_test(
+    MemoryIsFullAndNothingIsLost, at_night=360, steps_at_night=40
 )
-TestTiers = TiersUnderAnyOrder.TestCase
-TestTiers.settings = SETTINGS
-TestNothingIsLost = NothingIsLost.TestCase
-TestNothingIsLost.settings = SETTINGS
-TestMemoryIsFull = MemoryIsFull.TestCase
-TestMemoryIsFull.settings = SETTINGS
-TestMemoryIsFullAndNothingIsLost = MemoryIsFullAndNothingIsLost.TestCase
-TestMemoryIsFullAndNothingIsLost.settings = SETTINGS
-TestPinnedBlocksStay = PinnedBlocksStay.TestCase
-TestPinnedBlocksStay.settings = SETTINGS
