@@ -21,13 +21,7 @@ from tools.demo_model import stories, story_words
 from tools.demo_model.chat_template import CHAT_TEMPLATE
 from tools.demo_model.earlier_weights import load_earlier
 from tools.demo_model.evaluate import ExaminedModel
-from tools.demo_model.exam import (
-    RECALL_KINDS,
-    Exam,
-    write_exam,
-    write_json_exam,
-    write_tool_exam,
-)
+from tools.demo_model.exam import RECALL_KINDS, Exam, write_exam, write_json_exam, write_tool_exam
 from tools.demo_model.initial_weights import make_model
 from tools.demo_model.make_tokenizer import make_tokenizer
 from tools.demo_model.story_facts import Recipe

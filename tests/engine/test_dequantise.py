@@ -19,6 +19,7 @@ from halfmoon_engine.checkpoints.dequantise import dequantise
 from halfmoon_engine.load import open_engine
 from halfmoon_models.errors import BrokenCheckpoint, ModelError, UnsupportedModel
 from halfmoon_testing.models.tiny_models import make_tiny_model
+from tests.engine.driver import Driver
 
 transformers: Any = untyped_transformers
 load_file: Any = _load_file
@@ -109,9 +110,7 @@ def follow(folder: Path, target: Path) -> Path:
     return target
 
 
-def test_mxfp4_is_written_as_transformers_reads_it_and_served(
-    tmp_path: Path, make_driver: Callable[..., Any]
-) -> None:
+def test_mxfp4_is_written_as_transformers_reads_it_and_served(tmp_path: Path) -> None:
     folder = make_tiny_model("gpt_oss", tmp_path / "mxfp4")
     quantise(folder, in_mxfp4, quant_method="mxfp4", modules_to_not_convert=["lm_head"])
     target = follow(folder, tmp_path / "whole")
@@ -125,7 +124,7 @@ def test_mxfp4_is_written_as_transformers_reads_it_and_served(
     for name, tensor in model.state_dict().items():
         assert torch.equal(written[name], tensor), name
     engine = open_engine(str(target), block_size=16, dtype="float32", device="cpu", threads=1)
-    answer = make_driver(engine, 64).generate(PROMPT, 8)
+    answer = Driver(engine, 64).generate(PROMPT, 8)
     assert answer == greedy(model.float(), 8)
 
 
@@ -138,10 +137,7 @@ def test_mxfp4_is_written_as_transformers_reads_it_and_served(
     ],
 )
 def test_fp8_is_written_in_bfloat16_and_served(
-    pack: Callable[[str, Any], dict[str, Any]],
-    fields: dict[str, Any],
-    tmp_path: Path,
-    make_driver: Callable[..., Any],
+    pack: Callable[[str, Any], dict[str, Any]], fields: dict[str, Any], tmp_path: Path
 ) -> None:
     folder = make_tiny_model("llama", tmp_path / "fp8")
     before = load_file(folder / WEIGHTS)
@@ -157,7 +153,7 @@ def test_fp8_is_written_in_bfloat16_and_served(
     assert "quantization_config" not in config and config["dtype"] == "bfloat16"
     model = transformers.AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
     engine = open_engine(str(target), block_size=16, dtype="float32", device="cpu", threads=1)
-    assert make_driver(engine, 64).generate(PROMPT, 8) == greedy(model, 8)
+    assert Driver(engine, 64).generate(PROMPT, 8) == greedy(model, 8)
 
 
 def test_shards_and_scales_in_another_shard_are_written_with_their_index(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,10 @@ from halfmoon_models.tokenizer.tokenizer_builder import build_tokenizer
 from halfmoon_protocol.sampling import MAX_GRAMMAR_CPU_S, Sampling
 from halfmoon_sandbox import Child
 from halfmoon_testing.models.byte_tokenizer import EOS_TOKEN_IDS
+from tests.engine.driver import Driver, Tiny
 
 PROMPT = list(range(20, 60))
 FREE = Draw(Sampling(temperature=0.0))
-MakeDriver = Callable[..., Any]
 
 
 def _chained(n: int, depth: int) -> str:
@@ -51,10 +51,10 @@ HOSTILE = {
 
 
 @pytest.fixture
-def driver(make_driver: MakeDriver, tiny: Callable[[str], Path]) -> Iterator[Any]:
+def driver(tiny: Tiny) -> Iterator[Any]:
     engine: Any = open_engine(str(tiny("llama")), block_size=16, dtype="float32", device="cpu")
     assert engine._grammars is not None
-    yield make_driver(engine, 4096)
+    yield Driver(engine, 4096)
     engine._grammars.close()
 
 
@@ -115,7 +115,7 @@ def test_a_late_token_is_the_one_that_would_have_come_in_time(
 
 
 @pytest.fixture
-def grammars(tiny: Callable[[str], Path]) -> Iterator[GrammarMasks]:
+def grammars(tiny: Tiny) -> Iterator[GrammarMasks]:
     made = GrammarMasks.for_model(build_tokenizer(tiny("llama")).definition, 400, EOS_TOKEN_IDS)
     assert made is not None
     yield made

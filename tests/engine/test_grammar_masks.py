@@ -21,6 +21,7 @@ from halfmoon_engine.load import open_engine
 from halfmoon_protocol.sampling import Sampling
 from halfmoon_testing.models.byte_tokenizer import EOS_TOKEN_IDS
 from halfmoon_testing.models.tiny_models import make_tiny_model
+from tests.engine.driver import Driver, Tiny
 
 SCHEMA = {
     "type": "object",
@@ -36,17 +37,16 @@ SCHEMA = {
 }
 GRAMMAR = f"start: %json {json.dumps(SCHEMA)}"
 PROMPT = list(range(20, 60))
-MakeDriver = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")
-def driver(make_driver: MakeDriver, tiny: Callable[[str], Path]) -> Any:
+def driver(tiny: Tiny) -> Any:
     engine = open_engine(str(tiny("llama")), block_size=16, dtype="float32", device="cpu")
-    return make_driver(engine, 4096)
+    return Driver(engine, 4096)
 
 
 @pytest.fixture(scope="module")
-def text_of(tiny: Callable[[str], Path]) -> Callable[[Sequence[int]], str]:
+def text_of(tiny: Tiny) -> Callable[[Sequence[int]], str]:
     tokenizer = Tokenizer.from_file(str(tiny("llama") / "tokenizer.json"))
     return lambda tokens: str(tokenizer.decode(list(tokens)))
 
@@ -80,16 +80,12 @@ def answer(
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
 @pytest.mark.parametrize("seed", range(4))
 def test_random_weights_write_json_of_the_schema(
-    make_driver: MakeDriver,
-    tmp_path: Path,
-    text_of: Callable[[Sequence[int]], str],
-    seed: int,
-    temperature: float,
+    tmp_path: Path, text_of: Callable[[Sequence[int]], str], seed: int, temperature: float
 ) -> None:
     folder = make_tiny_model("qwen3" if seed % 2 else "llama", tmp_path, seed=10 + seed)
     engine = open_engine(str(folder), block_size=16, dtype="float32", device="cpu")
     sampling = Sampling(temperature=temperature, seed=seed, grammar=GRAMMAR)
-    said = text_of(answer(make_driver(engine, 1024), sampling, scratch=SequenceState()))
+    said = text_of(answer(Driver(engine, 1024), sampling, scratch=SequenceState()))
     jsonschema.validate(json.loads(said), SCHEMA)
 
 

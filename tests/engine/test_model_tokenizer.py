@@ -3,7 +3,6 @@
 import json
 import logging
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,11 @@ from halfmoon_engine.checkpoints.model_tokenizer import check_same_tokens, read_
 from halfmoon_engine.load import open_engine
 from halfmoon_models.errors import ModelError, UnsupportedModel
 from halfmoon_models.tokenizer.tokenizer_builder import build_tokenizer
+from tests.engine.driver import Tiny
 
 
 @pytest.fixture
-def folder(tiny: Callable[[str], Path], tmp_path: Path) -> Path:
+def folder(tiny: Tiny, tmp_path: Path) -> Path:
     """A copy of a tiny model to change."""
     return Path(shutil.copytree(tiny("llama"), tmp_path / "model"))
 

@@ -13,12 +13,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from halfmoon_engine.interface import Draw, Engine, Run
+from halfmoon_engine.interface import Draw, Run
 from halfmoon_engine.native.extension import native_extension
 from halfmoon_engine.sampling.exact_weights import exact_weights
 from halfmoon_engine.sampling.sampler import choose_tokens, uniform_draw
 from halfmoon_protocol import schema
 from halfmoon_protocol.sampling import Sampling
+from tests.engine.driver import Driver, EngineOf
 
 VOCAB = 50
 
@@ -160,30 +161,25 @@ def test_temperature_zero_and_top_k_one_are_greedy(drawn: Drawn) -> None:
         assert set(drawn(logits, sampling, 50)) == {best}
 
 
-def test_top_k_keeps_the_k_best(drawn: Drawn) -> None:
-    logits = logits_of(4)
-    best = set(logits[0].topk(5).indices.tolist())
-    assert set(drawn(logits, Sampling(temperature=2.0, top_k=5))) == best
-
-
-def test_top_p_keeps_the_smallest_set_that_reaches_it(drawn: Drawn) -> None:
+@pytest.mark.parametrize(
+    ("sampling", "kept"),
+    [
+        (Sampling(top_k=3, temperature=2.0), 3),
+        (Sampling(top_p=0.79), 2),
+        (Sampling(top_p=0.81), 3),
+        (Sampling(top_p=0.49), 1),
+        (Sampling(min_p=0.25), 3),
+        (Sampling(min_p=0.35), 2),
+        # Of 0.5 and 0.3 the first has 0.625 of the mass.
+        (Sampling(top_k=2, top_p=0.6), 1),
+        (Sampling(top_k=2, top_p=0.65), 2),
+    ],
+)
+def test_only_the_likeliest_tokens_that_a_bound_leaves_are_drawn(
+    drawn: Drawn, sampling: Sampling, kept: int
+) -> None:
     logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
-    assert set(drawn(logits, Sampling(top_p=0.79))) == {0, 1}
-    assert set(drawn(logits, Sampling(top_p=0.81))) == {0, 1, 2}
-    assert set(drawn(logits, Sampling(top_p=0.49))) == {0}
-
-
-def test_min_p_is_relative_to_the_best(drawn: Drawn) -> None:
-    logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
-    assert set(drawn(logits, Sampling(min_p=0.25))) == {0, 1, 2}
-    assert set(drawn(logits, Sampling(min_p=0.35))) == {0, 1}
-
-
-def test_top_p_is_taken_of_what_top_k_left(drawn: Drawn) -> None:
-    logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log()
-    # Of 0.4 and 0.3 the first has 0.57 of the mass.
-    assert set(drawn(logits, Sampling(top_k=2, top_p=0.5))) == {0}
-    assert set(drawn(logits, Sampling(top_k=2, top_p=0.6))) == {0, 1}
+    assert set(drawn(logits, sampling)) == set(range(kept))
 
 
 @pytest.mark.parametrize(
@@ -212,11 +208,9 @@ def test_penalties_look_at_prompt_and_output_as_they_should(
     assert logits.equal(kept)
 
 
-def test_a_request_that_is_placed_again_goes_on_with_the_same_tokens(
-    engine_of: Callable[..., Engine], make_driver: Callable[..., Any]
-) -> None:
+def test_a_request_that_is_placed_again_goes_on_with_the_same_tokens(engine_of: EngineOf) -> None:
     engine = engine_of("llama")
-    driver = make_driver(engine, 400)
+    driver = Driver(engine, 400)
     sampling = Sampling(temperature=1.0, top_p=0.9, presence_penalty=0.4, seed=77)
     prompt = list(range(10, 60))
     once = driver.generate(prompt, 30, sampling=sampling)
@@ -229,9 +223,7 @@ def test_a_request_that_is_placed_again_goes_on_with_the_same_tokens(
     assert token == once[12]
 
 
-def test_another_seed_gives_other_tokens(
-    engine_of: Callable[..., Engine], make_driver: Callable[..., Any]
-) -> None:
-    driver = make_driver(engine_of("llama"), 400)
+def test_another_seed_gives_other_tokens(engine_of: EngineOf) -> None:
+    driver = Driver(engine_of("llama"), 400)
     runs = [driver.generate([1, 2, 3], 20, sampling=Sampling(seed=seed)) for seed in (1, 1, 2)]
     assert runs[0] == runs[1] != runs[2]

@@ -53,8 +53,7 @@ def test_a_head_that_is_missing_is_not_made_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "shape"),
-    [("model.layers.0.mlp.up_proj.weight", [8, 32]), ("model.norm.weight", [32])],
+    ("name", "shape"), [("model.layers.0.mlp.up_proj.weight", [8, 32]), ("model.norm.weight", [32])]
 )
 def test_a_tensor_of_another_shape_is_named(name: str, shape: list[int], tmp_path: Path) -> None:
     tensors = {**llama_tensors(), name: ("F32", shape)}
@@ -170,9 +169,7 @@ def test_transformers_gets_the_configuration_that_was_inspected_and_reads_no_oth
     open_engine(str(make_llama(tmp_path)), block_size=16)
 
 
-def test_the_inspected_configuration_is_what_transformers_itself_would_read(
-    tmp_path: Path,
-) -> None:
+def test_the_inspected_configuration_is_what_transformers_itself_would_read(tmp_path: Path) -> None:
     for arch in ARCHITECTURES:
         folder = make_tiny_model(arch, tmp_path / arch)
         ours = _read_config(inspect_folder(folder))

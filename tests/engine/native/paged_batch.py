@@ -99,12 +99,7 @@ class PagedBatch:
         memory[...] = 0xFF
         self.pages = memory.view(stored).reshape(sizes)
         self.pool = _native.Pool(
-            memory,
-            shape.dtype,
-            shape.n_layers,
-            shape.block_size,
-            shape.n_kv_heads,
-            shape.head_dim,
+            memory, shape.dtype, shape.n_layers, shape.block_size, shape.n_kv_heads, shape.head_dim
         )
         # The last page is in use: its end is the memory's end.
         order = rng.permutation(n_pages - 1)[: sum(self.counts)].astype(np.int32)

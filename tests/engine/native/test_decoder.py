@@ -2,8 +2,6 @@
 
 import random
 import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +14,7 @@ from halfmoon_engine.load import open_engine
 from halfmoon_engine.native.native_batch import native_batch
 from halfmoon_protocol.logprobs import TokenScore
 from halfmoon_protocol.sampling import Sampling
+from tests.engine.driver import Driver, Tiny, prompt_of
 
 native: Any = pytest.importorskip(
     "halfmoon_engine_native", reason="needs the engine's extension: make native"
@@ -25,7 +24,7 @@ GREEDY = Draw(Sampling(temperature=0.0))
 
 
 @pytest.fixture(scope="module")
-def engine(tiny: Callable[[str], Path]) -> Engine:
+def engine(tiny: Tiny) -> Engine:
     engine = open_engine(str(tiny("llama")), block_size=16, dtype="float32", native="on", threads=2)
     assert "kernels" in engine.description
     return engine
@@ -46,20 +45,16 @@ def scores_of(engine: Engine, tokens: list[int], chunk: int) -> list[float]:
     return found
 
 
-def test_more_rows_than_a_block_give_what_small_chunks_give(
-    engine: Engine, make_driver: Callable[..., Any], prompt_of: Callable[[int], list[int]]
-) -> None:
-    make_driver(engine, 4096)
+def test_more_rows_than_a_block_give_what_small_chunks_give(engine: Engine) -> None:
+    Driver(engine, 4096)
     tokens = prompt_of(2500)
     whole, parts = scores_of(engine, tokens, 2500), scores_of(engine, tokens, 96)
     assert len(whole) == len(tokens) - 1
     assert whole == pytest.approx(parts, abs=2e-4)
 
 
-def test_few_wanted_rows_of_the_last_layer_equal_those_of_all_rows(
-    engine: Engine, make_driver: Callable[..., Any], prompt_of: Callable[[int], list[int]]
-) -> None:
-    make_driver(engine, 2048)
+def test_few_wanted_rows_of_the_last_layer_equal_those_of_all_rows(engine: Engine) -> None:
+    Driver(engine, 2048)
     tokens = prompt_of(300)
     all_scores = scores_of(engine, tokens, 300)
     found: list[float] = []
@@ -68,66 +63,13 @@ def test_few_wanted_rows_of_the_last_layer_equal_those_of_all_rows(
     scoring = PromptScoring(tokens[1:4], 0, lambda s: found.extend(x.logprob for x in s))
     # Behind another run: the wanted rows are not the first ones.
     engine.forward(
-        [
-            Run(prompt_of(150), 0, others, None),
-            Run(tokens, 0, pages, None, scoring=scoring),
-        ]
+        [Run(prompt_of(150), 0, others, None), Run(tokens, 0, pages, None, scoring=scoring)]
     )
     assert found == pytest.approx(all_scores[:3], abs=2e-4)
 
 
-def test_hooks_come_layer_by_layer_with_the_new_kv_in_between(
-    engine: Engine, make_driver: Callable[..., Any], prompt_of: Callable[[int], list[int]]
-) -> None:
-    driver = make_driver(engine, 64)
-    seen: list[tuple[str, int, bool]] = []
-    page = bytes(driver.page_bytes(0))
-
-    def note(hook: str) -> Callable[[int], None]:
-        def on(layer: int) -> None:
-            nonlocal page
-            now = bytes(driver.page_bytes(0))
-            seen.append((hook, layer, now != page))
-            page = now
-
-        return on
-
-    engine.forward(
-        [Run(prompt_of(16), 0, [0], GREEDY)], before_layer=note("before"), after_layer=note("after")
-    )
-    n_layers = engine.layout.n_layers
-    assert seen == [
-        entry
-        for layer in range(n_layers)
-        for entry in (("before", layer, False), ("after", layer, True))
-    ]
-
-
-@pytest.mark.parametrize("hook", ["before_layer", "after_layer"])
-def test_an_error_of_a_hook_ends_the_forward_and_the_next_one_runs(
-    engine: Engine,
-    make_driver: Callable[..., Any],
-    prompt_of: Callable[[int], list[int]],
-    hook: str,
-) -> None:
-    make_driver(engine, 64)
-    calls: list[int] = []
-
-    def fail(layer: int) -> None:
-        calls.append(layer)
-        raise ConnectionError("the KV does not come")
-
-    hooks: Any = {hook: fail}
-    with pytest.raises(ConnectionError, match="does not come"):
-        engine.forward([Run(prompt_of(16), 0, [0], GREEDY)], **hooks)
-    assert calls == [0]
-    assert isinstance(engine.forward([Run(prompt_of(16), 0, [0], GREEDY)])[0], int)
-
-
-def test_another_forward_from_within_a_hook_is_refused(
-    engine: Engine, make_driver: Callable[..., Any], prompt_of: Callable[[int], list[int]]
-) -> None:
-    make_driver(engine, 64)
+def test_another_forward_from_within_a_hook_is_refused(engine: Engine) -> None:
+    Driver(engine, 64)
 
     def again(_: int) -> None:
         engine.forward([Run(prompt_of(16), 0, [1], GREEDY)])
@@ -308,10 +250,8 @@ def test_times_of_another_number_of_parts_are_refused() -> None:
         timed_forward(np.zeros((len(native.FORWARD_PARTS) - 1, 2)))
 
 
-def test_threads_can_change_between_forwards(
-    engine: Engine, make_driver: Callable[..., Any], prompt_of: Callable[[int], list[int]]
-) -> None:
-    make_driver(engine, 512)
+def test_threads_can_change_between_forwards(engine: Engine) -> None:
+    Driver(engine, 512)
     dice, found = random.Random(5), set()
     try:
         for _ in range(12):
@@ -322,7 +262,7 @@ def test_threads_can_change_between_forwards(
     assert len(found) == 1
 
 
-def test_a_decoder_of_a_stage_refuses_what_does_not_fit_it(tiny: Callable[[str], Path]) -> None:
+def test_a_decoder_of_a_stage_refuses_what_does_not_fit_it(tiny: Tiny) -> None:
     options: Any = {"block_size": 16, "dtype": "float32", "native": "on", "n_stages": 3}
     runners: list[Any] = []
     for index in range(3):
