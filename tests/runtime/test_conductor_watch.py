@@ -4,8 +4,6 @@ import msgspec
 import pytest
 
 from halfmoon_metadata import MemoryStore, MetadataUnreachable
-from halfmoon_protocol.ids import WorkerId
-from halfmoon_protocol.messages import WorkerInfo
 from halfmoon_runtime.clock import FakeClock
 from halfmoon_runtime.worker.conductor_watch import (
     ASK_AFTER_S,
@@ -14,16 +12,10 @@ from halfmoon_runtime.worker.conductor_watch import (
     ConductorRecord,
     ConductorWatch,
 )
+from tests.runtime.service_parts import info_of
 
 ADDRESS = "tcp://10.9.9.9:4321"
-INFO = WorkerInfo(
-    worker_id=WorkerId("decode-0"),
-    role="decode",
-    generation=1,
-    host="here",
-    commands=ADDRESS,
-    events=ADDRESS,
-)
+INFO = info_of("decode-0", commands=ADDRESS)
 
 
 class Watched:

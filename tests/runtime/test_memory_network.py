@@ -89,17 +89,6 @@ async def test_full_queues_refuse_commands_and_drop_publications() -> None:
     assert missed.sequence == 3, "the gap can be seen"
 
 
-async def test_closing_the_network_ends_every_port_and_link() -> None:
-    network = MemoryNetwork()
-    port = await network.bind("decode-0")
-    link = await network.dial(port.commands)
-    waiting = asyncio.create_task(link.receive())
-    await asyncio.sleep(0)
-    await network.close()
-    with pytest.raises(PeerUnreachable):
-        await waiting
-
-
 async def test_a_message_that_can_not_be_read_is_dropped_by_its_receiver() -> None:
     network = MemoryNetwork()
     port = await network.bind("decode-0")
@@ -112,3 +101,13 @@ async def test_a_message_that_can_not_be_read_is_dropped_by_its_receiver() -> No
     await port.send(peer, PrefillStopped(request_id=RequestId("r")))
     assert await link.receive() == PrefillStopped(request_id=RequestId("r"))
     await network.close()
+
+
+async def test_closing_the_network_ends_every_port_and_link() -> None:
+    network = MemoryNetwork()
+    link = await network.dial((await network.bind("decode-0")).commands)
+    waiting = asyncio.create_task(link.receive())
+    await asyncio.sleep(0)
+    await network.close()
+    with pytest.raises(PeerUnreachable):
+        await waiting

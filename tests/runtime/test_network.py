@@ -100,17 +100,6 @@ async def listening(network: Network, port: Port) -> WorkerLink:
     return link
 
 
-async def test_a_command_arrives_and_is_answered_to_who_asked(network: Network) -> None:
-    port = await network.bind("decode-0")
-    link = await network.dial(port.commands)
-    await link.send(numbered(1))
-    peer, message = await port.receive()
-    assert message == numbered(1)
-    answer = DecodeFailed(request_id=RequestId("1"), reason="because", retryable=True)
-    await port.send(peer, answer)
-    assert await link.receive() == answer
-
-
 async def test_messages_keep_their_order_both_ways(network: Network) -> None:
     port = await network.bind("decode-0")
     link = await network.dial(port.commands)
@@ -139,15 +128,19 @@ async def test_messages_keep_their_order_both_ways(network: Network) -> None:
         assert [number(await link.receive()) for _ in range(20)] == [*range(start, start + 20)]
 
 
-async def test_many_callers_are_told_apart(network: Network) -> None:
+async def test_commands_of_many_callers_are_answered_to_who_asked(network: Network) -> None:
     port = await network.bind("decode-0")
     links = [await network.dial(port.commands) for _ in range(8)]
     for i, link in enumerate(links):
         await link.send(numbered(i))
+
+    def answer(n: int) -> DecodeFailed:
+        return DecodeFailed(request_id=RequestId(str(n)), reason="because", retryable=True)
+
     for _ in links:
         peer, message = await port.receive()
-        await port.send(peer, numbered(100 + number(message)))
-    assert [number(await link.receive()) for link in links] == [100 + i for i in range(8)]
+        await port.send(peer, answer(number(message)))
+    assert [await link.receive() for link in links] == [answer(i) for i in range(8)]
 
 
 async def test_what_is_published_reaches_every_listener_and_nobody_else(network: Network) -> None:
@@ -170,13 +163,8 @@ async def test_what_is_published_reaches_every_listener_and_nobody_else(network:
 async def test_kv_events_are_numbered_from_zero_without_gaps(network: Network) -> None:
     port = await network.bind("kvstore-0")
     link = await listening(network, port)
-    stored = BlockStored(
-        block_hashes=(b"\x01" * 16, b"\xff" * 16),
-        parent_block_hash=None,
-        token_ids=(),
-        block_size=16,
-        medium="CPU",
-    )
+    hashes = (b"\x01" * 16, b"\xff" * 16)
+    stored = BlockStored(hashes, parent_block_hash=None, token_ids=(), block_size=16, medium="CPU")
     published: list[tuple[KvEvent, ...]] = [
         (stored,),
         (BlockRemoved(block_hashes=(b"\x01" * 16,)), stored),
@@ -185,9 +173,9 @@ async def test_kv_events_are_numbered_from_zero_without_gaps(network: Network) -
     numbers = [await port.publish_kv(events) for events in published]
     assert numbers == list(range(30))
     received = [await link.receive() for _ in published]
-    assert all(isinstance(batch, KvEventBatch) for batch in received)
-    assert [b.sequence for b in received if isinstance(b, KvEventBatch)] == list(range(30))
-    assert [b.events for b in received if isinstance(b, KvEventBatch)] == published
+    batches = [b for b in received if isinstance(b, KvEventBatch)]
+    assert [b.sequence for b in batches] == list(range(30))
+    assert [b.events for b in batches] == published
 
 
 async def test_tokens_of_kv_events_are_sent_and_not_received(network: Network) -> None:
@@ -366,10 +354,7 @@ async def test_a_message_over_the_limit_is_refused_before_it_is_sent(network: Ne
 async def test_cancelling_receive_loses_nothing(network: Network, how: str, seed: int) -> None:
     print("seed", seed)
     dice = random.Random(seed)
-    port = await network.bind("decode-0")
-    link = await network.dial(port.commands)
-    await link.send(numbered(0))
-    peer, _ = await port.receive()
+    port, link, peer = await called(network)
     n = 1000
 
     async def answer() -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +19,7 @@ from halfmoon_runtime import membership
 from halfmoon_runtime.channels.network import PeerUnreachable
 from halfmoon_runtime.channels.zmq_network import ZmqNetwork
 from halfmoon_runtime.engine_settings import EngineSettings
-from halfmoon_runtime.lifecycle import CannotStart, Service
+from halfmoon_runtime.lifecycle import CannotStart
 from halfmoon_runtime.membership import MEMBERS, list_members
 from halfmoon_runtime.observability.metrics import MetricSnapshot
 from halfmoon_runtime.observability.operator_http import OperatorHttp
@@ -28,21 +28,12 @@ from halfmoon_runtime.worker.open_model import load_model, model_info, place_mod
 from halfmoon_runtime.worker.open_worker import OpenedWorker, open_worker
 from halfmoon_transfer import TransferStats
 from halfmoon_transfer.open_transfer_engine import open_transfer_engine
+from tests.runtime.service_parts import some_service
 
 NO_TRANSFERS = TransferStats(
-    n_transfers=0,
-    bytes_read=0,
-    bytes_written=0,
-    bytes_by_path={},
-    n_failures=0,
-    n_retries=0,
-    corrupted_by_path={},
-    n_live=0,
-    n_regions=0,
-    n_connections=0,
-    n_mappings=0,
-    n_malformed=0,
-)
+    n_transfers=0, bytes_read=0, bytes_written=0, bytes_by_path={}, n_failures=0, n_retries=0,
+    corrupted_by_path={}, n_live=0, n_regions=0, n_connections=0, n_mappings=0, n_malformed=0,
+)  # fmt: skip
 
 
 @dataclass
@@ -99,9 +90,14 @@ def steps(settings: ServiceSettings) -> Steps:
 
 
 @asynccontextmanager
-async def some_service() -> AsyncIterator[Service]:
-    async with asyncio.TaskGroup() as tasks:
-        yield Service(tasks)
+async def opened_worker(
+    settings: ServiceSettings, open_transfer: Callable[..., Any]
+) -> AsyncIterator[OpenedWorker[Any]]:
+    async with (
+        some_service() as service,
+        open_worker(settings, service, "decode", open_transfer) as opened,
+    ):
+        yield opened
 
 
 async def serve_until_ready(opened: OpenedWorker[Steps], steps: Steps) -> None:
@@ -120,10 +116,7 @@ async def serve_until_ready(opened: OpenedWorker[Steps], steps: Steps) -> None:
 async def test_a_worker_drains_while_it_is_known_and_closes_in_reverse(
     settings: ServiceSettings, steps: Steps
 ) -> None:
-    async with (
-        some_service() as service,
-        open_worker(settings, service, "decode", steps.open_transfer) as opened,
-    ):
+    async with opened_worker(settings, steps.open_transfer) as opened:
         assert await list_members(steps.store) == {}, "known before it can answer"
         await serve_until_ready(opened, steps)
         assert steps.store.get(steps.key) is None
@@ -144,10 +137,7 @@ async def test_a_metadata_server_that_goes_away_in_mid_start_is_waited_for(
             raise MetadataUnreachable("the metadata server does not answer")
         return steps.open_transfer(name, **arguments)
 
-    async with (
-        some_service() as service,
-        open_worker(settings, service, "decode", open_transfer) as opened,
-    ):
+    async with opened_worker(settings, open_transfer) as opened:
         await serve_until_ready(opened, steps)
     assert (n_failures, steps.seen.count("transfer opened")) == (0, 1)
 
@@ -156,10 +146,7 @@ async def test_its_port_answers_until_the_end_and_its_record_says_where(
     settings: ServiceSettings, steps: Steps
 ) -> None:
     network = ZmqNetwork()
-    async with (
-        some_service() as service,
-        open_worker(settings, service, "decode", steps.open_transfer) as opened,
-    ):
+    async with opened_worker(settings, steps.open_transfer) as opened:
         assert (opened.info.role, opened.info.host) == ("decode", "here")
         link = await network.dial(opened.info.commands, opened.info.events)
         await link.send(Hello(ConductorId("conductor-0"), 0))
@@ -234,20 +221,15 @@ async def test_a_model_gets_its_pages_in_registered_memory_and_says_what_it_is(
     settings: ServiceSettings,
 ) -> None:
     engine = FakeEngine()
+    unmeasured = model_settings(measure=False)
     async with (
-        some_service() as service,
-        open_worker(settings, service, "decode", open_transfer_engine) as opened,
-        place_model(
-            model_settings(measure=False), service, engine, 7, opened.transfer.allocate
-        ) as placed,
+        opened_worker(settings, open_transfer_engine) as opened,
+        place_model(unmeasured, opened.service, engine, 7, opened.transfer.allocate) as placed,
     ):
         assert placed.n_pages == 7
         assert placed.memory.region.length == placed.n_pages * engine.layout.block_bytes
         assert placed.decode_cost == DecodeCost()
         info = model_info(opened.info, model_settings(), engine, placed.n_pages)
-        assert (info.layout, info.model, info.n_blocks) == (
-            engine.layout,
-            engine.name,
-            placed.n_pages,
-        )
+        said = (info.layout, info.model, info.n_blocks)
+        assert said == (engine.layout, engine.name, placed.n_pages)
         engine.detach()

@@ -1,4 +1,4 @@
-"""The queue behind every `receive`: bounded, in order, and nothing lost to a cancellation."""
+"""What waits to be received: bounded for each caller and for all, in order, and never lost."""
 
 import asyncio
 
@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halfmoon_runtime.channels.network import PeerUnreachable
+from halfmoon_runtime.channels.network import PeerId, PeerUnreachable
 from halfmoon_runtime.channels.receive_queue import ReceiveQueue
+from halfmoon_runtime.channels.unread_shares import UnreadShares
 
 
 async def test_a_full_queue_takes_nothing_until_an_item_is_read() -> None:
@@ -60,8 +61,7 @@ async def test_the_end_wakes_all_who_wait() -> None:
 
 
 @given(
-    st.lists(st.sampled_from(["put", "get", "cancel get", "turn"]), max_size=60),
-    st.integers(1, 4),
+    st.lists(st.sampled_from(["put", "get", "cancel get", "turn"]), max_size=60), st.integers(1, 4)
 )
 def test_whatever_is_cancelled_every_item_put_comes_out_once_and_in_order(
     steps: list[str], limit: int
@@ -98,3 +98,26 @@ def test_whatever_is_cancelled_every_item_put_comes_out_once_and_in_order(
         assert got == added
 
     asyncio.run(run())
+
+
+FLOODING, HONEST = PeerId(b"f"), PeerId(b"h")
+
+
+def test_a_caller_has_its_share_of_messages_and_others_have_theirs() -> None:
+    shares = UnreadShares(2, 100)
+    for _ in range(2):
+        assert shares.fits(FLOODING, 10)
+        shares.add(FLOODING, 10)
+    assert not shares.fits(FLOODING, 10)
+    assert shares.fits(HONEST, 10)
+    shares.remove(FLOODING, 10)
+    assert shares.fits(FLOODING, 10)
+
+
+def test_a_caller_has_its_share_of_bytes() -> None:
+    shares = UnreadShares(10, 100)
+    shares.add(FLOODING, 60)
+    assert not shares.fits(FLOODING, 41)
+    assert shares.fits(FLOODING, 40)
+    shares.remove(FLOODING, 60)
+    assert shares.fits(FLOODING, 100)
