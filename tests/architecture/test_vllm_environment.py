@@ -109,9 +109,7 @@ def test_a_disk_without_room_is_named_before_anything_is_fetched(
         make_vllm_environment(tmp_path / "environment")
 
 
-def test_packages_that_were_cut_off_lose_their_metadata_and_whole_ones_stay(
-    tmp_path: Path,
-) -> None:
+def test_packages_that_were_cut_off_lose_their_metadata_and_whole_ones_stay(tmp_path: Path) -> None:
     for name, files in {"whole": ["METADATA", "INSTALLER"], "half": ["METADATA"]}.items():
         (tmp_path / f"{name}-1.dist-info").mkdir()
         for file in files:

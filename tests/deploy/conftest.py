@@ -123,10 +123,14 @@ def render(chart: Any) -> Callable[[Values], Release]:
     return rendered
 
 
+@pytest.fixture(scope="session")
+def example(
+    render: Callable[[Values], Release], values_of: Callable[[str], Values]
+) -> Callable[..., Release]:
+    """An example as it is rendered, with other values in the place of some."""
+    return lambda name, **over: render({**values_of(name), **over})
+
+
 @pytest.fixture(params=EXAMPLES)
-def release(
-    request: pytest.FixtureRequest,
-    render: Callable[[Values], Release],
-    values_of: Callable[[str], Values],
-) -> Release:
-    return render(values_of(request.param))
+def release(request: pytest.FixtureRequest, example: Callable[..., Release]) -> Release:
+    return example(request.param)

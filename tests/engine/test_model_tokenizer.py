@@ -132,12 +132,3 @@ def _shard(folder: Path, index: dict[str, Any]) -> None:
 def test_an_index_without_usable_metadata_is_loaded(folder: Path, index: dict[str, Any]) -> None:
     _shard(folder, index)
     assert open_engine(str(folder), block_size=16).name == "model"
-
-
-@pytest.mark.parametrize("weight_map", [None, {}, [], {"x": 5}, {"x": ["a"]}, 5])
-def test_an_index_without_a_usable_weight_map_is_refused_by_name(
-    folder: Path, weight_map: Any
-) -> None:
-    _shard(folder, {"weight_map": weight_map})
-    with pytest.raises(ModelError, match=r"model\.safetensors\.index\.json"):
-        open_engine(str(folder), block_size=16)

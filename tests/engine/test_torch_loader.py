@@ -123,14 +123,6 @@ def test_a_tokenizer_that_its_library_refuses_is_refused_in_one_line(tmp_path: P
     assert "the tokenizer of" in refusal(folder, BrokenCheckpoint)
 
 
-def test_precision_that_needs_more_than_the_machines_memory_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = make_llama(tmp_path)
-    monkeypatch.setattr(folder_module, "machine_memory_bytes", lambda: 10_000)
-    assert "GiB of weights" in refusal(folder, UnsupportedModel)
-
-
 def test_a_stage_needs_memory_for_its_share_of_the_weights_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

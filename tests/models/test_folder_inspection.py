@@ -49,6 +49,7 @@ def test_a_whole_model_passes(tmp_path: Path) -> None:
     assert found.weights.n_elements == 2 * 32 * 16 + 3 * 16 + 7 * 16 * 16
     assert found.weights.n_bytes == 4 * found.weights.n_elements
     check_model(str(tmp_path))
+    check_model(str(make_llama(tmp_path / "listed", configuration_files=["config.json"])))
 
 
 @pytest.mark.parametrize("others", [["config.4.0.0.json"], [1], "config.4.0.0.json", {}])
@@ -59,24 +60,20 @@ def test_a_second_configuration_is_refused_unread(tmp_path: Path, others: object
     assert "configuration_files in config.json leads to " in line and "remove that field" in line
 
 
-def test_a_list_of_the_one_configuration_passes(tmp_path: Path) -> None:
-    check_model(str(make_llama(tmp_path, configuration_files=["config.json"])))
+WITHOUT_LIBRARIES = """
+import sys
+for name in ("torch", "transformers", "tokenizers", "safetensors"): sys.modules[name] = None
+from halfmoon_models.errors import UnsupportedModel
+from halfmoon_engine.load import open_engine
+try: open_engine(sys.argv[1], block_size=16)
+except UnsupportedModel as error: print(error)
+"""
 
 
 def test_nothing_heavy_is_imported_for_a_refusal(tmp_path: Path) -> None:
     make_llama(tmp_path, quantization_config={"quant_method": "awq"})
-    program = (
-        "import sys\n"
-        "for name in ('torch', 'transformers', 'tokenizers', 'safetensors'): "
-        "sys.modules[name] = None\n"
-        "from halfmoon_models.errors import UnsupportedModel\n"
-        "from halfmoon_engine.load import open_engine\n"
-        "try: open_engine(sys.argv[1], block_size=16)\n"
-        "except UnsupportedModel as error: print(error)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True
-    )
+    command = [sys.executable, "-c", WITHOUT_LIBRARIES, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "AWQ" in done.stdout
 
 
@@ -201,18 +198,7 @@ def test_a_folder_of_another_kind_is_named(
         ({"model_type": 5}, "no model_type"),
         *[
             ({"model_type": kind}, "encoder, which reads")
-            for kind in (
-                "bert",
-                "roberta",
-                "modernbert",
-                "xlm-roberta",
-                "electra",
-                "distilbert",
-                "deberta-v2",
-                "albert",
-                "mpnet",
-                "camembert",
-            )
+            for kind in ("bert", "modernbert", "xlm-roberta", "distilbert", "deberta-v2", "mpnet")
         ],
         ({"model_type": "t5"}, "encoder-decoder"),
         ({"model_type": "bart"}, "encoder-decoder"),
@@ -265,18 +251,11 @@ def test_a_type_of_ones_own_code_is_refused_and_a_known_ones_code_is_not_run(
 @pytest.mark.parametrize(
     ("method", "name"),
     [
-        ("awq", "AWQ"),
-        ("gptq", "GPTQ"),
-        ("fp8", "FP8"),
-        ("bitsandbytes", "bitsandbytes"),
-        ("compressed-tensors", "compressed-tensors"),
-        ("torchao", "torchao"),
-        ("mxfp4", "MXFP4"),
-        ("eetq", "EETQ"),
-        ("hqq", "HQQ"),
-        ("something\nnew", "something new"),
+        ("awq", "AWQ"), ("gptq", "GPTQ"), ("fp8", "FP8"), ("bitsandbytes", "bitsandbytes"),
+        ("compressed-tensors", "compressed-tensors"), ("torchao", "torchao"), ("mxfp4", "MXFP4"),
+        ("eetq", "EETQ"), ("hqq", "HQQ"), ("something\nnew", "something new"),
     ],
-)
+)  # fmt: skip
 def test_a_quantised_checkpoint_is_named_by_its_method_with_a_way_out_that_it_has(
     method: str, name: str, tmp_path: Path
 ) -> None:
@@ -300,28 +279,26 @@ def test_other_marks_of_quantisation_count(quantization: dict[str, Any], tmp_pat
     assert "is quantised" in refusal(make_llama(tmp_path, **quantization))
 
 
-@pytest.mark.parametrize("name", ["quantize_config.json", "quant_config.json"])
-def test_a_quantising_tools_file_counts(name: str, tmp_path: Path) -> None:
-    (make_llama(tmp_path) / name).write_text("{}")
-    assert f"({name})" in refusal(tmp_path)
+def test_a_quantising_tools_file_counts(tmp_path: Path) -> None:
+    for name in ("quantize_config.json", "quant_config.json"):
+        file = make_llama(tmp_path) / name
+        file.write_text("{}")
+        assert f"({name})" in refusal(tmp_path)
+        file.unlink()
 
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
-        ("model.layers.0.mlp.up_proj.weight", "F8_E4M3"),
-        ("model.layers.0.mlp.up_proj.weight", "I8"),
-        ("model.layers.0.mlp.up_proj.weight", "U8"),
-        ("model.layers.0.mlp.up_proj.qweight", "I32"),
-        ("model.layers.0.mlp.up_proj.scales", "F16"),
-        ("model.layers.0.mlp.up_proj.weight.absmax", "F32"),
-        ("model.layers.0.mlp.up_proj.weight_scale_inv", "F32"),
-        ("model.layers.0.mlp.experts.down_proj_blocks", "U8"),
+        ("up_proj.weight", "F8_E4M3"), ("up_proj.weight", "I8"), ("up_proj.weight", "U8"),
+        ("up_proj.qweight", "I32"), ("up_proj.scales", "F16"), ("up_proj.weight.absmax", "F32"),
+        ("up_proj.weight_scale_inv", "F32"), ("experts.down_proj_blocks", "U8"),
     ],
-)
+)  # fmt: skip
 def test_quantised_tensors_without_a_word_in_the_config_count(
     name: str, dtype: str, tmp_path: Path
 ) -> None:
+    name = f"model.layers.0.mlp.{name}"
     tensors = {**llama_tensors(), name: (dtype, [16, 16])}
     line = refusal(write_files(make_llama(tmp_path), model__safetensors=safetensors_bytes(tensors)))
     known = " with FP8" if dtype.startswith("F8") else ""
@@ -463,17 +440,12 @@ NORM = "model.norm.weight"
         (_header(lambda h: h[NORM].update(data_offsets=[0, 64])), "overlap"),
         (_header(lambda h: h.update({NORM: 5})), "not described by an object"),
         (_header(lambda h: {}), "belong to none"),
+        (safetensors_bytes({**llama_tensors(), "extra": ("F32", [0, 16])}), "'extra'"),
     ],
 )
 def test_a_damaged_weights_file_is_named(content: bytes, words: str, tmp_path: Path) -> None:
     line = refusal(write_files(make_llama(tmp_path), model__safetensors=content))
     assert words in line, line
-
-
-def test_a_tensor_without_elements_is_refused(tmp_path: Path) -> None:
-    tensors = {**llama_tensors(), "model.extra": ("F32", [0, 16])}
-    write_files(make_llama(tmp_path), model__safetensors=safetensors_bytes(tensors))
-    assert "'model.extra'" in refusal(tmp_path)
 
 
 def _sharded(folder: Path, weight_map: dict[str, Any] | None = None, **shards: bytes) -> Path:
@@ -558,20 +530,15 @@ def test_a_link_to_elsewhere_is_not_followed(name: str, tmp_path: Path) -> None:
 def test_a_pipe_a_folder_or_a_loop_in_the_place_of_a_file_is_named(
     name: str, tmp_path: Path
 ) -> None:
-    makers: list[Callable[[Path], object]] = [os.mkfifo, Path.mkdir, _loop, _dangling]
+    makers: list[Callable[[Path], object]] = [
+        os.mkfifo, Path.mkdir, lambda path: path.symlink_to(path.name),
+        lambda path: path.symlink_to("nothing-here"),
+    ]  # fmt: skip
     for number, make in enumerate(makers):
         folder = make_llama(tmp_path / str(number))
         (folder / name).unlink()
         make(folder / name)
         assert name in refusal(folder)
-
-
-def _loop(path: Path) -> None:
-    path.symlink_to(path.name)
-
-
-def _dangling(path: Path) -> None:
-    path.symlink_to("nothing-here")
 
 
 def test_inputs_of_a_multimodal_model_that_are_not_served_are_named(tmp_path: Path) -> None:
