@@ -1,14 +1,16 @@
 """What several of these tests need: a worker's record, a service, waits, and counts of drops."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
 from prometheus_client import REGISTRY
 
 from halfmoon_protocol.ids import WorkerId
 from halfmoon_protocol.messages import WorkerInfo
+from halfmoon_runtime.channels.network import PeerUnreachable
 from halfmoon_runtime.lifecycle import Service
 
 ADDRESS = "tcp://127.0.0.1:1"
@@ -35,3 +37,9 @@ async def until(condition: Callable[[], object]) -> None:
 
 def dropped(reason: str) -> float:
     return REGISTRY.get_sample_value("halfmoon_dropped_messages_total", {"reason": reason}) or 0.0
+
+
+async def finds_nobody(call: Awaitable[object], why: str = "") -> None:
+    """Wait for a call whose other end is gone."""
+    with pytest.raises(PeerUnreachable, match=why):
+        await call
