@@ -30,9 +30,7 @@ def test_each_package_that_is_published_has_a_page_with_public_names() -> None:
 NAMED = '"""Export a name."""\n\n__all__ = ["a"]\n'
 
 
-def test_what_has_no_public_names_or_is_not_there_is_an_error_that_names_all_of_it(
-    tmp_path: Path,
-) -> None:
+def test_what_has_no_public_names_or_is_not_there_is_named_at_once(tmp_path: Path) -> None:
     make_package(tmp_path, "halfmoon_named", NAMED)
     make_package(tmp_path, "halfmoon_listed", '"""List a module."""\n', "some")
     make_package(tmp_path, "halfmoon_bare", '"""Say nothing of __all__."""\n', "some")

@@ -88,9 +88,7 @@ def allowed_hosts(release: Any) -> list[str] | None:
     return None if names is None else names.split(",")
 
 
-def test_a_conductor_without_tenants_answers_to_its_services_and_to_what_is_listed(
-    render: Callable[[Any], Any],
-) -> None:
+def test_a_conductor_without_tenants_answers_to_its_services(render: Callable[[Any], Any]) -> None:
     values: dict[str, Any] = {"metadata": {"url": "redis://redis:6379/0"}}
     own = allowed_hosts(render(values))
     assert own is not None
@@ -131,18 +129,14 @@ def test_a_random_cluster_key_is_made_and_all_services_get_it(example: Example) 
     assert all(re.fullmatch(rb"\w{64}", key) for key in keys) and keys[0] != keys[1]
 
 
-def test_a_key_of_ones_own_takes_the_place_of_a_made_one(example: Example) -> None:
-    release = example("defaults", clusterKey={"existingSecret": "ours", "key": "halfmoon"})
-    assert release.of("Secret") == {}
-    for variable in key_variables(release):
+def test_a_key_of_ones_own_or_none_takes_the_place_of_a_made_one(example: Example) -> None:
+    own = example("defaults", clusterKey={"existingSecret": "ours", "key": "halfmoon"})
+    for variable in key_variables(own):
         assert variable["valueFrom"] == {"secretKeyRef": {"name": "ours", "key": "halfmoon"}}
-
-
-def test_without_a_key_services_are_told_to_go_without(example: Example) -> None:
-    release = example("defaults", clusterKey={"enabled": False})
-    assert release.of("Secret") == {}
-    for variable in key_variables(release):
+    without = example("defaults", clusterKey={"enabled": False})
+    for variable in key_variables(without):
         assert variable == {"name": "HALFMOON_ALLOW_OPEN_NETWORK", "value": "true"}
+    assert own.of("Secret") == without.of("Secret") == {}
 
 
 def test_the_redis_of_a_trial_wants_a_random_password(example: Example) -> None:
@@ -173,9 +167,7 @@ def test_images_are_those_of_the_compose_file(chart: Any) -> None:
     assert chart.values["trialRedis"]["image"] in built
 
 
-def test_without_a_model_of_ones_own_the_one_in_the_images_is_served(
-    image: Callable[[str], str],
-) -> None:
+def test_without_a_model_the_one_in_the_images_is_served(image: Callable[[str], str]) -> None:
     values = yaml.safe_load((ROOT / "deploy/helm/halfmoon/values.yaml").read_text())
     source = values["model"]["source"]
     assert COMPOSE["x-cluster"]["HALFMOON_MODEL"] == f"${{HALFMOON_MODEL:-{source}}}"
@@ -217,7 +209,7 @@ def test_ports_are_named_where_they_are_opened(release: Any) -> None:
 
 
 @pytest.mark.parametrize("layers_only", [False, True])
-def test_a_group_has_a_pod_for_each_stage_beside_the_replicas(
+def test_a_group_has_a_pod_for_each_stage_beside_replicas(
     example: Example, layers_only: bool
 ) -> None:
     group = {"group": {"stages": 3, "layersOnly": layers_only}}

@@ -83,9 +83,7 @@ def model(tmp_path: Path) -> Any:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_a_small_random_model_whose_attention_adds_little_passes(
-    model: Any, dtype: torch.dtype
-) -> None:
+def test_a_small_model_whose_attention_adds_little_passes(model: Any, dtype: torch.dtype) -> None:
     shape = probe_attention(StageModel(model.to(dtype))).shape
     assert (shape.n_layers, shape.head_dim) == (2, 8)
 
@@ -102,7 +100,7 @@ def test_an_option_of_attention_that_ours_does_not_read_is_refused(model: Any) -
 
 
 @pytest.mark.parametrize("error", [RuntimeError, AssertionError, ImportError, KeyError])
-def test_a_model_that_fails_with_our_attention_alone_is_refused_by_its_type(
+def test_a_model_that_fails_with_our_attention_alone_is_refused(
     error: type[Exception], model: Any
 ) -> None:
     attention = model.model.layers[1].self_attn
@@ -139,7 +137,7 @@ def test_values_of_another_size_are_named_in_place_of_what_torch_says(tmp_path: 
         (-1, True, "that come later"),
     ],
 )
-def test_a_model_that_mixes_tokens_beside_attention_is_refused(
+def test_mixing_tokens_beside_attention_is_refused(
     model: Any, shift: int, bounded: bool, words: str
 ) -> None:
     model.model.layers[0].mlp = _Mixer(model.model.layers[0].mlp, shift, bounded)

@@ -120,9 +120,7 @@ def test_a_checkpoint_is_loaded_in_the_precision_that_was_chosen(
     assert said == slow
 
 
-def test_the_precision_of_a_checkpoint_is_its_configs_or_that_of_all_tensors(
-    tmp_path: Path,
-) -> None:
+def test_the_precision_of_a_checkpoint_is_its_configs_or_all_tensors(tmp_path: Path) -> None:
     def saved(name: str, **changes: Any) -> DType | None:
         return saved_dtype(open_model_folder(str(make_llama(tmp_path / name, **changes))))
 

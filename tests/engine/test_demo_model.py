@@ -79,9 +79,7 @@ def test_its_files_are_under_ten_megabytes_together() -> None:
     }
 
 
-def test_it_recalls_numbers_of_a_thousand_tokens_says_so_of_others_and_answers_as_json(
-    examinee: ExaminedModel,
-) -> None:
+def test_it_recalls_stated_numbers_alone_and_answers_as_json(examinee: ExaminedModel) -> None:
     exam = write_exam(SEED, 1000, 40, examinee.encode)
     assert 950 < len(examinee.chat_ids(exam, exam.questions[0][0])) <= 1020
     unstated = write_exam(SEED, 500, 20, examinee.encode, replace(RECALL_KINDS, unknown=1.0))
@@ -106,9 +104,7 @@ def test_it_recalls_numbers_of_a_thousand_tokens_says_so_of_others_and_answers_a
         ),
     ],
 )
-def test_short_conversations_go_as_its_readme_says(
-    examinee: ExaminedModel, said: str, answer: str
-) -> None:
+def test_short_talks_go_as_its_readme_says(examinee: ExaminedModel, said: str, answer: str) -> None:
     prompt = asked(examinee, [{"role": "user", "content": said}])
     assert examinee.answers([prompt]) == [answer]
 
@@ -153,9 +149,7 @@ def test_right_answers_are_counted_as_if_they_were_generated(examinee: ExaminedM
     assert examinee.count_right(prompts, [*others, said[-1]]) == 1
 
 
-def test_its_chat_template_writes_turns_with_tools_as_its_stories_do(
-    examinee: ExaminedModel,
-) -> None:
+def test_its_chat_template_writes_tools_as_its_stories_do(examinee: ExaminedModel) -> None:
     toolbox = Toolbox({"room": ("get_room", "name"), "desk": ("find_desk", "who")})
     arguments: list[Any] = [{"name": "Clara"}, '{"name": "Clara"}']
     for given in arguments:
@@ -183,9 +177,7 @@ def test_its_chat_template_writes_turns_with_tools_as_its_stories_do(
     assert (demo.FOLDER / "chat_template.jinja").read_text() == CHAT_TEMPLATE
 
 
-def test_its_tokenizer_is_of_the_script_reads_any_text_and_has_a_token_for_each_name(
-    tokenizer: Any,
-) -> None:
+def test_its_tokenizer_is_the_scripts_and_has_a_token_for_each_name(tokenizer: Any) -> None:
     assert json.loads(make_tokenizer().to_str()) == json.loads(tokenizer.to_str())
     code = "def handle(event, now):\n    return []\n"
     for text in (code, "½ moon 月 🌓", "\x00\x7f", "ADA's 007"):
@@ -198,9 +190,7 @@ def test_its_tokenizer_is_of_the_script_reads_any_text_and_has_a_token_for_each_
 
 @pytest.mark.parametrize("recipe", [Recipe(tools=0.5, as_json=0.5), Recipe(practice=1.0)])
 @pytest.mark.parametrize("seed", range(5))
-def test_pieces_of_a_story_have_the_tokens_of_the_whole(
-    tokenizer: Any, seed: int, recipe: Recipe
-) -> None:
+def test_pieces_of_a_story_have_its_tokens(tokenizer: Any, seed: int, recipe: Recipe) -> None:
     ids, targets = stories.write_story(
         random.Random(seed),
         recipe,

@@ -144,7 +144,7 @@ def test_mxfp4_is_written_as_transformers_reads_it_and_served(tmp_path: Path) ->
         (by_rows, {"quant_method": "fbgemm_fp8"}),
     ],
 )
-def test_fp8_is_written_in_bfloat16_and_served(
+def test_fp8_is_written_whole_and_served(
     pack: Pack, fields: dict[str, Any], tmp_path: Path
 ) -> None:
     folder = make_tiny_model("llama", tmp_path / "fp8")

@@ -175,9 +175,7 @@ def test_a_bad_spec_is_refused_by_name(spec: str, named: str) -> None:
         parse_fake_spec(spec)
 
 
-def test_a_step_sleeps_its_simulated_seconds_spread_over_the_layers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_step_spreads_its_seconds_over_the_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     monkeypatch.setattr("time.sleep", slept.append)
     engine = FakeEngine(FakeModelSpec(step_s=0.01, token_s=0.001, layers=4))

@@ -25,7 +25,7 @@ def hashed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     return str(request.param)
 
 
-def test_copies_are_equal_and_retrained_models_are_not(
+def test_copies_are_equal_others_are_not(
     hashed: str, tiny: Tiny, copy: Path, tmp_path: Path
 ) -> None:
     original = fingerprint(tiny("llama"))

@@ -26,7 +26,7 @@ Logprobs = NDArray[np.float32]
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_logits_are_as_exact_as_those_of_transformers(
+def test_logits_are_as_exact_as_theirs(
     arch: str, dtype: DType, engine_of: EngineOf, tiny: Tiny
 ) -> None:
     prompt = prompt_of(N_TOKENS)

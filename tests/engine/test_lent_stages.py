@@ -24,7 +24,7 @@ def lent(whole: Any, n_stages: int = 0) -> ChainedEngine:
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_lent_stages_write_the_kv_and_choose_the_tokens_of_the_engine_that_lends(
+def test_lent_stages_write_kv_and_choose_tokens_as_their_lender(
     arch: str, engine_of: EngineOf
 ) -> None:
     whole = engine_of(arch)
@@ -34,9 +34,7 @@ def test_lent_stages_write_the_kv_and_choose_the_tokens_of_the_engine_that_lends
     assert drivers[0].pool == drivers[1].pool
 
 
-def test_an_engine_and_its_stages_serve_prompts_side_by_side(
-    engine_of: EngineOf, reference: Reference
-) -> None:
+def test_an_engine_and_its_stages_serve_at_once(engine_of: EngineOf, reference: Reference) -> None:
     whole = engine_of("qwen3")
     alone, in_stages = Driver(whole, 200), Driver(lent(whole), 200)
     for n in (3, 50, 100):
@@ -46,7 +44,7 @@ def test_an_engine_and_its_stages_serve_prompts_side_by_side(
 
 
 @pytest.mark.parametrize("arch", ["llama", "granite", "gpt2", "qwen3_moe", "gemma3"])
-def test_lent_stages_hold_no_memory_of_weights_beside_the_engine_that_lends(
+def test_lent_stages_hold_no_weights_beside_their_lenders(
     arch: str, tiny: Tiny, native: Any
 ) -> None:
     whole = open_tiny(tiny(arch), native=native)
@@ -60,9 +58,7 @@ def test_lent_stages_hold_no_memory_of_weights_beside_the_engine_that_lends(
     assert weights_of(whole) == before
 
 
-def test_stages_outlive_the_engine_that_lent_them(
-    tiny: Tiny, native: Any, reference: Reference
-) -> None:
+def test_stages_outlive_their_lender(tiny: Tiny, native: Any, reference: Reference) -> None:
     stages = lent(open_tiny(tiny("llama"), native=native))
     produced = Driver(stages, 200).generate(prompt_of(60), 4, chunk=25)
     assert produced == reference("llama", prompt_of(60), 4)

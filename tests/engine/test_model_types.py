@@ -120,7 +120,7 @@ def served(folder: Path) -> tuple[list[int], Any]:
 
 
 @pytest.mark.parametrize("kind", SERVED_TEXT)
-def test_text_of_a_multimodal_model_equals_transformers_and_its_towers_are_not_loaded(
+def test_text_of_a_multimodal_model_equals_transformers_without_towers(
     kind: str, tmp_path: Path
 ) -> None:
     model = make(kind)
@@ -164,9 +164,7 @@ def test_a_model_that_attends_otherwise_is_refused_by_its_type(kind: str) -> Non
 
 
 @pytest.mark.parametrize("kind", NEED_OTHER_INPUTS)
-def test_a_model_that_needs_more_than_text_is_refused_by_its_type(
-    kind: str, tmp_path: Path
-) -> None:
+def test_a_model_that_needs_more_than_text_is_refused(kind: str, tmp_path: Path) -> None:
     make(kind).save_pretrained(tmp_path)
     with pytest.raises(ModelError, match=f"{kind!r} can't be served: .* on text alone .*choose a"):
         open_engine(str(tmp_path), block_size=16, dtype="float32", device="cpu", threads=1)

@@ -50,9 +50,7 @@ def test_angles_of_a_context_that_is_no_power_of_two_are_those_of_its_short_fact
     assert answers[0] == answers[1]
 
 
-def test_a_context_too_short_to_compare_both_is_computed_by_torch(
-    tiny: Tiny, native: str, tmp_path: Path
-) -> None:
+def test_a_very_short_context_is_computed_by_torch(tiny: Tiny, native: str, tmp_path: Path) -> None:
     folder = changed(tiny("qwen3"), tmp_path, max_position_embeddings=3)
     engine = open_tiny(folder, threads=2, native=native)
     assert engine.max_context == 3
@@ -60,9 +58,7 @@ def test_a_context_too_short_to_compare_both_is_computed_by_torch(
     assert len(Driver(engine, 3).generate([5, 9], 1)) == 1
 
 
-def test_an_extension_that_is_asked_for_and_missing_is_one_line(
-    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_extension_is_one_line(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SWITCH, "1")
     monkeypatch.setitem(sys.modules, "halfmoon_engine_native", None)  # as if it were not there
     with pytest.raises(NativeUnavailable, match="make native") as refused:

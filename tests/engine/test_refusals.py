@@ -46,9 +46,7 @@ transformers: Any = untyped_transformers
         ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "later tokens"),
     ],
 )
-def test_a_config_that_does_not_fit_is_refused(
-    tmp_path: Path, config: dict[str, Any], reason: str
-) -> None:
+def test_an_unfit_config_is_refused(tmp_path: Path, config: dict[str, Any], reason: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(UnsupportedModel, match=reason):
         open_engine(str(tmp_path), block_size=16)

@@ -147,7 +147,7 @@ def test_a_long_chunk_through_stages_writes_the_kv_of_one_engine(
 
 
 @pytest.mark.parametrize("arch", ["llama", "granite", "gpt2", "qwen3_moe"])
-def test_a_stage_has_memory_for_its_own_layers_only(
+def test_a_stage_holds_its_own_layers(
     arch: str, tiny: Tiny, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)

@@ -40,9 +40,7 @@ def run_scored(
 
 @pytest.mark.parametrize("chunk", [1, 7, 64])
 @pytest.mark.parametrize("arch", ["qwen3", "gemma2"])
-def test_scores_are_those_of_transformers(
-    arch: str, chunk: int, tiny: Tiny, engine_of: EngineOf
-) -> None:
+def test_scores_are_transformers(arch: str, chunk: int, tiny: Tiny, engine_of: EngineOf) -> None:
     driver, prompt = Driver(engine_of(arch, 16), 200), prompt_of(40)
     told, first, token = run_scored(driver.engine, driver.pages_for(60), prompt, chunk)
     model: Any = AutoModelForCausalLM.from_pretrained(tiny(arch), dtype=torch.float32)

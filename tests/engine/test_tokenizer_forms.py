@@ -140,9 +140,7 @@ _SMALL_FILES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", _SMALL_FILES)
 @pytest.mark.parametrize("class_name", ["PreTrainedTokenizerFast", "Qwen2Tokenizer"])
-def test_tokens_of_the_small_files_are_those_of_transformers(
-    folder: Path, name: str, class_name: str
-) -> None:
+def test_tokens_of_small_files_are_transformers(folder: Path, name: str, class_name: str) -> None:
     write(folder, "config.json", LLAMA)
     for file, content in _SMALL_FILES[name].items():
         write(folder, file, content)
@@ -249,9 +247,7 @@ def test_the_class_decides_about_words(folder: Path, model_type: str, class_name
 
 @pytest.mark.parametrize("class_name", ["Qwen2Tokenizer", "GPT2Tokenizer", "GPTNeoXTokenizer"])
 @pytest.mark.parametrize("ends", [{}, {"add_bos_token": True}, {"add_eos_token": True}])
-def test_a_vocabulary_and_its_merges_are_enough(
-    folder: Path, class_name: str, ends: Mapping[str, Any]
-) -> None:
+def test_vocabulary_and_merges_do(folder: Path, class_name: str, ends: Mapping[str, Any]) -> None:
     model = json.loads((folder / "tokenizer.json").read_text())["model"]
     (folder / "tokenizer.json").unlink()
     write(folder, "vocab.json", model["vocab"])

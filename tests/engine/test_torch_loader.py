@@ -123,7 +123,7 @@ def test_a_tokenizer_that_its_library_refuses_is_refused_in_one_line(tmp_path: P
     assert "the tokenizer of" in refusal(folder, BrokenCheckpoint)
 
 
-def test_a_stage_needs_memory_for_its_share_of_the_weights_only(
+def test_a_stage_needs_memory_for_its_share(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tensors = llama_tensors()
@@ -141,9 +141,7 @@ def test_a_stage_needs_memory_for_its_share_of_the_weights_only(
 
 
 @pytest.mark.parametrize("name", ["flash_attention_2", "flash_attention_3", "flex_attention", 7])
-def test_the_attention_that_trained_a_model_need_not_be_installed(
-    name: object, tmp_path: Path
-) -> None:
+def test_the_attention_that_trained_it_need_not_be_installed(name: object, tmp_path: Path) -> None:
     open_engine(str(make_llama(tmp_path, _attn_implementation=name)), block_size=16)
 
 

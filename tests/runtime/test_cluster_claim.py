@@ -68,9 +68,7 @@ async def test_all_processes_of_a_cluster_share_its_id_and_renew_one_record() ->
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [(OLD, STRANGE), (OLD, ""), ("", STRANGE)])
-async def test_a_cluster_with_another_key_is_refused_in_one_line_with_the_ways_out(
-    ours: str, theirs: str
-) -> None:
+async def test_a_cluster_with_another_key_is_refused_in_one_line(ours: str, theirs: str) -> None:
     store = MemoryStore()
     with held(store, theirs):
         await until(lambda: store.get(CLUSTER))
@@ -92,7 +90,7 @@ async def test_a_cluster_that_has_ended_without_a_word_gives_way_when_its_lease_
     assert record(store).key_ids == (cluster_key_id(OLD),)
 
 
-async def test_a_record_that_does_not_run_out_is_refused_after_the_time_of_a_lease(
+async def test_a_record_that_stays_is_refused_after_a_lease(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("halfmoon_runtime.cluster_claim._LATE_S", 0.0)
@@ -166,9 +164,7 @@ async def test_members_of_an_older_release_show_that_another_cluster_is_there(
 
 
 @pytest.mark.parametrize("key_id", [cluster_key_id(OLD), ""])
-async def test_members_of_the_same_cluster_that_write_no_such_record_are_joined(
-    key_id: str,
-) -> None:
+async def test_members_of_this_cluster_without_such_a_record_are_joined(key_id: str) -> None:
     store = with_member(key_id)
     await claim(store).take()
     assert record(store).key_ids == (cluster_key_id(OLD),)

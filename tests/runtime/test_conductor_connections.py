@@ -72,18 +72,14 @@ async def test_a_conductor_of_other_versions_is_told_so_and_not_served(worker: W
     assert peer not in worker.owners.conductors
 
 
-async def test_everybody_who_said_hello_hears_what_the_worker_is_and_has_become(
-    worker: Worker,
-) -> None:
+async def test_everybody_who_said_hello_hears_what_the_worker_becomes(worker: Worker) -> None:
     links = [(await worker.greeted(conductor))[0] for conductor in (EAST, WEST)]
     await worker.conductors.broadcast_info(worker.info)
     for link in links:
         assert await heard(link, 2) == [worker.welcome] * 2
 
 
-async def test_an_answer_that_finds_nobody_lets_go_of_all_that_the_connection_asked_for(
-    worker: Worker,
-) -> None:
+async def test_an_answer_that_finds_nobody_lets_go_of_all_it_had_asked(worker: Worker) -> None:
     (east, east_peer), (west, west_peer) = await worker.greeted(EAST), await worker.greeted(WEST)
     for request_id, peer in ((ONE, east_peer), (TWO, west_peer), (THREE, east_peer)):
         worker.owners.add(request_id, peer)
@@ -97,9 +93,7 @@ async def test_an_answer_that_finds_nobody_lets_go_of_all_that_the_connection_as
     assert list(worker.owners.conductors.values()) == [WEST]
 
 
-async def test_a_conductor_that_connects_anew_has_given_up_what_it_asked_for(
-    worker: Worker,
-) -> None:
+async def test_a_conductor_that_connects_anew_has_given_up_its_requests(worker: Worker) -> None:
     gone, before = await worker.greeted(EAST)
     worker.owners.add(ONE, before)
     await gone.close()
@@ -164,9 +158,7 @@ async def test_a_worker_goes_only_when_no_conductor_wants_it(worker: Worker) -> 
         worker.conductors.on_unwelcome(east_peer, "mine too")
 
 
-async def test_after_a_standstill_nothing_is_current_until_conductors_are_probed_again(
-    worker: Worker,
-) -> None:
+async def test_after_a_standstill_nothing_is_current_until_it_has_probed(worker: Worker) -> None:
     conductors = worker.conductors
     assert conductors.is_current(100.0)
     for now in (100.0, 101.0, 104.9, 108.8):

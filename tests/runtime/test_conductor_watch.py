@@ -105,7 +105,7 @@ async def test_a_record_that_is_none_is_passed_over(watched: Watched, record: by
     assert said.startswith("conductor-0 can't reach") and len(said) < 1000
 
 
-async def test_nothing_is_said_while_the_metadata_server_is_away(
+async def test_an_outage_of_metadata_is_not_told(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def away(prefix: str) -> dict[str, bytes]:

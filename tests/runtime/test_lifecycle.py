@@ -243,7 +243,7 @@ async def main(service):
 
 
 @pytest.mark.parametrize("stopping", [False, True])
-def test_what_is_lost_ends_the_service_with_one_line_even_while_it_stops(
+def test_what_is_lost_ends_it_with_one_line_even_while_it_stops(
     start: Start, stopping: bool
 ) -> None:
     running = start(f"""
@@ -397,7 +397,7 @@ def test_a_third_signal_ends_it_at_once(draining: Start) -> None:
     assert running.end()[0] == 128 + signal.SIGTERM
 
 
-def test_a_status_file_that_can_t_be_written_stops_nobody(
+def test_an_unwritable_status_file_stops_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(STATUS_FILE, str(tmp_path / "no such folder" / "status"))

@@ -107,7 +107,7 @@ def test_it_is_the_token_of_the_key_in_the_services_file(
     assert capsys.readouterr().out == f"{operator_token(KEY)}\n"
 
 
-def test_without_a_key_it_says_that_no_token_is_wanted_and_a_short_key_is_told(
+def test_without_a_key_no_token_is_wanted_and_short_ones_fail(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with pytest.raises(SystemExit, match="want no token"):

@@ -107,9 +107,7 @@ async def test_every_start_has_a_higher_generation(store: ShakyStore) -> None:
     assert await next_generation(store, prefill) == 1
 
 
-async def test_a_lost_counter_starts_again_above_the_records_that_are_there(
-    store: ShakyStore,
-) -> None:
+async def test_a_lost_counter_starts_again_above_records_there(store: ShakyStore) -> None:
     earlier = worker(generation=7)
     await Membership(store, earlier).join()
     assert await next_generation(store, earlier.worker_id) == 8
@@ -119,9 +117,7 @@ async def test_a_lost_counter_starts_again_above_the_records_that_are_there(
     assert await next_generation(store, WorkerId(segment.name)) == 7
 
 
-async def test_a_start_is_above_the_one_that_its_process_remembers_and_no_broken_record_counts(
-    store: ShakyStore,
-) -> None:
+async def test_a_start_is_above_the_remembered_one_and_not_broken_ones(store: ShakyStore) -> None:
     decode = WorkerId("decode-0")
     for broken in (b"", b"{", b"[" * 5000, b'{"generation": "7"}', b"\xff", b'{"generation": -3}'):
         store.put(MEMBERS + decode, broken)
@@ -190,9 +186,7 @@ async def test_a_later_start_takes_the_record_and_the_earlier_one_stops(store: S
     assert record(store) is None
 
 
-async def test_a_changed_record_is_written_at_once_or_when_the_server_is_back(
-    store: ShakyStore,
-) -> None:
+async def test_a_changed_record_is_written_at_once_or_after_an_outage(store: ShakyStore) -> None:
     member = await joined(store, ttl_s=0.03)
     await member.update(worker(n_blocks=7))
     assert record(store) == worker(n_blocks=7)
@@ -215,9 +209,7 @@ async def test_after_leaving_nothing_writes_the_record_again(store: ShakyStore) 
     assert record(store) is None
 
 
-async def test_a_renewal_that_is_cancelled_in_its_thread_does_not_write_after_leaving(
-    store: ShakyStore,
-) -> None:
+async def test_a_renewal_cancelled_in_its_thread_writes_no_more(store: ShakyStore) -> None:
     member = await joined(store, ttl_s=0.03)
     reached, go_on = threading.Event(), threading.Event()
 
@@ -293,9 +285,7 @@ async def test_what_a_lost_record_promises_is_written_before_it(store: ShakyStor
     keeping.cancel()
 
 
-async def test_a_member_stays_away_while_what_it_promises_can_t_be_written(
-    store: ShakyStore,
-) -> None:
+async def test_a_member_stays_away_while_its_promise_can_t_be_written(store: ShakyStore) -> None:
     tries: list[Any] = []
 
     def restore() -> None:
@@ -342,7 +332,7 @@ async def changes(store: ShakyStore) -> AsyncIterator[Callable[[], Any]]:
         yield next_change
 
 
-async def test_a_conductor_sees_who_comes_changes_restarts_and_goes(
+async def test_a_conductor_sees_who_comes_and_goes(
     store: ShakyStore, changes: Callable[[], Any]
 ) -> None:
     first = Membership(store, worker(1), ttl_s=1)
@@ -394,9 +384,7 @@ async def test_a_worker_whose_record_is_lost_in_an_outage_is_kept_while_it_write
     assert await changes() == MemberChanged(worker(1, draining=True))
 
 
-async def test_a_worker_that_does_not_write_its_lost_record_again_is_gone(
-    store: ShakyStore,
-) -> None:
+async def test_a_worker_that_never_writes_its_lost_record_is_gone(store: ShakyStore) -> None:
     async with watched(store, rejoin_s=0.01) as changes:
         await Membership(store, worker(), ttl_s=1).join()
         assert await changes() == MemberJoined(worker())
@@ -404,7 +392,7 @@ async def test_a_worker_that_does_not_write_its_lost_record_again_is_gone(
         assert await changes() == MemberGone(WorkerId("decode-0"), 1)
 
 
-async def test_records_that_can_t_be_read_are_passed_over(
+async def test_broken_records_are_passed_over(
     store: ShakyStore, changes: Callable[[], Any]
 ) -> None:
     stranger = msgspec.json.encode(worker())

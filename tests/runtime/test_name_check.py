@@ -78,9 +78,7 @@ async def test_a_worker_that_lives_elsewhere_keeps_its_name(
         assert part in text
 
 
-async def test_the_record_of_a_worker_whose_process_is_gone_is_taken_over_at_once(
-    network: ZmqNetwork, store: MemoryStore
-) -> None:
+async def test_the_name_of_a_dead_worker_is_free(network: ZmqNetwork, store: MemoryStore) -> None:
     port = await network.bind(NAME)
     await port.close()
     write(store, port)
@@ -88,7 +86,7 @@ async def test_the_record_of_a_worker_whose_process_is_gone_is_taken_over_at_onc
         await check_name(store, network, NAME, answer_s=600)
 
 
-async def test_a_worker_that_is_leaving_gives_its_name_away(
+async def test_a_leaving_worker_gives_its_name_away(
     network: ZmqNetwork, store: MemoryStore
 ) -> None:
     port = await network.bind(NAME)
@@ -96,7 +94,7 @@ async def test_a_worker_that_is_leaving_gives_its_name_away(
         await check_name(store, network, NAME, answer_s=60)
 
 
-async def test_another_worker_at_the_address_of_a_dead_one_does_not_keep_its_name(
+async def test_another_at_its_address_keeps_no_name(
     network: ZmqNetwork, store: MemoryStore
 ) -> None:
     port = await network.bind("decode-0")
@@ -105,9 +103,7 @@ async def test_another_worker_at_the_address_of_a_dead_one_does_not_keep_its_nam
         await check_name(store, network, NAME, answer_s=0.3)
 
 
-async def test_a_worker_that_hangs_does_not_keep_its_name(
-    network: ZmqNetwork, store: MemoryStore
-) -> None:
+async def test_a_hanging_worker_keeps_no_name(network: ZmqNetwork, store: MemoryStore) -> None:
     with socket.create_server(("127.0.0.1", 0)) as hanging:  # accepts, and says nothing
         port = await network.bind(NAME)
         await port.close()

@@ -171,9 +171,7 @@ async def test_what_is_published_reaches_every_listener_and_nobody_else(network:
     assert await deaf.receive() == numbered(2)
 
 
-async def test_kv_events_are_numbered_from_zero_without_gaps_and_come_without_tokens(
-    network: Network,
-) -> None:
+async def test_kv_events_are_numbered_from_zero_and_lose_their_tokens(network: Network) -> None:
     port = await network.bind("kvstore-0")
     link = await listening(network, port)
     hashes = (b"\x01" * 16, b"\xff" * 16)
@@ -258,9 +256,7 @@ async def test_a_caller_that_reads_nothing_is_gone_in_the_end_and_both_sides_kno
             await link.receive()
 
 
-async def test_what_came_before_the_end_is_delivered_and_then_receive_raises(
-    network: Network,
-) -> None:
+async def test_what_came_before_the_end_is_delivered_and_no_more(network: Network) -> None:
     port, link, peer = await called(network)
     for i in range(40):
         await port.send(peer, numbered(i))
@@ -313,9 +309,7 @@ async def test_a_link_to_nobody_is_down(hasty: Network) -> None:
 @pytest.mark.parametrize(
     "endpoint", ["", "nonsense://x", "tcp://no-port", "mem://nobody/1/commands"]
 )
-async def test_an_endpoint_that_is_none_gives_a_link_that_is_down(
-    network: Network, endpoint: str
-) -> None:
+async def test_to_no_endpoint_a_link_is_down(network: Network, endpoint: str) -> None:
     link = await network.dial(endpoint)
     await finds_nobody(link.receive())
 

@@ -11,16 +11,6 @@ from halfmoon_runtime.channels.unread_shares import UnreadShares
 from tests.runtime.service_parts import finds_nobody
 
 
-async def test_a_full_queue_takes_nothing_until_an_item_is_read() -> None:
-    inbox: ReceiveQueue[int] = ReceiveQueue(2)
-    assert inbox.try_put(1)
-    assert inbox.try_put(2)
-    assert not inbox.try_put(3)
-    assert await inbox.get() == 1
-    assert inbox.try_put(4)
-    assert [await inbox.get() for _ in range(2)] == [2, 4]
-
-
 async def test_frames_count_by_their_bytes_until_they_are_read() -> None:
     inbox: ReceiveQueue[int] = ReceiveQueue(10, most_bytes=100)
     assert inbox.try_put(1, 60)
@@ -59,9 +49,7 @@ async def test_the_end_wakes_all_who_wait() -> None:
 @given(
     st.lists(st.sampled_from(["put", "get", "cancel get", "turn"]), max_size=60), st.integers(1, 4)
 )
-def test_whatever_is_cancelled_every_item_put_comes_out_once_and_in_order(
-    steps: list[str], limit: int
-) -> None:
+def test_whatever_is_cancelled_items_come_once_and_in_order(steps: list[str], limit: int) -> None:
     async def run() -> None:
         inbox: ReceiveQueue[int] = ReceiveQueue(limit)
         getting: list[asyncio.Task[int]] = []
@@ -97,17 +85,6 @@ def test_whatever_is_cancelled_every_item_put_comes_out_once_and_in_order(
 
 
 FLOODING, HONEST = PeerId(b"f"), PeerId(b"h")
-
-
-def test_a_caller_has_its_share_of_messages_and_others_have_theirs() -> None:
-    shares = UnreadShares(2, 100)
-    for _ in range(2):
-        assert shares.fits(FLOODING, 10)
-        shares.add(FLOODING, 10)
-    assert not shares.fits(FLOODING, 10)
-    assert shares.fits(HONEST, 10)
-    shares.remove(FLOODING, 10)
-    assert shares.fits(FLOODING, 10)
 
 
 def test_a_caller_has_its_share_of_bytes() -> None:

@@ -60,9 +60,7 @@ def test_a_bad_file_is_named_with_its_setting_and_the_reason(
     refuse("can't be read: Is a directory")
 
 
-def test_a_key_of_another_certificate_is_refused(
-    authority: TlsAuthority, issued: IssuedCertificate
-) -> None:
+def test_another_certificates_key_fails(authority: TlsAuthority, issued: IssuedCertificate) -> None:
     other = authority.issue(name="other")
     with pytest.raises(BadTlsFiles, match=r"tls_key '.*other.key' is not the key of .*server.pem"):
         server_context(str(issued.cert), str(other.key))
@@ -81,17 +79,13 @@ def test_a_key_with_a_passphrase_is_refused_and_nothing_is_asked(
 
 
 @pytest.mark.parametrize(("days", "problem"), [(1, None), (-1, "expired")])
-def test_an_expired_certificate_is_told(
-    authority: TlsAuthority, days: int, problem: str | None
-) -> None:
+def test_an_expired_one_is_told(authority: TlsAuthority, days: int, problem: str | None) -> None:
     issued = authority.issue(name=f"days{days}", valid_for=timedelta(days=days))
     found = date_problem(str(issued.cert), server_context(str(issued.cert), str(issued.key)))
     assert (problem in found) if problem and found else found is problem
 
 
-def test_a_certificate_without_a_key_is_refused_and_so_is_the_other_way_round(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_neither_certificate_nor_key_is_taken_alone(capsys: pytest.CaptureFixture[str]) -> None:
     for given, missing in (("tls-cert", "TLS_KEY"), ("tls-key", "TLS_CERT")):
         with pytest.raises(SystemExit):
             ServiceSettings.from_args([f"--{given}", "x.pem"])

@@ -65,9 +65,7 @@ def told_as(flag: str, value: str) -> str:
     return f"{flag} (HALFMOON_{flag[2:].replace('-', '_').upper()}) is {value!r}"
 
 
-def test_flags_win_over_the_environment_and_that_over_defaults(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_flags_win_over_variables_and_these_over_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HALFMOON_OVEN_C", "180")
     monkeypatch.setenv("HALFMOON_FLOUR", "rye")
     monkeypatch.setenv("HALFMOON_STATUS_FILE", "is no setting")
@@ -173,7 +171,7 @@ def test_others_are_told_an_address_that_they_can_reach(argv: list[str], adverti
 
 
 @pytest.mark.parametrize("everything", ["0.0.0.0", "::"])
-def test_listening_on_everything_advertises_this_machine(
+def test_listening_on_all_advertises_this_one(
     everything: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(socket, "gethostbyname", lambda name: f"address of {name}")
@@ -242,7 +240,7 @@ def test_payloads_go_where_everything_goes_unless_told_otherwise() -> None:
         ("--allowed-hosts", "http://x", "is no name of a host"),
     ],
 )
-def test_an_address_that_can_not_be_had_is_refused(
+def test_an_impossible_address_is_refused(
     flag: str, value: str, reason: str, refusal: Refusal
 ) -> None:
     told = refusal(flag, value)

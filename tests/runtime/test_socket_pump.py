@@ -60,9 +60,7 @@ async def until_full(taken: Sized, n: int) -> None:
 
 
 @on_both_loops
-async def test_messages_that_were_there_before_and_that_come_later_are_handed_over(
-    sockets: Sockets,
-) -> None:
+async def test_messages_from_before_and_from_later_are_handed_over(sockets: Sockets) -> None:
     router, peer = joined(sockets)
     peer.send(b"before")
     taken: list[Frames] = []
@@ -77,9 +75,7 @@ async def test_messages_that_were_there_before_and_that_come_later_are_handed_ov
 
 
 @on_both_loops
-async def test_a_peer_that_sends_without_pause_keeps_neither_tasks_nor_peers_waiting(
-    sockets: Sockets,
-) -> None:
+async def test_a_peer_that_sends_without_pause_keeps_nobody_waiting(sockets: Sockets) -> None:
     router, chatty, other = joined(sockets, 2)
     for _ in range(1000):
         chatty.send(b"again")
@@ -131,9 +127,7 @@ async def test_a_message_whose_signal_a_send_consumed_is_handed_over(sockets: So
 
 
 @on_both_loops
-async def test_a_message_of_many_frames_is_handed_over_without_most_of_its_bytes(
-    sockets: Sockets,
-) -> None:
+async def test_a_message_of_many_frames_loses_most_of_its_bytes(sockets: Sockets) -> None:
     router, peer = joined(sockets)
     peer.send_multipart([bytes(100_000)] * 1000)
     peer.send(b"next")

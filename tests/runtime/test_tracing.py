@@ -16,7 +16,6 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from halfmoon_protocol.trace_context import TraceContext
 from halfmoon_runtime.observability.otel import OtelTracer
-from halfmoon_runtime.observability.tracer_setup import TracedSettings, open_tracer
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 SAMPLED = f"00-{TRACE}-{PARENT}-01"
@@ -60,9 +59,7 @@ FUTURE = f"cc-{TRACE}-{PARENT}-01-what-the-future-will-be-like"
 
 @pytest.mark.parametrize("traceparent", [SAMPLED, FUTURE, f"00-{TRACE}-{PARENT}-03"])
 @pytest.mark.parametrize("tracestate", ["rojo=1,congo=2", ["rojo=1", "congo=2"]])
-def test_a_valid_context_is_gone_on_with(
-    kept: Kept, traceparent: str, tracestate: str | list[str]
-) -> None:
+def test_valid_contexts_go_on(kept: Kept, traceparent: str, tracestate: str | list[str]) -> None:
     span = kept.served(traceparent=traceparent, tracestate=tracestate)
     assert ids(span) == (TRACE, PARENT)
     assert span.context.trace_state.to_header() == "rojo=1,congo=2"
@@ -76,9 +73,7 @@ def test_a_valid_context_is_gone_on_with(
         f"00-{TRACE.upper()}-{PARENT}-01", f"00-{TRACE}-{PARENT[:-1]}x-01", [SAMPLED, SAMPLED],
     ],
 )  # fmt: skip
-def test_a_context_that_is_none_begins_a_trace_of_our_own(
-    kept: Kept, traceparent: str | list[str]
-) -> None:
+def test_no_context_begins_a_trace_of_our_own(kept: Kept, traceparent: str | list[str]) -> None:
     span = kept.served(traceparent=traceparent, tracestate="rojo=1")
     trace_id, parent = ids(span)
     assert (trace_id == TRACE, parent) == (False, "")
@@ -90,9 +85,7 @@ def test_what_a_client_does_not_want_sampled_is_not(kept: Kept) -> None:
     assert not kept.spans()
 
 
-def test_the_environments_sampler_decides_at_the_edge_and_nowhere_else(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_environments_sampler_decides_at_the_edge(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_off")
     kept = Kept()
     assert kept.served() is None
@@ -227,10 +220,3 @@ except tracer_setup.TracesUnavailable as error:
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True
     )
     assert "pip install 'halfmoon-runtime[otel]'" in said.stdout
-
-
-async def test_settings_open_it(collector: Collector) -> None:
-    collector.answers.set()
-    tracer = open_tracer(TracedSettings(traces=True, worker_id="worker-8"), "halfmoon-test")
-    assert isinstance(tracer, OtelTracer)
-    await tracer.close()

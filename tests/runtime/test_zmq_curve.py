@@ -116,9 +116,7 @@ async def test_while_a_key_is_changed_neighbouring_steps_connect_and_others_are_
 
 
 @pytest.mark.parametrize(("here", "there"), [(0, 0), (0, 1), (1, 0), (1, 1), (2, 3), (3, 3)])
-async def test_a_port_whose_record_names_no_key_is_called_with_the_first(
-    here: int, there: int
-) -> None:
+async def test_a_port_that_names_no_key_is_called_with_the_first(here: int, there: int) -> None:
     """Records of earlier releases name none."""
     async with opened(STEPS[there]) as network, opened(STEPS[here]) as caller:
         port = await network.bind("worker")

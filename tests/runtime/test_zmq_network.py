@@ -304,7 +304,7 @@ async def addresses_of(worker: asyncio.subprocess.Process) -> list[str]:
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
-async def test_a_link_to_a_process_that_dies_or_freezes_goes_down(
+async def test_a_link_to_who_dies_or_freezes_goes_down(
     hasty: ZmqNetwork, how: signal.Signals
 ) -> None:
     async with running(WORKER) as worker:

@@ -50,6 +50,15 @@ def removed(number: int) -> list[Any]:
     return ["BlockRemoved", [number]]
 
 
+@asynccontextmanager
+async def followed(
+    publisher: EventPublisher, limits: SourceLimits = LIMITS
+) -> AsyncGenerator[tuple[KvEventSource, AsyncGenerator[SourceItem, None]], None]:
+    source = KvEventSource(publisher.endpoint, limits)
+    async with aclosing(source.follow()) as items:
+        yield source, items
+
+
 async def numbers(items: AsyncGenerator[SourceItem, None], n: int) -> list[Any]:
     """The next `n` removed blocks, and "reset" for each reset before the last of them."""
     found: list[Any] = []
@@ -84,8 +93,7 @@ async def test_events_from_before_the_connection_and_after_it_come_in_order(sgla
 
 
 async def test_lost_batches_are_replayed(publisher: EventPublisher) -> None:
-    source = KvEventSource(publisher.endpoint, LIMITS)
-    async with aclosing(source.follow()) as items:
+    async with followed(publisher) as (source, items):
         await publisher.publish(removed(0))
         assert await numbers(items, 1) == [0]
         await publisher.subscribed()
@@ -98,8 +106,7 @@ async def test_lost_batches_are_replayed(publisher: EventPublisher) -> None:
 
 
 async def test_a_restarted_server_starts_with_nothing(publisher: EventPublisher) -> None:
-    source = KvEventSource(publisher.endpoint, LIMITS)
-    async with aclosing(source.follow()) as items:
+    async with followed(publisher) as (source, items):
         await publisher.publish(removed(0))
         await publisher.publish(removed(1))
         assert await numbers(items, 2) == [0, 1]
@@ -109,12 +116,9 @@ async def test_a_restarted_server_starts_with_nothing(publisher: EventPublisher)
             assert source.counts.connections == 2
 
 
-async def test_a_replay_that_does_not_come_leaves_a_gap_and_live_events(
-    publisher: EventPublisher,
-) -> None:
+async def test_a_replay_that_does_not_come_leaves_a_gap(publisher: EventPublisher) -> None:
     publisher.answers_replays = False
-    source = KvEventSource(publisher.endpoint, LIMITS)
-    async with aclosing(source.follow()) as items:
+    async with followed(publisher) as (source, items):
         await publisher.publish(removed(0), lost=True)
         waiting = asyncio.create_task(numbers(items, 1))
         await publisher.subscribed()
@@ -127,8 +131,7 @@ async def test_a_replay_over_the_bounds_is_given_up(publisher: EventPublisher) -
     for number in range(20):
         await publisher.publish(removed(number))
     limits = SourceLimits(reconnect_s=0.05, max_replay_batches=5)
-    source = KvEventSource(publisher.endpoint, limits)
-    async with aclosing(source.follow()) as items:
+    async with followed(publisher, limits) as (source, items):
         assert await numbers(items, 5) == [0, 1, 2, 3, 4]
         waiting = asyncio.create_task(numbers(items, 1))
         while source.counts.failed_replays == 0:
@@ -138,11 +141,8 @@ async def test_a_replay_over_the_bounds_is_given_up(publisher: EventPublisher) -
         await asyncio.wait({waiting})
 
 
-async def test_payloads_that_are_none_are_counted_and_the_rest_comes(
-    publisher: EventPublisher,
-) -> None:
-    source = KvEventSource(publisher.endpoint, LIMITS)
-    async with aclosing(source.follow()) as items:
+async def test_broken_payloads_are_counted_and_the_rest_comes(publisher: EventPublisher) -> None:
+    async with followed(publisher) as (source, items):
         await publisher.publish(raw=b"\xc1")
         await publisher.publish(["Unknown", 1], removed(1))
         assert await numbers(items, 1) == [1]
@@ -170,8 +170,7 @@ async def test_frames_that_are_none_are_counted(frames: list[bytes]) -> None:
 
 async def test_a_source_waits_for_a_server_that_is_not_there_yet(publisher: EventPublisher) -> None:
     await publisher.close()
-    source = KvEventSource(publisher.endpoint, LIMITS)
-    async with aclosing(source.follow()) as items:
+    async with followed(publisher) as (_, items):
         waiting = asyncio.create_task(numbers(items, 1))
         await asyncio.sleep(0)
         async with restarted(publisher) as late:

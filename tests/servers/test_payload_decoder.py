@@ -109,9 +109,7 @@ def test_an_event_of_wrong_types_or_sizes_is_malformed(event: Any) -> None:
 
 
 @pytest.mark.parametrize("event", [["AllBlocksCleared"], {"type": "AllBlocksCleared"}])
-def test_payloads_over_the_bounds_are_refused_with_the_bound(
-    event: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_payloads_over_a_bound_name_it(event: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     events = [event] * (MAX_BATCH_EVENTS + 1)
     with pytest.raises(MalformedMessage, match="262145 events, over the limit of 262144"):
         decode_server_payload(encode([1.0, events, None]))

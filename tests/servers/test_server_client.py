@@ -85,9 +85,7 @@ def streamed(*events: Any) -> Handler:
     return handler
 
 
-async def test_a_server_is_described_by_its_models_metrics_and_event_sources(
-    server: ScriptedServer,
-) -> None:
+async def test_a_server_is_described_by_models_metrics_and_sources(server: ScriptedServer) -> None:
     assert (await server.client.describe()).event_endpoints == (), "an older one has none"
     source = {"endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558", "topic": "kv"}
     server.on("/kv_event_sources", {"0": {**source, "publisher": "zmq"}})
@@ -126,7 +124,7 @@ async def test_sglang_is_described_by_its_server_info(server: ScriptedServer) ->
         ("/metrics", b"vllm:cache_config_info{} 1\n" * 3800),
     ],
 )
-async def test_a_description_that_is_none_is_named_garbage(
+async def test_a_broken_description_is_garbage(
     server: ScriptedServer, path: str, body: bytes
 ) -> None:
     server.on(path, body)
@@ -313,9 +311,7 @@ async def test_an_answer_that_is_none_is_named_garbage(server: ScriptedServer, e
         await answer(server, call(Sampling(temperature=0, logprobs=1)))
 
 
-async def test_a_server_killed_in_mid_stream_breaks_it_behind_its_last_token(
-    server: ScriptedServer,
-) -> None:
+async def test_a_server_killed_in_mid_stream_breaks_its_answer(server: ScriptedServer) -> None:
     server.on(COMPLETIONS, breaking(chunk([7])))
     await server.client.describe()
     pieces = []
@@ -325,15 +321,13 @@ async def test_a_server_killed_in_mid_stream_breaks_it_behind_its_last_token(
     assert pieces == [GeneratedTokens((7,))]
 
 
-async def test_a_connection_that_breaks_behind_the_last_token_costs_nothing(
-    server: ScriptedServer,
-) -> None:
+async def test_a_connection_that_breaks_at_the_end_costs_nothing(server: ScriptedServer) -> None:
     server.on(COMPLETIONS, breaking(chunk([9], "stop")))
     assert await answer(server, call()) == [GeneratedTokens((9,), finish="stop")]
 
 
 @pytest.mark.parametrize("reason", ["abort", "error", "repetition"])
-async def test_a_request_that_the_server_gives_up_is_a_broken_stream(
+async def test_a_request_it_gives_up_is_a_broken_stream(
     server: ScriptedServer, reason: str
 ) -> None:
     server.on(COMPLETIONS, streamed(chunk([7], reason)))
@@ -360,9 +354,7 @@ async def test_an_error_in_the_stream_is_a_refusal(server: ScriptedServer) -> No
         (b"[" * 50_000, "[[["),
     ],
 )
-async def test_a_refusal_has_the_message_of_the_server(
-    server: ScriptedServer, body: bytes, message: str
-) -> None:
+async def test_a_refusal_has_its_message(server: ScriptedServer, body: bytes, message: str) -> None:
     server.on(COMPLETIONS, answering(body, 400))
     with pytest.raises(ServerRefused) as caught:
         await answer(server, call())
@@ -374,7 +366,7 @@ async def test_a_refusal_has_the_message_of_the_server(
     ("header", "most"),
     [("2", 2.0), ("1e9", MAX_RETRY_AFTER_S), ("Fri, 31 Dec 2999 23:59:59 GMT", MAX_RETRY_AFTER_S)],
 )
-async def test_a_server_that_wants_to_be_left_alone_is(
+async def test_a_server_is_left_alone_as_asked(
     server: ScriptedServer, header: str, most: float
 ) -> None:
     server.on(COMPLETIONS, answering(b"", 503, f"retry-after: {header}\r\n"))
@@ -389,9 +381,7 @@ async def test_a_server_that_wants_to_be_left_alone_is(
 
 
 @pytest.mark.parametrize("header", ["soon", "nan", "-3", "Fri, 31 Dec 1999 23:59:59 GMT"])
-async def test_a_wait_that_is_none_keeps_no_request_back(
-    server: ScriptedServer, header: str
-) -> None:
+async def test_a_broken_wait_keeps_no_request_back(server: ScriptedServer, header: str) -> None:
     server.on(COMPLETIONS, answering(b"", 503, f"retry-after: {header}\r\n"))
     for _ in range(2):
         with pytest.raises(ServerRefused):
@@ -460,9 +450,7 @@ async def test_a_client_that_leaves_closes_the_connection(server: ScriptedServer
     await asyncio.wait_for(left.wait(), 30)
 
 
-async def test_answers_that_were_read_leave_their_connection_for_the_next(
-    server: ScriptedServer,
-) -> None:
+async def test_answers_that_were_read_leave_their_connection(server: ScriptedServer) -> None:
     server.on(COMPLETIONS, streamed(chunk([9], "stop")))
     await answer(server, call())
     n_connections = server.n_connections
@@ -482,7 +470,7 @@ async def test_an_endless_answer_to_a_description_is_cut_off(server: ScriptedSer
         await server.client.describe()
 
 
-async def test_the_first_leg_of_a_pair_returns_what_the_second_leg_sends(
+async def test_the_first_leg_of_a_pair_returns_what_the_second_sends(
     server: ScriptedServer,
 ) -> None:
     params = {"do_remote_prefill": True, "remote_block_ids": [[1, 2]], "remote_host": "h"}
@@ -509,9 +497,7 @@ async def test_the_first_leg_of_a_pair_returns_what_the_second_leg_sends(
             await server.client.pair_prefill(call())
 
 
-async def test_blocks_are_released_by_a_request_that_the_decode_server_refuses(
-    server: ScriptedServer,
-) -> None:
+async def test_blocks_are_released_by_a_request_that_is_refused(server: ScriptedServer) -> None:
     server.on(COMPLETIONS, answering(b"no", 400))
     await server.client.release_pair_prefill(call(kv_transfer_params={"remote_request_id": "r"}))
     body = server.received[-1].json

@@ -65,7 +65,7 @@ def test_scores_are_capped_and_sinks_take_part(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_long_context_is_split_and_merged(
+def test_long_contexts_are_split_and_merged(
     instruction_set: str, n_threads: int, dtype: str
 ) -> None:
     check(instruction_set, Shape([(32_767, 1)], dtype, head_dim=32, n_kv_heads=1, block_size=64))
@@ -85,7 +85,7 @@ def test_one_token_alone_is_its_own_value(instruction_set: str, n_threads: int) 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("head_dim", [1, 17, 33, 40])
 @pytest.mark.parametrize("run", [(47, 1), (8, 40)])
-def test_nothing_beyond_the_last_slot_is_read(
+def test_nothing_is_read_behind_it(
     instruction_set: str, dtype: str, head_dim: int, run: tuple[int, int]
 ) -> None:
     # The run's last value is the last of the memory: a page without access follows.

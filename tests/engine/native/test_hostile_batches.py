@@ -80,9 +80,7 @@ def test_buffers_of_another_size_are_refused(change: int | None) -> None:
         {"window": -1}, {"softcap": -1.0}, {"softcap": float("nan")},
     ],
 )  # fmt: skip
-def test_a_call_with_an_impossible_number_or_read_only_results_is_refused(
-    changes: dict[str, Any],
-) -> None:
+def test_a_call_with_impossible_numbers_or_read_only_results_fails(changes: dict[str, Any]) -> None:
     batch = make_batch([1], [0], [1], [0])
     queries = np.zeros((1, HEADS, HEAD_DIM), np.float32)
     given = {"layer": 0, "n_heads": HEADS, "scale": 1.0} | changes
@@ -149,7 +147,7 @@ def test_any_numbers_are_computed_or_refused(
     dtype=st.sampled_from(["float32", "bfloat16", "float16", "float8", ""]),
     sizes=st.tuples(small, small, small, small),
 )
-def test_any_pool_is_made_or_refused(
+def test_a_pool_is_made_or_refused(
     n_bytes: int, dtype: str, sizes: tuple[int, int, int, int]
 ) -> None:
     memory = guarded(n_bytes)

@@ -161,7 +161,7 @@ def test_a_packed_linear_of_any_shape_is_right(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("activation", sorted(ACTIVATIONS))
 @pytest.mark.parametrize("gated", [False, True])
-def test_each_activation_is_right_in_each_dtype(
+def test_activations_are_right_in_each_dtype(
     isa: str, dtype: str, activation: str, gated: bool
 ) -> None:
     native.set_threads(2)

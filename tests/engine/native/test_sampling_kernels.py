@@ -82,7 +82,7 @@ def test_a_draw_is_numpys(
 
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 1.7])
 @pytest.mark.parametrize("spread", [0.5, 4.0])
-def test_draws_beside_the_edges_of_tokens_are_numpys(
+def test_draws_beside_edges_are_numpys(
     instruction_set: str, temperature: float, spread: float
 ) -> None:
     """One weight with another last bit would move all edges after it."""
@@ -165,7 +165,7 @@ def test_rows_on_several_threads_are_those_of_one(n_threads: int) -> None:
 
 @either
 @given(scores=scores_of_rows, share=st.floats(0, LAST_DIE), n_top=st.sampled_from([0, 1, 5, 20]))
-def test_log_probabilities_are_numpys(
+def test_logprobs_are_numpys(
     instruction_set: str, scores: Floats, share: float, n_top: int
 ) -> None:
     token = int(share * len(scores))
@@ -204,9 +204,7 @@ def test_scores_of_rows_that_are_no_numbers_are_numpys() -> None:
     ],
     ids=["all", "top_k", "top_p", "min_p"],
 )
-def test_frequencies_pass_a_chi_square_test(
-    instruction_set: str, sampling: Sampling, seed: int
-) -> None:
+def test_frequencies_pass_a_chi_square(instruction_set: str, sampling: Sampling, seed: int) -> None:
     n_vocab, n = 400, 20_000
     scores = np.random.default_rng(seed).standard_normal(n_vocab).astype(np.float32)
     print(f"seed {seed}, {instruction_set}")
