@@ -311,35 +311,44 @@ async def test_an_answer_that_is_none_is_named_garbage(server: ScriptedServer, e
         await answer(server, call(Sampling(temperature=0, logprobs=1)))
 
 
-async def test_a_server_killed_in_mid_stream_breaks_its_answer(server: ScriptedServer) -> None:
-    server.on(COMPLETIONS, breaking(chunk([7])))
-    await server.client.describe()
-    pieces = []
-    with pytest.raises(AnswerBroken):
-        async for piece in server.client.generate(call()):
-            pieces.append(piece)
-    assert pieces == [GeneratedTokens((7,))]
-
-
 async def test_a_connection_that_breaks_at_the_end_costs_nothing(server: ScriptedServer) -> None:
     server.on(COMPLETIONS, breaking(chunk([9], "stop")))
     assert await answer(server, call()) == [GeneratedTokens((9,), finish="stop")]
 
 
-@pytest.mark.parametrize("reason", ["abort", "error", "repetition"])
-async def test_a_request_it_gives_up_is_a_broken_stream(
-    server: ScriptedServer, reason: str
+async def abort(request: ReceivedRequest) -> None:
+    request.abort()
+
+
+@pytest.mark.parametrize(
+    ("handler", "error", "words", "tokens"),
+    [
+        *(
+            (streamed(chunk([7], reason)), AnswerBroken, reason, [])
+            for reason in ("abort", "error", "repetition")
+        ),
+        (breaking(chunk([7])), AnswerBroken, "", [7]),
+        (abort, ServerGone, "", []),
+        (
+            streamed({"error": {"message": "no room", "code": 503}}),
+            ServerRefused,
+            "503: no room",
+            [],
+        ),
+    ],
+    ids=["aborted", "failed", "repeated", "killed in mid stream", "closed before", "refused"],
+)
+async def test_an_answer_that_ends_early_says_why_behind_its_last_token(
+    server: ScriptedServer, handler: Handler, error: Any, words: str, tokens: list[int]
 ) -> None:
-    server.on(COMPLETIONS, streamed(chunk([7], reason)))
-    with pytest.raises(AnswerBroken, match=reason):
-        await answer(server, call())
-
-
-async def test_an_error_in_the_stream_is_a_refusal(server: ScriptedServer) -> None:
-    server.on(COMPLETIONS, streamed({"error": {"message": "no room", "code": 503}}))
-    with pytest.raises(ServerRefused, match="HTTP 503: no room") as caught:
-        await answer(server, call())
-    assert caught.value.retryable
+    server.on(COMPLETIONS, handler)
+    await server.client.describe()
+    pieces: list[int] = []
+    with pytest.raises(error, match=words) as caught:
+        async for piece in server.client.generate(call()):
+            pieces += piece.token_ids
+    assert pieces[: len(tokens)] == tokens
+    assert error is not ServerRefused or caught.value.retryable
 
 
 @pytest.mark.parametrize(
@@ -394,15 +403,6 @@ async def test_a_server_that_is_not_there_is_gone() -> None:
         with pytest.raises(ServerGone, match=r"127\.0\.0\.1:9"):
             await client.describe()
         assert not await client.healthy()
-
-
-async def test_a_server_that_closes_before_its_answer_is_gone(server: ScriptedServer) -> None:
-    async def handler(request: ReceivedRequest) -> None:
-        request.abort()
-
-    server.on(COMPLETIONS, handler)
-    with pytest.raises(ServerGone):
-        await answer(server, call())
 
 
 @pytest.mark.parametrize("begins", [True, False])
