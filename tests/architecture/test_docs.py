@@ -33,12 +33,8 @@ from halfmoon_workers.prefill.prefill_settings import PrefillSettings
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SETTINGS: tuple[type[ServiceSettings], ...] = (
-    ConductorSettings,
-    PrefillSettings,
-    DecodeSettings,
-    KvstoreSettings,
-    BridgeSettings,
-)
+    ConductorSettings, PrefillSettings, DecodeSettings, KvstoreSettings, BridgeSettings,
+)  # fmt: skip
 
 _NAME = re.compile(r"`(halfmoon_\w+(?:\.\w+)*)(?::([\w.]+))?`")
 _TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")

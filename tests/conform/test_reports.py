@@ -62,12 +62,9 @@ def test_the_junit_document_is_well_formed_and_counts_as_junit_does() -> None:
     assert counted == {"tests": "5", "failures": "2", "skipped": "2", "time": "182.000"}
     inside = {case.get("name"): [part.tag for part in case] for case in suite.iter("testcase")}
     assert inside == {
-        PASSED.id: [],
-        FAILED.id: ["failure"],
-        SKIPPED.id: ["skipped"],
-        KNOWN.id: ["skipped"],
+        PASSED.id: [], FAILED.id: ["failure"], SKIPPED.id: ["skipped"], KNOWN.id: ["skipped"],
         UNEXPECTED.id: ["failure"],
-    }
+    }  # fmt: skip
     (failure, _) = suite.iter("failure")
     assert failure.get("message") == 'said <no> & "never"???'
     assert failure.text == f"the protocol says: {' '.join(FAILED.says.split())}"

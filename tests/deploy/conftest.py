@@ -16,13 +16,10 @@ CHART = HELM / "halfmoon"
 MISSING = "needs pip install --no-deps --require-hashes -r tests/deploy/requirements.txt"
 #: Values that one would use together; a name per line of `helm install -f … -f …`.
 EXAMPLES = {
-    "defaults": (),
-    "trial": ("trial",),
-    "production": ("production",),
-    "gpu": ("production", "gpu"),
-    "vllm": ("production", "gpu", "vllm"),
+    "defaults": (), "trial": ("trial",), "production": ("production",),
+    "gpu": ("production", "gpu"), "vllm": ("production", "gpu", "vllm"),
     "rdma": ("production", "gpu", "rdma"),
-}
+}  # fmt: skip
 REDIS = {"metadata": {"url": "redis://redis.example:6379/0"}}
 Values = dict[str, Any]
 

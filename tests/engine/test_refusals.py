@@ -59,13 +59,10 @@ def test_long_rotary_scaling_is_served_up_to_its_original_length() -> None:
         max_position_embeddings=4096,
         original_max_position_embeddings=1024,
         rope_parameters={
-            "rope_type": "longrope",
-            "rope_theta": 1e4,
-            "short_factor": [1.0] * 48,
-            "long_factor": [2.0] * 48,
-            "original_max_position_embeddings": 1024,
+            "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 48,
+            "long_factor": [2.0] * 48, "original_max_position_embeddings": 1024,
         },
-    )
+    )  # fmt: skip
     assert max_context(config) == 1024
 
 

@@ -176,14 +176,10 @@ def _llama2(content: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("model_type", "prefix", "legacy"),
     [
-        ("llama", None, None),
-        ("llama", True, True),
-        ("llama", True, False),
-        ("llama", False, True),
-        ("mistral", None, None),
-        ("phi3", False, None),
+        ("llama", None, None), ("llama", True, True), ("llama", True, False),
+        ("llama", False, True), ("mistral", None, None), ("phi3", False, None),
     ],
-)
+)  # fmt: skip
 def test_a_llama_tokenizer_prefixes_spaces_as_transformers_does(
     folder: Path, model_type: str, prefix: bool | None, legacy: bool | None
 ) -> None:
@@ -208,30 +204,17 @@ def test_other_classes_with_byte_tokens(folder: Path, class_name: str) -> None:
 @pytest.mark.parametrize(
     ("model_type", "class_name"),
     [
-        ("llama", "PreTrainedTokenizerFast"),
-        ("llama", "LlamaTokenizer"),
-        ("llama", "BloomTokenizerFast"),
-        ("qwen2", "LlamaTokenizer"),
-        ("qwen3", "Qwen2Tokenizer"),
-        ("qwen3", "Qwen2TokenizerFast"),
-        ("qwen3", "PreTrainedTokenizerFast"),
-        ("qwen3_5_text", "Qwen2Tokenizer"),
-        ("qwen3_5_text", "Qwen3_5Tokenizer"),
-        ("gpt2", "GPT2Tokenizer"),
-        ("gpt2", ""),
-        ("phi", "CodeGenTokenizer"),
-        ("gpt_neox", "GPTNeoXTokenizer"),
-        ("gpt_neox", ""),
-        ("cohere", "CohereTokenizerFast"),
-        ("olmo2", "GPT2Tokenizer"),
-        ("starcoder2", ""),
-        ("glm4", "ChatGLM4Tokenizer"),
-        ("minimax_m2", "GPT2Tokenizer"),
-        ("gpt_oss", "PreTrainedTokenizerFast"),
-        ("gpt_oss", ""),
+        ("llama", "PreTrainedTokenizerFast"), ("llama", "LlamaTokenizer"),
+        ("llama", "BloomTokenizerFast"), ("qwen2", "LlamaTokenizer"), ("qwen3", "Qwen2Tokenizer"),
+        ("qwen3", "Qwen2TokenizerFast"), ("qwen3", "PreTrainedTokenizerFast"),
+        ("qwen3_5_text", "Qwen2Tokenizer"), ("qwen3_5_text", "Qwen3_5Tokenizer"),
+        ("gpt2", "GPT2Tokenizer"), ("gpt2", ""), ("phi", "CodeGenTokenizer"),
+        ("gpt_neox", "GPTNeoXTokenizer"), ("gpt_neox", ""), ("cohere", "CohereTokenizerFast"),
+        ("olmo2", "GPT2Tokenizer"), ("starcoder2", ""), ("glm4", "ChatGLM4Tokenizer"),
+        ("minimax_m2", "GPT2Tokenizer"), ("gpt_oss", "PreTrainedTokenizerFast"), ("gpt_oss", ""),
         ("smollm3", "TokenizersBackend"),
     ],
-)
+)  # fmt: skip
 def test_the_class_decides_about_words(folder: Path, model_type: str, class_name: str) -> None:
     def strange(content: dict[str, Any]) -> None:
         content["normalizer"] = {"type": "Lowercase"}

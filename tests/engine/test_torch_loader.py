@@ -87,15 +87,10 @@ def test_a_config_of_more_parts_than_the_files_can_have_ends_early(tmp_path: Pat
     # Each expert is a module here, and the count of experts is no count of tensors.
     line = refusal(
         make_llama(
-            tmp_path / "experts",
-            model_type="ernie4_5_moe",
-            moe_num_experts=60_000,
-            moe_k=1,
-            moe_intermediate_size=1,
-            moe_layer_start_index=0,
-            architectures=None,
+            tmp_path / "experts", model_type="ernie4_5_moe", moe_num_experts=60_000, moe_k=1,
+            moe_intermediate_size=1, moe_layer_start_index=0, architectures=None,
         )
-    )
+    )  # fmt: skip
     assert "describes a model of" in line
 
 

@@ -369,11 +369,8 @@ WAYS = {
         "tokenizer_config.json: vocab_file, merges_file, tokenizer_file, spm_file",
         "tokenization_utils_base.PreTrainedTokenizerBase._from_pretrained", "any file",
         lambda folder, outside: _text(
-            folder,
-            tokenizer_class="T5Tokenizer",
-            vocab_file=str(outside / "evil.model"),
-            merges_file=str(outside / "merges.txt"),
-            tokenizer_file=str(outside / "evil.json"),
+            folder, tokenizer_class="T5Tokenizer", vocab_file=str(outside / "evil.model"),
+            merges_file=str(outside / "merges.txt"), tokenizer_file=str(outside / "evil.json"),
             spm_file=str(outside / "evil.model"),
         ), looks_for="google",
     ),

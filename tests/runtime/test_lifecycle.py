@@ -126,11 +126,8 @@ def test_a_signal_lets_main_finish_what_it_has(start: Start, number: signal.Sign
     running = start(SERVING)
     running.until_stage("ready")
     assert running.status == {
-        "stage": "ready",
-        "pid": running.process.pid,
-        "worker_id": "bakery-0",
-        "url": "http://here",
-    }
+        "stage": "ready", "pid": running.process.pid, "worker_id": "bakery-0", "url": "http://here",
+    }  # fmt: skip
     running.process.send_signal(number)
     code, printed = running.end()
     assert code == 0, running.log

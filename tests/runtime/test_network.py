@@ -35,13 +35,10 @@ async def opened(kind: str, *, patience_s: float) -> AsyncIterator[Network]:
         network = MemoryNetwork(inbox_messages=50, unread_s=patience_s)
     else:
         settings = SocketSettings(
-            send_queue_messages=50,
-            command_queue_messages=50,
-            unread_messages=1200,
-            connect_timeout_s=patience_s,
-            heartbeat_interval_s=patience_s / 4,
+            send_queue_messages=50, command_queue_messages=50, unread_messages=1200,
+            connect_timeout_s=patience_s, heartbeat_interval_s=patience_s / 4,
             heartbeat_timeout_s=patience_s,
-        )
+        )  # fmt: skip
         network = ZmqNetwork(settings, cluster_key=KEY if kind == "zmq with a key" else "")
     yield network
     async with asyncio.timeout(60):

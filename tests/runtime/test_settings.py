@@ -182,13 +182,10 @@ def test_listening_on_all_advertises_this_one(
 @pytest.mark.parametrize(
     ("flag", "address"),
     [
-        ("--host", "0.0.0.0"),
-        ("--host", "::"),
-        ("--host", "10.1.2.3"),
-        ("--host", "bakery.example"),
-        ("--transfer-host", "127.0.0.1,10.1.2.3"),
+        ("--host", "0.0.0.0"), ("--host", "::"), ("--host", "10.1.2.3"),
+        ("--host", "bakery.example"), ("--transfer-host", "127.0.0.1,10.1.2.3"),
     ],
-)
+)  # fmt: skip
 @pytest.mark.usefixtures("bakery_resolves")
 def test_without_a_key_nothing_is_served_beyond_loopback_unless_that_is_asked_for(
     flag: str, address: str, monkeypatch: pytest.MonkeyPatch, refusal: Refusal

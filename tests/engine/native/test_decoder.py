@@ -257,11 +257,6 @@ def test_a_decoder_of_a_stage_refuses_what_does_not_fit_it(tiny: Tiny) -> None:
         logits = np.empty((n_rows, decoder._packed.shape["n_logits"]), dtype=np.float32)
         with pytest.raises((ValueError, BufferError), match=named):
             decoder._decoder.forward(
-                batch,
-                np.array([1, 2]),
-                np.arange(n_rows),
-                n_rows,
-                logits,
-                incoming=incoming,
+                batch, np.array([1, 2]), np.arange(n_rows), n_rows, logits, incoming=incoming,
                 outgoing=outgoing,
-            )
+            )  # fmt: skip
