@@ -179,9 +179,9 @@ HEADS = {
     "layer_types": ["sliding_attention", "full_attention"], "pad_token_id": 0,
 }  # fmt: skip
 SHARED = {
-    "num_hidden_layers": 6, "head_dim": 8, "intermediate_size": 32,
-    "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 64, "pad_token_id": 0,
-    "initializer_range": 0.3,
+    "num_hidden_layers": 6, "num_attention_heads": 8, "head_dim": 8,
+    "intermediate_size": 32, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 64,
+    "pad_token_id": 0, "initializer_range": 0.3,
 }  # fmt: skip
 WINDOW = {
     "num_key_value_heads": 2, "num_experts": 2, "num_experts_per_tok": 1, "pad_token_id": 0,

@@ -435,7 +435,7 @@ def test_the_changes_lead_from_one_view_to_the_other(
 async def test_a_record_of_an_impossible_generation_keeps_no_worker_counting(
     store: ShakyStore,
 ) -> None:
-    store.put(MEMBERS + "decode-0", msgspec.json.encode(worker(generation=2**40)))
+    store.put(MEMBERS + "decode-0", msgspec.json.encode(info_of(generation=2**40)))
     with pytest.raises(ImplausibleGeneration, match="delete that record"):
         await next_generation(store, WorkerId("decode-0"))
     store.delete(MEMBERS + "decode-0")

@@ -231,7 +231,7 @@ def test_payloads_go_where_everything_goes_unless_told_otherwise() -> None:
         ("--host", "198.51.100.0/24", "this machine has no"),
         ("--transfer-host", "0.0.0.0", "name them one by one"),
         ("--host", "oven.invalid", "does not resolve on this machine"),
-        ("--transfer-host", "oven.invalid", "name an address of it"),
+        ("--transfer-host", "oven.invalid", "does not resolve on this machine"),
         ("--advertise-host", "0.0.0.0", "stands for all addresses"),
         ("--advertise-host", "::", "stands for all addresses"),
         ("--allowed-hosts", "http://x", "is no name of a host"),
@@ -241,7 +241,7 @@ def test_an_impossible_address_is_refused(
     flag: str, value: str, reason: str, refusal: Refusal
 ) -> None:
     told = refusal(flag, value)
-    assert told_as(flag, value) in told or f"{value!r} {reason}" in told
+    assert f"{flag} (" in told and repr(value) in told
     assert reason in told and "cluster key" not in told
 
 
