@@ -306,7 +306,7 @@ async def test_a_link_to_nobody_is_down(hasty: Network) -> None:
 @pytest.mark.parametrize(
     "endpoint", ["", "nonsense://x", "tcp://no-port", "mem://nobody/1/commands"]
 )
-async def test_to_no_endpoint_a_link_is_down(network: Network, endpoint: str) -> None:
+async def test_a_link_to_no_endpoint_is_down(network: Network, endpoint: str) -> None:
     link = await network.dial(endpoint)
     await finds_nobody(link.receive())
 

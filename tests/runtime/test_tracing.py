@@ -73,7 +73,7 @@ def test_valid_contexts_go_on(kept: Kept, traceparent: str, tracestate: str | li
         f"00-{TRACE.upper()}-{PARENT}-01", f"00-{TRACE}-{PARENT[:-1]}x-01", [SAMPLED, SAMPLED],
     ],
 )  # fmt: skip
-def test_no_context_begins_a_trace_of_our_own(kept: Kept, traceparent: str | list[str]) -> None:
+def test_broken_contexts_begin_a_new_trace(kept: Kept, traceparent: str | list[str]) -> None:
     span = kept.served(traceparent=traceparent, tracestate="rojo=1")
     trace_id, parent = ids(span)
     assert (trace_id == TRACE, parent) == (False, "")

@@ -52,6 +52,17 @@ def test_a_restart_without_a_live_batch_is_seen_by_the_replay_of_a_new_connectio
     assert tracker.on_replay_ended() == []
 
 
+def test_batches_that_a_replay_had_too_are_not_taken_for_a_restart() -> None:
+    tracker = SequenceTracker(can_replay=True)
+    tracker.on_connected()
+    for sequence in range(3):
+        tracker.on_replayed(sequence, b"%d" % sequence)
+    tracker.on_replay_ended()
+    for sequence in range(3):
+        assert tracker.on_live(sequence, b"%d" % sequence) == []
+    assert delivered(tracker.on_live(3, b"3")) == [b"3"]
+
+
 def test_a_replay_that_does_not_come_leaves_a_gap() -> None:
     tracker = SequenceTracker(can_replay=True)
     tracker.on_live(0, b"0")
