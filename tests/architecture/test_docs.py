@@ -33,12 +33,8 @@ from halfmoon_workers.prefill.prefill_settings import PrefillSettings
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SETTINGS: tuple[type[ServiceSettings], ...] = (
-    ConductorSettings,
-    PrefillSettings,
-    DecodeSettings,
-    KvstoreSettings,
-    BridgeSettings,
-)
+    ConductorSettings, PrefillSettings, DecodeSettings, KvstoreSettings, BridgeSettings,
+)  # fmt: skip
 
 _NAME = re.compile(r"`(halfmoon_\w+(?:\.\w+)*)(?::([\w.]+))?`")
 _TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
@@ -167,13 +163,8 @@ def test_anchors_are_named_as_github_names_them(tmp_path: Path) -> None:
         "# Operators' HTTP of a `node`\n\n## To add …\n\n## [A link](b.md#c), and more\n\n"
         "### What it does\n\n```sh\n# no heading\n```\n\n### What it does\n"
     )
-    assert anchors(page) == {
-        "operators-http-of-a-node",
-        "to-add-",
-        "a-link-and-more",
-        "what-it-does",
-        "what-it-does-1",
-    }
+    headings = ("operators-http-of-a-node", "to-add-", "a-link-and-more", "what-it-does")
+    assert anchors(page) == {*headings, "what-it-does-1"}
 
 
 def test_make_targets_in_the_docs_exist(page: Path) -> None:
@@ -252,3 +243,16 @@ def test_every_failure_names_a_test() -> None:
     assert numbers
     assert len(numbers) == len(set(numbers))
     assert set(numbers) == tested
+
+
+def test_each_promise_of_security_has_a_test() -> None:
+    text = (ROOT / "docs" / "security.md").read_text()
+    promises = [
+        line
+        for section in re.split(r"^## ", text, flags=re.MULTILINE)
+        if section.startswith("Promises")
+        for line in section.splitlines()
+        if line.startswith("|") and not line.startswith(("|---", "| against"))
+    ]
+    assert len(promises) > 15
+    assert [line for line in promises if "`tests/" not in line] == []

@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -49,18 +49,12 @@ def planned(words: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> ClusterPla
     return plans[0]
 
 
-def settings_of(role: str, arguments: Sequence[str]) -> ServiceSettings:
-    match role:
-        case "prefill":
-            return read_prefill_settings(arguments, role)
-        case "decode":
-            return read_decode_settings(arguments, role)
-        case "kvstore":
-            return KvstoreSettings.from_args(arguments, role)
-        case _:
-            return ConductorSettings.from_args(arguments, role)
-
-
+READERS: dict[str, Callable[[Sequence[str], str], ServiceSettings]] = {
+    "prefill": read_prefill_settings,
+    "decode": read_decode_settings,
+    "kvstore": KvstoreSettings.from_args,
+    "conductor": ConductorSettings.from_args,
+}
 LINES = command_lines()
 
 
@@ -73,7 +67,7 @@ def test_a_command_line_of_a_page_starts_services_that_fit(
     workers = [
         settings
         for spec in specs
-        if isinstance(settings := settings_of(spec.role, spec.arguments), EngineSettings)
+        if isinstance(settings := READERS[spec.role](spec.arguments, spec.role), EngineSettings)
     ]
     # What "auto" is differs between engines, and workers of a cluster share one layout.
     assert len({each.engine for each in workers}) == 1 or (

@@ -5,23 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from halfmoon_conductor.settings import ConductorSettings
-from halfmoon_kvstore.settings import KvstoreSettings
 from halfmoon_runtime.setting_names import ENVIRONMENT_PREFIX
 from halfmoon_runtime.settings import ServiceSettings
-from halfmoon_workers.decode.decode_settings import DecodeSettings
-from halfmoon_workers.prefill.prefill_settings import PrefillSettings
+from tests.deploy.roles import ROLES
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = (ROOT / ".env.example").read_text()
 COMPOSE = (ROOT / "docker-compose.yml").read_text()
 IMAGE = dict(re.findall(r"(HALFMOON_[A-Z_]+)=(\S+)", (ROOT / "services/Dockerfile").read_text()))
-SERVICES: list[type[ServiceSettings]] = [
-    ConductorSettings,
-    PrefillSettings,
-    DecodeSettings,
-    KvstoreSettings,
-]
+SERVICES = [*ROLES.values()]
 #: What the compose file gives each container itself.
 GIVEN = {"HALFMOON_WORKER_ID", "HALFMOON_HOST_ID", "HALFMOON_HTTP_PORT", "HALFMOON_DISK_PATH"}
 

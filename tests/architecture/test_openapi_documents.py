@@ -30,31 +30,24 @@ def test_the_documents_are_what_the_code_says() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_document_is_valid(name: str) -> None:
+def test_a_document_is_valid_and_its_operations_and_answers_are_described(name: str) -> None:
     validate(document(name))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_operations_and_answers_are_described(name: str) -> None:
     for where, operation in operations(name):
         assert operation.get("summary"), where
         assert operation.get("operationId"), where
         assert all(each["description"] for each in operation["responses"].values()), where
 
 
-@pytest.mark.parametrize("name", ["metadata.openapi.json", "kvstore.openapi.json"])
-def test_parameters_are_described(name: str) -> None:
-    for where, operation in operations(name):
-        for parameter in operation.get("parameters", []):
-            described = parameter.get("description") or parameter["schema"].get("description")
-            assert described, f"{where} {parameter['name']}"
-
-
-@pytest.mark.parametrize("name", ["kvstore.openapi.json", "conductor-debug.openapi.json"])
-def test_fields_are_described(name: str) -> None:
-    for kind, schema in document(name)["components"]["schemas"].items():
-        for field, described in schema.get("properties", {}).items():
-            assert described.get("description") or "$ref" in described, f"{kind}.{field}"
+def test_parameters_and_fields_are_described() -> None:
+    for name in ("metadata.openapi.json", "kvstore.openapi.json"):
+        for where, operation in operations(name):
+            for parameter in operation.get("parameters", []):
+                described = parameter.get("description") or parameter["schema"].get("description")
+                assert described, f"{where} {parameter['name']}"
+    for name in ("kvstore.openapi.json", "conductor-debug.openapi.json"):
+        for kind, schema in document(name)["components"]["schemas"].items():
+            for field, described in schema.get("properties", {}).items():
+                assert described.get("description") or "$ref" in described, f"{kind}.{field}"
 
 
 def test_every_route_of_a_kvstore_is_there() -> None:

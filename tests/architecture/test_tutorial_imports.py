@@ -88,9 +88,7 @@ BLOCK = "```sh\n{}\n```\n"
         ("python -c 'import openai'\n.venv/bin/pip install openai", ["openai"]),
     ],
 )
-def test_what_is_imported_before_it_is_installed_is_found(
-    commands: str, missing: list[str]
-) -> None:
+def test_what_is_imported_before_its_install_is_found(commands: str, missing: list[str]) -> None:
     assert [*missing_in(BLOCK.format(commands))] == missing
 
 

@@ -63,9 +63,7 @@ _BY_PIP = pytest.mark.nightly("pip makes the environment of vLLM, repairs it and
 
 
 @_BY_PIP
-def test_an_environment_is_made_once_and_repaired_where_it_was_cut_off(
-    wheels: Path, tmp_path: Path
-) -> None:
+def test_an_environment_is_made_once_and_repaired(wheels: Path, tmp_path: Path) -> None:
     folder = tmp_path / "environment"
     python = make_vllm_environment(folder)
     assert what_has(python) == "2.0+cpu"
@@ -83,9 +81,7 @@ def test_an_environment_is_made_once_and_repaired_where_it_was_cut_off(
 
 
 @_BY_PIP
-def test_torch_without_a_build_for_cpus_is_named_with_the_way_out(
-    wheels: Path, tmp_path: Path
-) -> None:
+def test_torch_without_a_build_for_cpus_is_named(wheels: Path, tmp_path: Path) -> None:
     (wheels / "torch-1.0+cpu-py3-none-any.whl").unlink()
     with pytest.raises(InstallFailed, match=r"torch==1\.0\+cpu[\s\S]*PIP_EXTRA_INDEX_URL"):
         make_vllm_environment(tmp_path / "environment")
@@ -109,9 +105,7 @@ def test_a_disk_without_room_is_named_before_anything_is_fetched(
         make_vllm_environment(tmp_path / "environment")
 
 
-def test_packages_that_were_cut_off_lose_their_metadata_and_whole_ones_stay(
-    tmp_path: Path,
-) -> None:
+def test_packages_that_were_cut_off_lose_their_metadata_and_whole_ones_stay(tmp_path: Path) -> None:
     for name, files in {"whole": ["METADATA", "INSTALLER"], "half": ["METADATA"]}.items():
         (tmp_path / f"{name}-1.dist-info").mkdir()
         for file in files:

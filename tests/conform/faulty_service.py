@@ -8,6 +8,7 @@ frame, so that one process has one fault after the other; an empty file is none.
 import importlib
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from halfmoon_transfer import cluster_key, grant_lender
 from halfmoon_transfer.backends.tcp import record_keys, tcp_frames, tcp_server
 from halfmoon_transfer.backends.tcp.tcp_sessions import TcpSessions
 from halfmoon_transfer.cluster_key import ProverRole
+from halfmoon_transfer.engine import TransferEngine
 from halfmoon_transfer.metadata import descriptor
 from halfmoon_transfer.regions import region_table
 from halfmoon_transfer.regions.access import AccessStatus
@@ -193,12 +195,33 @@ def _faulty_events(frames: tuple[bytes, ...]) -> tuple[bytes, ...]:
     return frames[0], number.to_bytes(8, "big"), msgspec.msgpack.encode(payload)
 
 
-# -- transfers -------------------------------------------------------------------------------------
+# -- patches ---------------------------------------------------------------------------------------
+
+
+def _patch(owner: Any, name: str, patch: str, instead: Callable[..., Any]) -> None:
+    """Call `instead` in place of a function while a patch is wanted, with the function first."""
+    real = getattr(owner, name)
+
+    def faulty(*given: Any, **more: Any) -> Any:
+        return instead(real, *given, **more) if is_patched(patch) else real(*given, **more)
+
+    setattr(owner, name, faulty)
+
+
+def _yes(*_: Any, **__: Any) -> bool:
+    return True
+
+
+def _nothing(*_: Any) -> None:
+    pass
+
+
+def _fail(*_: Any) -> None:
+    raise OSError("planted")
 
 
 def _wrap_transfers() -> None:
     encode_reply, encode_hello = tcp_frames.encode_reply, tcp_frames.encode_hello
-    encode_failure = tcp_frames.encode_failure
 
     def faulty_reply(op: int, number: int, slices: Any) -> bytes:
         rule = fault().get("reply")
@@ -224,23 +247,15 @@ def _wrap_transfers() -> None:
             hello = msgspec.structs.replace(hello, nonce=bytes(32))
         return encode_hello(hello)
 
-    def faulty_failure(text: str) -> bytes:
-        return encode_failure("" if is_patched("silent-failures") else text)
-
     tcp_frames.encode_reply = faulty_reply
     tcp_frames.encode_hello = faulty_hello
-    tcp_frames.encode_failure = faulty_failure
+    _patch(tcp_frames, "encode_failure", "silent-failures", lambda encode, _: encode(""))
     _wrap_owner()
 
 
 def _wrap_owner() -> None:
     connection: Any = tcp_server._Connection
-    why_refused, examine, greet = connection._why_refused, connection._examine, connection._greet
-    end = TcpSessions.end
-    grant = region_table.RegionTable.grant
-
-    def lenient_refusal(self: Any, hello: Any) -> str:
-        return "" if is_patched("no-refusal") else str(why_refused(self, hello))
+    examine = connection._examine
 
     def lenient_proof(self: Any, key: Any, hello: Any, *maps: bytes) -> Any:
         proven, verdict = examine(self, key, hello, *maps)
@@ -249,56 +264,28 @@ def _wrap_owner() -> None:
             return key, tcp_frames.TcpProof(ours, "")
         return proven, verdict
 
-    agree = record_keys.KeyExchange.agree
+    def grant_all(grant: Any, self: Any, region: Any, _ranges: Any, _op: Any, ttl_s: float) -> Any:
+        return grant(self, region, [(0, region.length)], "both", ttl_s)
 
-    def any_share(self: Any, key: Any, share: bytes, *maps: bytes) -> Any:
-        given = self.share if is_patched("any-share") else share
-        return agree(self, key, given, *maps)
+    def grant_for_ever(grant: Any, self: Any, region: Any, ranges: Any, op: Any, _: float) -> Any:
+        return grant(self, region, ranges, op, 3600.0)
 
-    exchange: Any = record_keys.KeyExchange
-    exchange.agree = any_share
+    def agree_alone(agree: Any, self: Any, key: Any, _share: bytes, *maps: bytes) -> Any:
+        return agree(self, key, self.share, *maps)
 
-    def slow_greeting(self: Any) -> bool:
-        if is_patched("one-connection"):
-            raise OSError("planted")
-        return bool(greet(self))
-
-    def lenient_end(self: Any, *given: Any) -> bool:
-        return True if is_patched("nothing-is-over") else bool(end(self, *given))
-
-    def whole_grant(self: Any, region: Any, ranges: Any, op: Any, ttl_s: float) -> Any:
-        if is_patched("keys-for-all"):
-            ranges, op = [(0, region.length)], "both"
-        if is_patched("keys-for-ever"):
-            ttl_s = 3600.0
-        return grant(self, region, ranges, op, ttl_s)
-
-    connection._why_refused, connection._examine = lenient_refusal, lenient_proof
-    connection._greet = slow_greeting
-    sessions: Any = TcpSessions
-    sessions.end = lenient_end
-    region_table.RegionTable.grant = whole_grant  # type: ignore[method-assign]
-    begin_revoke = _engine_class().begin_revoke
-
-    def lenient_revoke(self: Any, granted: Any) -> Any:
-        return OVER if is_patched("keys-stay") else begin_revoke(self, granted)
-
-    _engine_class().begin_revoke = lenient_revoke
-
-
-def _engine_class() -> Any:
-    from halfmoon_transfer.engine import TransferEngine
-
-    return TransferEngine
-
-
-# -- membership ------------------------------------------------------------------------------------
+    connection._examine = lenient_proof
+    _patch(connection, "_why_refused", "no-refusal", lambda *_: "")
+    _patch(connection, "_greet", "one-connection", _fail)
+    _patch(record_keys.KeyExchange, "agree", "any-share", agree_alone)
+    _patch(TcpSessions, "end", "nothing-is-over", _yes)
+    _patch(region_table.RegionTable, "grant", "keys-for-all", grant_all)
+    _patch(region_table.RegionTable, "grant", "keys-for-ever", grant_for_ever)
+    _patch(TransferEngine, "begin_revoke", "keys-stay", lambda *_: OVER)
 
 
 def _wrap_membership() -> None:
     made: Any = membership.Membership
-    write, remove, curve = made._write_now, made._remove_now, zmq_curve.Curve
-    answer, serve = curve._answer, curve.serve
+    curve, write, readable = zmq_curve.Curve, made._write_now, membership._readable
 
     def faulty_write(self: Any) -> None:
         if is_patched("no-renewal") and self._renewed_s is not None:
@@ -314,20 +301,8 @@ def _wrap_membership() -> None:
             return
         write(self)
 
-    def faulty_remove(self: Any) -> None:
-        if not is_patched("record-stays"):
-            remove(self)
-
-    def any_caller(self: Any, frames: Any) -> None:
-        if is_patched("any-caller"):
-            frames = [*frames[:8], self._allowed]
-        answer(self, frames)
-
-    def plain(self: Any, socket: Any) -> None:
-        if not is_patched("no-curve"):
-            serve(self, socket)
-
-    readable, knows, call = membership._readable, curve.knows, curve.call
+    def answer_any(answer: Any, self: Any, frames: Any) -> None:
+        answer(self, [*frames[:8], self._allowed])
 
     def first_starts(records: Any, seen: Any) -> Any:
         members, now_seen = readable(records, seen)
@@ -335,61 +310,40 @@ def _wrap_membership() -> None:
             members = {name: info for name, info in members.items() if info.generation == 1}
         return members, now_seen
 
-    def any_key(self: Any, key_id: str) -> bool:
-        return True if is_patched("any-key-id") else bool(knows(self, key_id))
+    def without_tcp(encode: Any, described: Any) -> Any:
+        return encode(msgspec.structs.replace(described, endpoints={}))
 
-    def call_by_any(self: Any, socket: Any, key_id: str) -> None:
-        call(self, socket, "" if is_patched("any-key-id") else key_id)
-
-    encode = descriptor.encode
-
-    def without_tcp(described: Any) -> bytes:
-        if is_patched("no-tcp"):
-            described = msgspec.structs.replace(described, endpoints={})
-        return encode(described)
-
-    records: Any = descriptor
-    records.encode = without_tcp
     if is_patched("members-alone"):
         membership.SEGMENTS = "nowhere/"
-    made._write_now, made._remove_now = faulty_write, faulty_remove
+    made._write_now = faulty_write
     watched: Any = membership
     watched._readable = first_starts
-    changed: Any = curve
-    changed._answer, changed.serve = any_caller, plain
-    changed.knows, changed.call = any_key, call_by_any
-
-
-# -- decisions -------------------------------------------------------------------------------------
+    _patch(made, "_remove_now", "record-stays", _nothing)
+    _patch(curve, "_answer", "any-caller", answer_any)
+    _patch(curve, "serve", "no-curve", _nothing)
+    _patch(curve, "knows", "any-key-id", _yes)
+    _patch(curve, "call", "any-key-id", lambda call, self, socket, _: call(self, socket, ""))
+    _patch(descriptor, "encode", "no-tcp", without_tcp)
 
 
 def _wrap_decisions() -> None:
     cluster: Any = cluster_state.Cluster
-    foreign, key = cluster.foreign_kvstores, cluster_key.ClusterKey
-    accepts, unkeyed = key.accepts, grant_lender.unkeyed
+    foreign = cluster.foreign_kvstores
 
     def no_foreign(self: Any) -> Any:
         return frozenset() if is_patched("any-layout") else foreign.fget(self)
 
-    def any_proof(self: Any, *given: Any) -> bool:
-        return True if is_patched("any-owner") else bool(accepts(self, *given))
+    def newest(choose: Any, stored: Any, n: int, *, keep: Any, **more: Any) -> Any:
+        return choose(stored, len(stored), keep=keep, **more)[::-1][:n]
 
-    def keyed(region: Any) -> Any:
-        return region if is_patched("keys-for-all") else unkeyed(region)
+    def any_parent(choose: Any, stored: Any, n: int, *, keep: Any, **more: Any) -> Any:
+        return choose(stored, n, keep=(), **more)
 
-    cache: Any = block_cache
-    choose = cache.choose_victims
-
-    def choose_badly(stored: Any, n: int, *, keep: Any, **more: Any) -> Any:
-        if is_patched("newest-first"):
-            return choose(stored, len(stored), keep=keep, **more)[::-1][:n]
-        return choose(stored, n, keep=() if is_patched("parent-goes") else keep, **more)
-
-    cache.choose_victims = choose_badly
     cluster.foreign_kvstores = property(no_foreign)
-    changed: Any = key
-    changed.accepts = any_proof
-    grant_lender.unkeyed = keyed
+    _patch(block_cache, "choose_victims", "newest-first", newest)
+    _patch(block_cache, "choose_victims", "parent-goes", any_parent)
+    _patch(cluster_key.ClusterKey, "accepts", "any-owner", _yes)
+    _patch(grant_lender, "unkeyed", "keys-for-all", lambda _, region: region)
 
 
 if __name__ == "__main__":

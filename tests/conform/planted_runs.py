@@ -49,13 +49,8 @@ def service_command(
     module = f"halfmoon_{role}"
     start = [str(FOLDER / "faulty_service.py"), module] if faulty else ["-m", module]
     common = [
-        "--transfer-backends",
-        "tcp",
-        "--metadata",
-        "{metadata}",
-        "--worker-id",
-        "{worker_id}",
-    ]
+        "--transfer-backends", "tcp", "--metadata", "{metadata}", "--worker-id", "{worker_id}",
+    ]  # fmt: skip
     return [sys.executable, *start, *FLAGS[role], *common, *more]
 
 

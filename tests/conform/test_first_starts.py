@@ -21,12 +21,7 @@ from halfmoon_conform.peers.curve_sockets import bind_free_port, secure_port
 from halfmoon_conform.peers.event_listener import EventListener
 from halfmoon_conform.subject import subject as subject_module
 from halfmoon_conform.subject.metadata_server import MetadataServer
-from halfmoon_conform.subject.subject import (
-    CannotStartSubject,
-    Subject,
-    SubjectProcess,
-    fill_in,
-)
+from halfmoon_conform.subject.subject import CannotStartSubject, Subject, SubjectProcess, fill_in
 from halfmoon_conform.verdict import CheckFailed
 
 KEY, OTHER_KEY = "the moon is made of green cheese", "the moon is made of blue cheese"

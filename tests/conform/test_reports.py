@@ -62,12 +62,9 @@ def test_the_junit_document_is_well_formed_and_counts_as_junit_does() -> None:
     assert counted == {"tests": "5", "failures": "2", "skipped": "2", "time": "182.000"}
     inside = {case.get("name"): [part.tag for part in case] for case in suite.iter("testcase")}
     assert inside == {
-        PASSED.id: [],
-        FAILED.id: ["failure"],
-        SKIPPED.id: ["skipped"],
-        KNOWN.id: ["skipped"],
+        PASSED.id: [], FAILED.id: ["failure"], SKIPPED.id: ["skipped"], KNOWN.id: ["skipped"],
         UNEXPECTED.id: ["failure"],
-    }
+    }  # fmt: skip
     (failure, _) = suite.iter("failure")
     assert failure.get("message") == 'said <no> & "never"???'
     assert failure.text == f"the protocol says: {' '.join(FAILED.says.split())}"
@@ -148,9 +145,7 @@ def test_the_status_is_2_where_a_known_failure_is_no_check(tmp_path: Path) -> No
 
 
 @pytest.mark.e2e
-def test_the_status_and_the_documents_of_a_failure_a_known_one_and_an_unexpected_pass(
-    tmp_path: Path,
-) -> None:
+def test_status_and_documents_tell_of_failures_known_or_not(tmp_path: Path) -> None:
     planted, known = tmp_path / "fault.json", tmp_path / "known"
     reports = {"--json": tmp_path / "run.json", "--junit": tmp_path / "run.xml"}
 
@@ -226,9 +221,7 @@ def test_a_running_worker_is_tested_and_not_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.e2e
-def test_a_worker_that_was_used_before_fails_no_check_of_counts_and_is_left_alone(
-    tmp_path: Path,
-) -> None:
+def test_a_worker_that_was_used_before_fails_no_check_of_counts(tmp_path: Path) -> None:
     with running("kvstore", tmp_path) as (subject, server, _):
         where = ["--metadata", server.url, "--worker-id", subject.worker_id]
         only = ["--only=kvstore.load.*", "--only=kvstore.layout.of-registered-workers"]

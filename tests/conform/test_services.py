@@ -27,9 +27,7 @@ def test_a_service_of_ours_passes_every_check(role: ServiceRole, key: str) -> No
 @pytest.mark.e2e
 @pytest.mark.parametrize("key", ["--no-key", "--key"])
 @pytest.mark.parametrize("role", ["decode", "prefill"])
-def test_a_worker_with_a_real_model_passes_the_checks_of_its_engine(
-    role: ServiceRole, key: str
-) -> None:
+def test_a_worker_with_a_model_passes_its_engines_checks(role: ServiceRole, key: str) -> None:
     command = service_command(role)
     model = command.index("--model")
     command[model + 1] = str(DEMO)

@@ -16,13 +16,10 @@ CHART = HELM / "halfmoon"
 MISSING = "needs pip install --no-deps --require-hashes -r tests/deploy/requirements.txt"
 #: Values that one would use together; a name per line of `helm install -f … -f …`.
 EXAMPLES = {
-    "defaults": (),
-    "trial": ("trial",),
-    "production": ("production",),
-    "gpu": ("production", "gpu"),
-    "vllm": ("production", "gpu", "vllm"),
+    "defaults": (), "trial": ("trial",), "production": ("production",),
+    "gpu": ("production", "gpu"), "vllm": ("production", "gpu", "vllm"),
     "rdma": ("production", "gpu", "rdma"),
-}
+}  # fmt: skip
 REDIS = {"metadata": {"url": "redis://redis.example:6379/0"}}
 Values = dict[str, Any]
 
@@ -123,10 +120,14 @@ def render(chart: Any) -> Callable[[Values], Release]:
     return rendered
 
 
+@pytest.fixture(scope="session")
+def example(
+    render: Callable[[Values], Release], values_of: Callable[[str], Values]
+) -> Callable[..., Release]:
+    """An example as it is rendered, with other values in the place of some."""
+    return lambda name, **over: render({**values_of(name), **over})
+
+
 @pytest.fixture(params=EXAMPLES)
-def release(
-    request: pytest.FixtureRequest,
-    render: Callable[[Values], Release],
-    values_of: Callable[[str], Values],
-) -> Release:
-    return render(values_of(request.param))
+def release(request: pytest.FixtureRequest, example: Callable[..., Release]) -> Release:
+    return example(request.param)

@@ -12,22 +12,14 @@ from typing import Any
 import pytest
 import yaml
 
-from halfmoon_conductor.settings import ConductorSettings
 from halfmoon_engine import demo
-from halfmoon_kvstore.settings import KvstoreSettings
 from halfmoon_protocol.messages import Stage
 from halfmoon_runtime.settings import ServiceSettings
-from halfmoon_workers.decode.decode_settings import DecodeSettings
 from halfmoon_workers.prefill.prefill_settings import PrefillSettings
+from tests.deploy.roles import ROLES
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
-ROLES: dict[str, type[ServiceSettings]] = {
-    "conductor": ConductorSettings,
-    "prefill": PrefillSettings,
-    "decode": DecodeSettings,
-    "kvstore": KvstoreSettings,
-}
 #: Settings that the chart gives itself, from its other values, or has no place for.
 GIVEN = {
     *("worker_id", "host", "host_id", "advertise_host", "metadata", "metrics_port"),
@@ -38,6 +30,7 @@ GIVEN = {
     # The chart mounts no certificates, and its probes speak HTTP in the clear.
     *("tls_cert", "tls_key"),
 }
+Example = Callable[..., Any]
 #: The oldest Kubernetes that Chart.yaml allows, and the newest whose schemas are there.
 KUBERNETES = ("1.27", "1.37")
 
@@ -95,9 +88,7 @@ def allowed_hosts(release: Any) -> list[str] | None:
     return None if names is None else names.split(",")
 
 
-def test_a_conductor_without_tenants_answers_to_its_services_and_to_what_is_listed(
-    render: Callable[[Any], Any],
-) -> None:
+def test_a_conductor_without_tenants_answers_to_its_services(render: Callable[[Any], Any]) -> None:
     values: dict[str, Any] = {"metadata": {"url": "redis://redis:6379/0"}}
     own = allowed_hosts(render(values))
     assert own is not None
@@ -125,46 +116,31 @@ def key_variables(release: Any) -> list[dict[str, Any]]:
     return found
 
 
-def test_a_random_cluster_key_is_made_and_all_services_get_it(
-    render: Callable[[Any], Any], values_of: Callable[[str], Any]
-) -> None:
+def test_a_random_cluster_key_is_made_and_all_services_get_it(example: Example) -> None:
     keys = []
     for _ in range(2):
-        release = render(values_of("defaults"))
+        release = example("defaults")
         (secret,) = release.of("Secret").values()
         ref = {"name": secret["metadata"]["name"], "key": "cluster-key"}
         for variable in key_variables(release):
-            assert variable == {
-                "name": "HALFMOON_CLUSTER_KEY",
-                "valueFrom": {"secretKeyRef": ref},
-            }
+            source = {"valueFrom": {"secretKeyRef": ref}}
+            assert variable == {"name": "HALFMOON_CLUSTER_KEY", **source}
         keys.append(base64.b64decode(secret["data"]["cluster-key"]))
     assert all(re.fullmatch(rb"\w{64}", key) for key in keys) and keys[0] != keys[1]
 
 
-def test_a_key_of_ones_own_takes_the_place_of_a_made_one(
-    render: Callable[[Any], Any], values_of: Callable[[str], Any]
-) -> None:
-    own = {"clusterKey": {"existingSecret": "ours", "key": "halfmoon"}}
-    release = render({**values_of("defaults"), **own})
-    assert release.of("Secret") == {}
-    for variable in key_variables(release):
+def test_a_key_of_ones_own_or_none_takes_the_place_of_a_made_one(example: Example) -> None:
+    own = example("defaults", clusterKey={"existingSecret": "ours", "key": "halfmoon"})
+    for variable in key_variables(own):
         assert variable["valueFrom"] == {"secretKeyRef": {"name": "ours", "key": "halfmoon"}}
-
-
-def test_without_a_key_services_are_told_to_go_without(
-    render: Callable[[Any], Any], values_of: Callable[[str], Any]
-) -> None:
-    release = render({**values_of("defaults"), "clusterKey": {"enabled": False}})
-    assert release.of("Secret") == {}
-    for variable in key_variables(release):
+    without = example("defaults", clusterKey={"enabled": False})
+    for variable in key_variables(without):
         assert variable == {"name": "HALFMOON_ALLOW_OPEN_NETWORK", "value": "true"}
+    assert own.of("Secret") == without.of("Secret") == {}
 
 
-def test_the_redis_of_a_trial_wants_a_random_password(
-    render: Callable[[Any], Any], values_of: Callable[[str], Any]
-) -> None:
-    trials = [render(values_of("trial")) for _ in range(2)]
+def test_the_redis_of_a_trial_wants_a_random_password(example: Example) -> None:
+    trials = [example("trial") for _ in range(2)]
     made = {each.of("Secret")["hm-redis"]["data"]["password"] for each in trials}
     assert len(made) == 2 and {len(base64.b64decode(each)) for each in made} == {64}
     of_secret = {"secretKeyRef": {"name": "hm-redis", "key": "password"}}
@@ -191,9 +167,7 @@ def test_images_are_those_of_the_compose_file(chart: Any) -> None:
     assert chart.values["trialRedis"]["image"] in built
 
 
-def test_without_a_model_of_ones_own_the_one_in_the_images_is_served(
-    image: Callable[[str], str],
-) -> None:
+def test_without_a_model_the_one_in_the_images_is_served(image: Callable[[str], str]) -> None:
     values = yaml.safe_load((ROOT / "deploy/helm/halfmoon/values.yaml").read_text())
     source = values["model"]["source"]
     assert COMPOSE["x-cluster"]["HALFMOON_MODEL"] == f"${{HALFMOON_MODEL:-{source}}}"
@@ -235,12 +209,12 @@ def test_ports_are_named_where_they_are_opened(release: Any) -> None:
 
 
 @pytest.mark.parametrize("layers_only", [False, True])
-def test_a_group_has_a_pod_for_each_stage_beside_the_replicas(
-    render: Callable[[Any], Any], values_of: Callable[[str], Any], layers_only: bool
+def test_a_group_has_a_pod_for_each_stage_beside_replicas(
+    example: Example, layers_only: bool
 ) -> None:
     group = {"group": {"stages": 3, "layersOnly": layers_only}}
-    release = render({**values_of("defaults"), "prefill": group})
-    alone = render(values_of("defaults"))
+    release = example("defaults", prefill=group)
+    alone = example("defaults")
     assert release.workloads.keys() - alone.workloads.keys() == {
         f"prefill-stage-{stage}" for stage in range(3)
     }
@@ -290,11 +264,9 @@ def test_a_drained_node_leaves_one_of_each(release: Any) -> None:
         assert least == 1 or least - budget >= 1, role
 
 
-def test_containers_are_nobody_and_write_only_where_they_are_told(
-    render: Callable[[Any], Any], values_of: Callable[[str], Any]
-) -> None:
+def test_containers_are_nobody_and_write_only_where_they_are_told(example: Example) -> None:
     for example in ("defaults", "trial", "production", "gpu", "vllm"):
-        release = render(values_of(example))
+        release = example(example)
         for workload in [*release.workloads.values(), *release.of("Deployment").values()]:
             spec = pod(workload)
             assert spec["securityContext"]["runAsNonRoot"] is True
@@ -309,10 +281,8 @@ def test_containers_are_nobody_and_write_only_where_they_are_told(
                 assert "memory" in container["resources"]["limits"]
 
 
-def test_rdma_workers_may_lock_memory_and_see_the_fabric(
-    render: Callable[[Any], Any], values_of: Callable[[str], Any]
-) -> None:
-    release = render(values_of("rdma"))
+def test_rdma_workers_may_lock_memory_and_see_the_fabric(example: Example) -> None:
+    release = example("rdma")
     for role in ("prefill", "decode", "kvstore"):
         spec = pod(release.workloads[role])
         (container,) = spec["containers"]
@@ -326,11 +296,9 @@ def test_rdma_workers_may_lock_memory_and_see_the_fabric(
     assert len(ports) == 3
 
 
-def test_workers_with_vllm_have_its_image_and_shared_memory_for_its_ranks(
-    render: Callable[[Any], Any], values_of: Callable[[str], Any]
-) -> None:
+def test_workers_with_vllm_have_its_image_and_shared_memory_for_its_ranks(example: Example) -> None:
     built = {service["image"] for service in COMPOSE["services"].values()}
-    release = render(values_of("vllm"))
+    release = example("vllm")
     for role, workload in release.workloads.items():
         (container,) = pod(workload)["containers"]
         mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
@@ -397,10 +365,8 @@ def test_a_hub_can_be_reached_where_the_model_comes_from_one(render: Callable[[A
     assert opened == {"conductor", "prefill", "decode"}
 
 
-def test_clients_and_prometheus_reach_what_they_ask(
-    render: Callable[[Any], Any], values_of: Callable[[str], Any]
-) -> None:
-    release = render(values_of("production"))
+def test_clients_and_prometheus_reach_what_they_ask(example: Example) -> None:
+    release = example("production")
     policy = release.values["networkPolicy"]
     by_port = {
         rule["ports"][0]["port"]: rule["from"]
@@ -410,16 +376,14 @@ def test_clients_and_prometheus_reach_what_they_ask(
     assert by_port["http"] == policy["clients"] + policy["monitoring"]
     assert by_port["metrics"] == policy["monitoring"]
     # Where nobody is named, everybody may come.
-    for rule in render(values_of("trial")).of("NetworkPolicy")["hm-conductor"]["spec"]["ingress"]:
+    for rule in example("trial").of("NetworkPolicy")["hm-conductor"]["spec"]["ingress"]:
         assert "from" not in rule
 
 
-def test_autoscaling_asks_for_metrics_that_the_adapter_hands_on(
-    render: Callable[[Any], Any], values_of: Callable[[str], Any]
-) -> None:
+def test_autoscaling_asks_for_metrics_that_the_adapter_hands_on(example: Example) -> None:
     adapter = yaml.safe_load((ROOT / "deploy/helm/values/prometheus-adapter.yaml").read_text())
     handed_on = {rule["seriesQuery"].partition("{")[0] for rule in adapter["rules"]["custom"]}
-    scalers = render(values_of("production")).of("HorizontalPodAutoscaler")
+    scalers = example("production").of("HorizontalPodAutoscaler")
     asked = {
         metric["pods"]["metric"]["name"]
         for scaler in scalers.values()

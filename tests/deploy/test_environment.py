@@ -15,22 +15,16 @@ from typing import Any
 import httpx
 import pytest
 
-from halfmoon_conductor.settings import ConductorSettings
-from halfmoon_kvstore.settings import KvstoreSettings
-from halfmoon_runtime.settings import ServiceSettings
 from halfmoon_sandbox.bound_process import start_bound
-from halfmoon_workers.decode.decode_settings import DecodeSettings
-from halfmoon_workers.prefill.prefill_settings import PrefillSettings
+from tests.deploy.roles import ROLES
 
 ROOT = Path(__file__).parents[2]
-ROLES: dict[str, type[ServiceSettings]] = {
-    "conductor": ConductorSettings,
-    "prefill": PrefillSettings,
-    "decode": DecodeSettings,
-    "kvstore": KvstoreSettings,
-}
 READY_WITHIN_S = 240.0
 METRICS_PORT = 9100
+
+
+#: The container of each role, and where its ports are.
+Started = dict[str, tuple[dict[str, Any], dict[str, str]]]
 
 
 def environment(container: dict[str, Any], pod_name: str, pod_ip: str) -> dict[str, str]:
@@ -141,9 +135,7 @@ def test_numbers_reach_a_service_as_they_were_written(render: Callable[[Any], An
 
 
 @pytest.fixture
-def started(
-    render: Callable[[Any], Any], metadata_url: str, tmp_path: Path
-) -> Iterator[dict[str, tuple[dict[str, Any], dict[str, str]]]]:
+def started(render: Callable[[Any], Any], metadata_url: str, tmp_path: Path) -> Iterator[Started]:
     """A process per role, with an address of its own: its container, and where its ports are."""
     release = render(
         {"model": {"source": "fake://tiny"}, "metadata": {"url": "redis://not-used:6379/0"}}
@@ -162,12 +154,8 @@ def started(
             given |= {"HALFMOON_DISK_PATH": str(tmp_path / "blocks"), "HALFMOON_POOL_MIB": "64"}
             others = {k: v for k, v in os.environ.items() if not k.startswith("HALFMOON_")}
             log = stack.enter_context((tmp_path / f"{role}.log").open("wb"))
-            process = start_bound(
-                [sys.executable, "-m", f"halfmoon_{role}"],
-                env={**others, **given},
-                stdout=log,
-                stderr=log,
-            )
+            command = [sys.executable, "-m", f"halfmoon_{role}"]
+            process = start_bound(command, env={**others, **given}, stdout=log, stderr=log)
             stack.callback(process.wait)
             stack.callback(process.kill)
             ports = {port["name"]: port["containerPort"] for port in container["ports"]}
@@ -184,10 +172,7 @@ def answers(url: str) -> int:
 
 @pytest.mark.e2e
 def test_pods_become_ready_by_their_probes_and_listen_where_policies_let_them(
-    started: dict[str, tuple[dict[str, Any], dict[str, str]]],
-    metadata_url: str,
-    release_defaults: Any,
-    tmp_path: Path,
+    started: Started, metadata_url: str, example: Callable[..., Any], tmp_path: Path
 ) -> None:
     deadline = time.monotonic() + READY_WITHIN_S
     for role, (container, urls) in started.items():
@@ -198,7 +183,7 @@ def test_pods_become_ready_by_their_probes_and_listen_where_policies_let_them(
                 log = (tmp_path / f"{role}.log").read_text()[-3000:]
                 assert time.monotonic() < deadline, f"{role}'s {probe}: {url}\n{log}"
                 time.sleep(0.05)
-    ports = release_defaults.values["networkPolicy"]["workerPorts"]
+    ports = example("defaults").values["networkPolicy"]["workerPorts"]
     records = httpx.get(metadata_url, params={"prefix": "halfmoon/"}, timeout=10).json().values()
     text = " ".join(base64.b64decode(record).decode() for record in records)
     told = {int(port) for port in re.findall(r"127\.77\.\d+\.\d+:(\d+)", text)} - {METRICS_PORT}
@@ -212,8 +197,3 @@ def test_pods_become_ready_by_their_probes_and_listen_where_policies_let_them(
     body = {"model": "tiny", "prompt": [1, 2, 3], "max_tokens": 4}
     answer = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
     assert answer.status_code == 200, answer.text
-
-
-@pytest.fixture
-def release_defaults(render: Callable[[Any], Any], values_of: Callable[[str], Any]) -> Any:
-    return render(values_of("defaults"))

@@ -14,14 +14,11 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     ("build", "has_gpu", "has_own_sources", "reaches", "from_cpu_index"),
     [
-        ("auto", False, False, True, True),
-        ("cpu", True, False, True, True),
-        ("auto", True, False, True, False),
-        ("default", False, False, True, False),
-        ("auto", False, True, True, False),
-        ("auto", False, False, False, False),
+        ("auto", False, False, True, True), ("cpu", True, False, True, True),
+        ("auto", True, False, True, False), ("default", False, False, True, False),
+        ("auto", False, True, True, False), ("auto", False, False, False, False),
     ],
-)
+)  # fmt: skip
 def test_the_cpu_build_is_fetched_where_no_gpu_is_and_pip_is_not_set_up_otherwise(
     build: Build, has_gpu: bool, has_own_sources: bool, reaches: bool, from_cpu_index: bool
 ) -> None:

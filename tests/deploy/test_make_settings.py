@@ -35,9 +35,7 @@ def make(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
         ("HF_HOME=/tmp", "A variable for another program goes first: HF_HOME=… make up"),
     ],
 )
-def test_a_variable_that_is_no_setting_ends_make_up_with_the_way_out(
-    tmp_path: Path, words: str, told: str
-) -> None:
+def test_what_is_no_setting_ends_make_up(tmp_path: Path, words: str, told: str) -> None:
     ended = make(tmp_path, "up", *words.split("|"))
     assert ended.returncode == 2
     assert told in ended.stderr.splitlines()[0]

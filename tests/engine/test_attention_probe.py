@@ -18,39 +18,25 @@ from halfmoon_testing.models.tiny_models import make_tiny_model
 
 transformers: Any = untyped_transformers
 
-ENCODERS = (
-    "bert",
-    "bert-generation",
-    "big_bird",
-    "camembert",
-    "data2vec-text",
-    "electra",
-    "ernie",
-    "megatron-bert",
-    "rembert",
-    "roberta",
-    "roberta-prelayernorm",
-    "roformer",
-    "xlm-roberta",
+ENCODERS = [
+    "bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie",
+    "megatron-bert", "rembert", "roberta", "roberta-prelayernorm", "roformer", "xlm-roberta",
     "xlm-roberta-xl",
-)
+]  # fmt: skip
 
 
-def make_encoder(kind: str, folder: Path) -> Path:
+def make(kind: str, folder: Path, **options: Any) -> Path:
+    """A folder with a small random model of a type."""
     torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model(
-        kind,
-        vocab_size=64,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=32,
-        max_position_embeddings=64,
-        pad_token_id=0,
-        eos_token_id=2,
-    )
+    usual = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = transformers.AutoConfig.for_model(kind, **{**usual, **options})
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     return folder
+
+
+def refuse(folder: Path, words: str) -> None:
+    with pytest.raises(UnsupportedModel, match=words):
+        open_engine(str(folder), block_size=16, device="cpu")
 
 
 @pytest.mark.parametrize("kind", ENCODERS)
@@ -58,11 +44,11 @@ def make_encoder(kind: str, folder: Path) -> Path:
 def test_an_encoder_is_refused_known_or_not(
     kind: str, known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make_encoder(kind, tmp_path)
+    sizes = {"intermediate_size": 32, "max_position_embeddings": 64}
+    make(kind, tmp_path, **sizes, pad_token_id=0, eos_token_id=2)
     if not known:
         monkeypatch.setattr(model_kinds, "ENCODERS", frozenset())
-    with pytest.raises(UnsupportedModel, match="encoder" if known else f"'{kind}'"):
-        open_engine(str(tmp_path), block_size=16, device="cpu")
+    refuse(tmp_path, "encoder" if known else f"'{kind}'")
 
 
 class _Mixer(torch.nn.Module):
@@ -90,19 +76,16 @@ class _Mixer(torch.nn.Module):
 def model(tmp_path: Path) -> Any:
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-    )
+        vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
+    )  # fmt: skip
     return transformers.AutoModelForCausalLM.from_config(config).eval()
 
 
-def test_a_small_random_model_whose_attention_adds_little_passes(model: Any) -> None:
-    assert probe_attention(StageModel(model)).shape.n_layers == 2
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_a_small_model_whose_attention_adds_little_passes(model: Any, dtype: torch.dtype) -> None:
+    shape = probe_attention(StageModel(model.to(dtype))).shape
+    assert (shape.n_layers, shape.head_dim) == (2, 8)
 
 
 def test_an_option_of_attention_that_ours_does_not_read_is_refused(model: Any) -> None:
@@ -117,7 +100,7 @@ def test_an_option_of_attention_that_ours_does_not_read_is_refused(model: Any) -
 
 
 @pytest.mark.parametrize("error", [RuntimeError, AssertionError, ImportError, KeyError])
-def test_a_model_that_fails_with_our_attention_alone_is_refused_by_its_type(
+def test_a_model_that_fails_with_our_attention_alone_is_refused(
     error: type[Exception], model: Any
 ) -> None:
     attention = model.model.layers[1].self_attn
@@ -137,15 +120,11 @@ def test_a_model_that_fails_with_our_attention_alone_is_refused_by_its_type(
 def test_values_of_another_size_are_named_in_place_of_what_torch_says(tmp_path: Path) -> None:
     config = shrunken_config("mimo_v2_flash")
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    with pytest.raises(
-        UnsupportedModel, match=r"heads of several sizes .head_dim 16, v_head_dim 8"
-    ):
-        open_engine(str(tmp_path), block_size=16, device="cpu")
+    refuse(tmp_path, r"heads of several sizes .head_dim 16, v_head_dim 8")
     # Where the file leaves the size to transformers, the probe sees it.
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
-    with pytest.raises(
-        UnsupportedModel, match=r"'mimo_v2_flash'.*heads of 16, .*heads of 8|several"
-    ):
+    words = r"'mimo_v2_flash'.*heads of 16, .*heads of 8|several"
+    with pytest.raises(UnsupportedModel, match=words):
         probe_attention(StageModel(model))
 
 
@@ -158,7 +137,7 @@ def test_values_of_another_size_are_named_in_place_of_what_torch_says(tmp_path: 
         (-1, True, "that come later"),
     ],
 )
-def test_a_model_that_mixes_tokens_beside_attention_is_refused(
+def test_mixing_tokens_beside_attention_is_refused(
     model: Any, shift: int, bounded: bool, words: str
 ) -> None:
     model.model.layers[0].mlp = _Mixer(model.model.layers[0].mlp, shift, bounded)
@@ -187,75 +166,52 @@ def test_weights_that_are_no_numbers_are_refused(model: Any) -> None:
         probe_attention(StageModel(model))
 
 
-def test_half_precision_passes_too(model: Any) -> None:
-    for dtype in (torch.bfloat16, torch.float16):
-        assert probe_attention(StageModel(model.to(dtype))).shape.head_dim == 8
+TWICE = {
+    "hidden_size": 64, "num_key_value_heads": 2, "intermediate_size": 64,
+    "max_position_embeddings": 128, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+OWN_CODE = {
+    "max_position_embeddings": 64, "rotary_dim": 8, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+HEADS = {
+    "intermediate_size": 32, "num_key_value_heads": 2, "head_dim": 8, "global_head_dim": 16,
+    "vocab_size_per_layer_input": 64, "hidden_size_per_layer_input": 8, "sliding_window": 8,
+    "layer_types": ["sliding_attention", "full_attention"], "pad_token_id": 0,
+}  # fmt: skip
+SHARED = {
+    "num_hidden_layers": 6, "num_attention_heads": 8, "head_dim": 8,
+    "intermediate_size": 32, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 64,
+    "pad_token_id": 0, "initializer_range": 0.3,
+}  # fmt: skip
+WINDOW = {
+    "num_key_value_heads": 2, "num_experts": 2, "num_experts_per_tok": 1, "pad_token_id": 0,
+    "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16, "intermediate_size": 32,
+    "use_sliding_window": True, "sliding_window": 8,
+    "layer_types": ["sliding_attention", "full_attention"],
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("spread", [0.02, 0.2])
-@pytest.mark.parametrize("kind", ["diffllama", "hrm_text"])
-def test_a_model_that_attends_twice_in_a_layer_is_refused(
-    kind: str, spread: float, tmp_path: Path
+@pytest.mark.parametrize(
+    ("kind", "options", "words"),
+    [
+        *(
+            (kind, {**TWICE, "initializer_range": spread}, "times in 2 layers")
+            for kind in ("diffllama", "hrm_text")
+            for spread in (0.02, 0.2)
+        ),
+        *(
+            (kind, OWN_CODE, f"'{kind}'.*attends in code of its own")
+            for kind in ("falcon", "bloom", "mpt", "gptj", "codegen")
+        ),
+        ("gemma4_text", HEADS, "keys and values of several shapes"),
+        ("gemma4_text", SHARED, "'gemma4_text'.*(several shapes|another layer)"),
+        ("qwen2_moe", WINDOW, "window"),
+    ],
+)
+def test_a_model_that_attends_otherwise_is_refused_by_the_probe(
+    kind: str, options: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
-    torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model(
-        kind,
-        vocab_size=64,
-        hidden_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=128,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-        initializer_range=spread,
-    )
-    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    with pytest.raises(UnsupportedModel, match="times in 2 layers"):
-        open_engine(str(tmp_path), block_size=16, device="cpu")
-
-
-@pytest.mark.parametrize("kind", ["falcon", "bloom", "mpt", "gptj", "codegen"])
-def test_a_model_whose_attention_is_code_of_its_own_is_refused(kind: str, tmp_path: Path) -> None:
-    config = transformers.AutoConfig.for_model(
-        kind,
-        vocab_size=64,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=64,
-        rotary_dim=8,
-        bos_token_id=1,
-        eos_token_id=2,
-    )
-    torch.manual_seed(0)
-    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    with pytest.raises(UnsupportedModel, match="attends in code of its own"):
-        open_engine(str(tmp_path), block_size=16, device="cpu")
-
-
-def test_a_model_whose_layers_have_heads_of_different_sizes_is_refused(tmp_path: Path) -> None:
-    config = transformers.Gemma4TextConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        global_head_dim=16,
-        vocab_size_per_layer_input=64,
-        hidden_size_per_layer_input=8,
-        sliding_window=8,
-        layer_types=["sliding_attention", "full_attention"],
-        pad_token_id=0,
-    )
-    torch.manual_seed(0)
-    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    with pytest.raises(UnsupportedModel, match="keys and values of several shapes"):
-        open_engine(str(tmp_path), block_size=16, device="cpu")
+    refuse(make(kind, tmp_path, **options), words)
 
 
 @pytest.mark.parametrize("cap", ["attn_logit_softcapping", "final_logit_softcapping"])
@@ -264,5 +220,4 @@ def test_a_model_whose_scores_are_all_equal_is_refused(cap: str, tmp_path: Path)
     config = json.loads((tmp_path / "config.json").read_text())
     config[cap] = 0.0
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UnsupportedModel, match=f"its {cap} is 0"):
-        open_engine(str(tmp_path), block_size=16, device="cpu")
+    refuse(tmp_path, f"its {cap} is 0")

@@ -1,6 +1,5 @@
 """The precision that "auto" stands for follows from checkpoint, processor, extension and memory."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,67 +13,64 @@ from halfmoon_engine.load import load_engine
 from halfmoon_engine.processor_features import parse_cpuinfo, processor_features
 from halfmoon_protocol.kv_layout import DType
 from halfmoon_testing.models.llama_folders import make_llama
+from tests.engine.driver import Tiny
 
 transformers: Any = untyped_transformers
 GIB = 1 << 30
 AVX2 = frozenset({"sse2", "avx2", "fma"})
 AVX512 = AVX2 | {"avx512f", "avx512bw", "avx512vl", "avx512_vnni"}
-BILLION = 10**9
+
+
+def chosen(features: frozenset[str] | None, memory_bytes: int | None, **options: Any) -> Any:
+    """What is chosen for a billion numbers in bfloat16, unless options say otherwise."""
+    usual = {"saved": "bfloat16", "native": False, "n_elements": 10**9}
+    return choose_dtype(features=features, memory_bytes=memory_bytes, **{**usual, **options})
 
 
 @pytest.mark.parametrize(
-    ("saved", "features", "native", "n_elements", "memory_gib", "wanted"),
+    ("saved", "features", "native", "memory_gib", "wanted"),
     [
-        ("float32", AVX2, False, BILLION, 4, "float32"),
-        ("bfloat16", AVX2, False, BILLION, 64, "float32"),
-        ("bfloat16", AVX512, False, BILLION, 64, "float32"),
-        ("bfloat16", AVX512 | {"avx512_bf16"}, False, BILLION, 64, "bfloat16"),
-        ("bfloat16", AVX512 | {"amx_bf16"}, False, BILLION, 64, "bfloat16"),
-        ("bfloat16", AVX2 | {"avx_ne_convert"}, False, BILLION, 64, "bfloat16"),
-        ("bfloat16", frozenset({"asimd", "bf16"}), False, BILLION, 64, "bfloat16"),
-        ("bfloat16", frozenset({"asimd"}), False, BILLION, 64, "float32"),
-        ("bfloat16", AVX2, True, BILLION, 64, "bfloat16"),
-        ("bfloat16", AVX2, False, BILLION, 8, "bfloat16"),
-        ("bfloat16", AVX2, False, BILLION, None, "float32"),
-        ("bfloat16", None, False, BILLION, 64, "bfloat16"),
-        ("float16", AVX512 | {"avx512_bf16"}, False, BILLION, 64, "float32"),
-        ("float16", AVX512 | {"avx512_fp16"}, False, BILLION, 64, "float16"),
-        ("float16", frozenset({"asimd", "asimdhp"}), False, BILLION, 64, "float16"),
-        ("float16", AVX2, True, BILLION, 64, "float16"),
+        ("float32", AVX2, False, 4, "float32"),
+        ("bfloat16", AVX2, False, 64, "float32"),
+        ("bfloat16", AVX512, False, 64, "float32"),
+        ("bfloat16", AVX512 | {"avx512_bf16"}, False, 64, "bfloat16"),
+        ("bfloat16", AVX512 | {"amx_bf16"}, False, 64, "bfloat16"),
+        ("bfloat16", AVX2 | {"avx_ne_convert"}, False, 64, "bfloat16"),
+        ("bfloat16", frozenset({"asimd", "bf16"}), False, 64, "bfloat16"),
+        ("bfloat16", frozenset({"asimd"}), False, 64, "float32"),
+        ("bfloat16", AVX2, True, 64, "bfloat16"),
+        ("bfloat16", AVX2, False, 8, "bfloat16"),
+        ("bfloat16", AVX2, False, None, "float32"),
+        ("bfloat16", None, False, 64, "bfloat16"),
+        ("float16", AVX512 | {"avx512_bf16"}, False, 64, "float32"),
+        ("float16", AVX512 | {"avx512_fp16"}, False, 64, "float16"),
+        ("float16", frozenset({"asimd", "asimdhp"}), False, 64, "float16"),
+        ("float16", AVX2, True, 64, "float16"),
     ],
 )
 def test_half_precision_needs_its_instructions_or_the_extension(
     saved: DType,
     features: frozenset[str] | None,
     native: bool,
-    n_elements: int,
     memory_gib: int | None,
     wanted: DType,
 ) -> None:
     memory = None if memory_gib is None else memory_gib * GIB
-    choice = choose_dtype(
-        saved, features=features, native=native, n_elements=n_elements, memory_bytes=memory
-    )
+    choice = chosen(features, memory, saved=saved, native=native)
     assert choice.dtype == wanted
     slow = features is not None and memory_gib == 8
     assert bool(choice.reason) == (wanted != saved or slow)
 
 
 def test_float32_weights_may_take_a_share_of_the_memory_and_no_more() -> None:
-    def chosen(n_elements: int) -> DType:
-        return choose_dtype(
-            "bfloat16", features=AVX2, native=False, n_elements=n_elements, memory_bytes=16 * GIB
-        ).dtype
-
     most = int(FLOAT32_SHARE * 16 * GIB) // 4
-    assert (chosen(most), chosen(most + 1)) == ("float32", "bfloat16")
+    choices = [chosen(AVX2, 16 * GIB, n_elements=n) for n in (most, most + 1)]
+    assert [choice.dtype for choice in choices] == ["float32", "bfloat16"]
 
 
 def test_a_choice_says_why_and_how_to_override_it() -> None:
     for memory in (64 * GIB, 8 * GIB):
-        reason = choose_dtype(
-            "bfloat16", features=AVX2, native=False, n_elements=BILLION, memory_bytes=memory
-        ).reason
+        reason = chosen(AVX2, memory).reason
         assert "no bfloat16 instructions" in reason and "set --dtype" in reason
 
 
@@ -88,7 +84,7 @@ def test_features_are_those_that_all_processors_have() -> None:
 
 
 @pytest.fixture
-def half(tiny: Callable[[str], Path], tmp_path: Path) -> Path:
+def half(tiny: Tiny, tmp_path: Path) -> Path:
     """A checkpoint in bfloat16."""
     source = tiny("llama")
     model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype="bfloat16")
@@ -124,9 +120,7 @@ def test_a_checkpoint_is_loaded_in_the_precision_that_was_chosen(
     assert said == slow
 
 
-def test_the_precision_of_a_checkpoint_is_its_configs_or_that_of_all_tensors(
-    tmp_path: Path,
-) -> None:
+def test_the_precision_of_a_checkpoint_is_its_configs_or_all_tensors(tmp_path: Path) -> None:
     def saved(name: str, **changes: Any) -> DType | None:
         return saved_dtype(open_model_folder(str(make_llama(tmp_path / name, **changes))))
 

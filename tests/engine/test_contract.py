@@ -1,82 +1,53 @@
 """What every engine promises around a forward, real or fake: hooks, pages, refusals."""
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from halfmoon_engine.errors import PoolNotAttached
-from halfmoon_engine.interface import Draw, Engine, Run
+from halfmoon_engine.interface import Draw, Run
 from halfmoon_engine.load import open_engine
 from halfmoon_protocol.errors import ProtocolError
 from halfmoon_protocol.sampling import Sampling
 from tests.engine.chained_engine import ChainedEngine
+from tests.engine.driver import Driver, EngineOf, Tiny, open_tiny
 
 GREEDY = Draw(Sampling(temperature=0.0))
 
 
+FAKE = "fake://tiny?layers=3&vocab=384"
+
+
 @pytest.fixture(
-    params=[
-        "fake",
-        "fake in stages",
-        "torch",
-        "torch in stages",
-        "torch with a mirrored pool",
-        "torch in bfloat16",
-    ]
-)
-def engine(
-    request: pytest.FixtureRequest, tiny: Callable[[str], Path], engine_of: Callable[..., Engine]
-) -> Engine:
-    if request.param == "fake":
-        return open_engine("fake://tiny?layers=3&vocab=384", block_size=16)
-    if request.param.endswith("in stages"):
-        spec = "fake://tiny?layers=3&vocab=384"
-        if request.param.startswith("torch"):
-            spec = str(tiny("qwen3"))
-        stages = [
-            open_engine(
-                spec,
-                block_size=16,
-                dtype="float32",
-                device="cpu",
-                threads=1,
-                stage_index=i,
-                n_stages=3,
-            )
-            for i in range(3)
-        ]
-        return ChainedEngine(stages)  # type: ignore[return-value]
-    if request.param == "torch":
-        return engine_of("qwen3")
-    if request.param == "torch in bfloat16":
-        return engine_of("gemma2", dtype="bfloat16")
-    loaded: Any = open_engine(
-        str(tiny("mistral")),
-        block_size=16,
-        dtype="float32",
-        device="cpu",
-        threads=1,
-        native="off",
-    )
-    loaded._runner._mirror = True
-    engine: Engine = loaded
-    return engine
+    params=["fake", "fake in stages", "torch", "torch in stages", "torch with a mirrored pool",
+            "torch in bfloat16"]
+)  # fmt: skip
+def engine(request: pytest.FixtureRequest, tiny: Tiny, engine_of: EngineOf) -> Any:
+    match request.param:
+        case "fake":
+            return open_engine(FAKE, block_size=16)
+        case "fake in stages" | "torch in stages":
+            spec = tiny("qwen3") if request.param.startswith("torch") else FAKE
+            return ChainedEngine([open_tiny(spec, stage_index=i, n_stages=3) for i in range(3)])
+        case "torch":
+            return engine_of("qwen3")
+        case "torch in bfloat16":
+            return engine_of("gemma2", dtype="bfloat16")
+        case _:
+            loaded = open_tiny(tiny("mistral"), native="off")
+            loaded._runner._mirror = True
+            return loaded
 
 
 @pytest.fixture
-def driver(engine: Engine, make_driver: Callable[..., Any]) -> Any:
-    return make_driver(engine, 600)
+def driver(engine: Any) -> Any:
+    return Driver(engine, 600)
 
 
-def test_hooks_go_layer_by_layer_before_then_after(driver: Any, engine: Engine) -> None:
+def test_hooks_go_layer_by_layer_before_then_after(driver: Any, engine: Any) -> None:
     calls: list[tuple[str, int]] = []
     engine.forward(
-        [
-            Run([4, 5, 6], 0, driver.pages_for(3), None),
-            Run([9], 0, driver.pages_for(1), GREEDY),
-        ],
+        [Run([4, 5, 6], 0, driver.pages_for(3), None), Run([9], 0, driver.pages_for(1), GREEDY)],
         before_layer=lambda layer: calls.append(("before", layer)),
         after_layer=lambda layer: calls.append(("after", layer)),
     )
@@ -84,7 +55,7 @@ def test_hooks_go_layer_by_layer_before_then_after(driver: Any, engine: Engine) 
     assert calls == [call for layer in layers for call in (("before", layer), ("after", layer))]
 
 
-def test_a_layers_kv_is_in_the_pool_when_after_layer_says_so(driver: Any, engine: Engine) -> None:
+def test_a_layers_kv_is_in_the_pool_when_after_layer_says_so(driver: Any, engine: Any) -> None:
     layout = engine.layout
     pages = driver.pages_for(40)
     at_the_time: dict[int, list[bytes]] = {}
@@ -104,7 +75,7 @@ def test_a_layers_kv_is_in_the_pool_when_after_layer_says_so(driver: Any, engine
     assert set(layer_of(pages[0], 0)) != {255}
 
 
-def test_only_the_runs_own_slots_are_written(driver: Any, engine: Engine) -> None:
+def test_only_the_runs_own_slots_are_written(driver: Any, engine: Any) -> None:
     layout = engine.layout
     pages = driver.pages_for(20)
     before = bytes(driver.pool)
@@ -120,9 +91,7 @@ def test_only_the_runs_own_slots_are_written(driver: Any, engine: Engine) -> Non
     assert len(changed) > 0.9 * len(allowed)
 
 
-def test_chunks_batches_and_resumed_pages_do_not_change_the_output(
-    driver: Any, engine: Engine
-) -> None:
+def test_chunks_batches_and_resumed_pages_change_no_output(driver: Any, engine: Any) -> None:
     prompt = [7 * i % 380 for i in range(90)]
     whole = driver.generate(prompt, 10)
     if engine.layout.dtype == "float32":  # sums in another order may tip bfloat16's near-ties
@@ -130,9 +99,7 @@ def test_chunks_batches_and_resumed_pages_do_not_change_the_output(
     assert driver.generate(prompt, 10) == whole
 
 
-def test_kv_that_lands_layer_by_layer_is_what_is_read(
-    driver: Any, engine: Engine, make_driver: Callable[..., Any]
-) -> None:
+def test_kv_that_lands_layer_by_layer_is_what_is_read(driver: Any, engine: Any) -> None:
     layout = engine.layout
     prompt = [11 * i % 380 for i in range(70)]
     theirs = driver.pages_for(80)
@@ -141,7 +108,7 @@ def test_kv_that_lands_layer_by_layer_is_what_is_read(
     assert isinstance(first, int)
     expected = engine.forward([Run([first], 70, theirs, GREEDY)])
 
-    other = make_driver(engine, 600, seed=5)
+    other = Driver(engine, 600, seed=5)
     # A forward before, so that anything kept of these pages' earlier content is stale.
     ours = other.pages_for(80)
     engine.forward([Run([1] * 80, 0, ours, GREEDY)])
@@ -154,7 +121,7 @@ def test_kv_that_lands_layer_by_layer_is_what_is_read(
     assert engine.forward([Run([first], 70, ours, GREEDY)], before_layer=land) == expected
 
 
-def test_a_step_that_continues_equals_one_that_fetches(driver: Any, engine: Engine) -> None:
+def test_a_step_that_continues_equals_one_that_fetches(driver: Any, engine: Any) -> None:
     pages = driver.pages_for(60)
     engine.forward([Run(list(range(50)), 0, pages, None)])
     for start, token in ((50, 3), (51, 4)):
@@ -162,9 +129,7 @@ def test_a_step_that_continues_equals_one_that_fetches(driver: Any, engine: Engi
         assert engine.forward([Run([token], start, pages, GREEDY, continues=True)]) == fetching
 
 
-def test_an_exception_in_a_hook_ends_the_forward_and_the_next_one_works(
-    driver: Any, engine: Engine
-) -> None:
+def test_an_exception_in_a_hook_ends_that_forward_alone(driver: Any, engine: Any) -> None:
     class Gone(Exception):
         pass
 
@@ -180,32 +145,22 @@ def test_an_exception_in_a_hook_ends_the_forward_and_the_next_one_works(
     assert engine.forward([run]) == expected
 
 
-def test_nothing_to_run_is_nothing(driver: Any, engine: Engine) -> None:
-    assert engine.forward([]) == []
-
-
-@pytest.mark.parametrize(
-    ("run", "named"),
-    [
+def test_a_run_out_of_bounds_is_refused_and_none_is_nothing(driver: Any, engine: Any) -> None:
+    longest = engine.max_context
+    too_long = Run([1], longest, [0] * engine.layout.blocks_for(longest + 1), None)
+    for run, named in (
         (Run([], 0, [0], None), "0 tokens"),
         (Run([1] * 17, 0, [0], None), "hold 16"),
         (Run([1], 0, [999], None), "page 999"),
         (Run([1], -1, [0], None), "position -1"),
-    ],
-)
-def test_a_run_out_of_bounds_is_refused(driver: Any, engine: Engine, run: Run, named: str) -> None:
-    with pytest.raises(ValueError, match=named):
-        engine.forward([run])
+        (too_long, f"the model allows {longest}"),
+    ):
+        with pytest.raises(ValueError, match=named):
+            engine.forward([run])
+    assert engine.forward([]) == []
 
 
-def test_a_sequence_beyond_the_models_context_is_refused(driver: Any, engine: Engine) -> None:
-    longest = engine.max_context
-    pages = [0] * engine.layout.blocks_for(longest + 1)
-    with pytest.raises(ValueError, match=f"the model allows {longest}"):
-        engine.forward([Run([1], longest, pages, None)])
-
-
-def test_a_detached_engine_has_no_pool_and_the_memory_is_free(driver: Any, engine: Engine) -> None:
+def test_a_detached_engine_has_no_pool_and_the_memory_is_free(driver: Any, engine: Any) -> None:
     engine.forward([Run([1], 0, [0], None)])
     engine.detach()
     with pytest.raises(PoolNotAttached):
@@ -215,20 +170,20 @@ def test_a_detached_engine_has_no_pool_and_the_memory_is_free(driver: Any, engin
     driver.pool.extend(b"x")  # a bytearray in use refuses to grow
 
 
-def test_a_pool_must_be_writable_and_hold_a_page(engine: Engine) -> None:
+def test_a_pool_must_be_writable_and_hold_a_page(engine: Any) -> None:
     with pytest.raises(ValueError, match="read-only"):
         engine.attach(memoryview(bytes(engine.layout.block_bytes)))
     with pytest.raises(ValueError, match="holds no page"):
         engine.attach(memoryview(bytearray(engine.layout.block_bytes - 1)))
 
 
-def test_block_sizes_outside_the_protocols_are_refused(tiny: Callable[[str], Path]) -> None:
+def test_block_sizes_outside_the_protocols_are_refused(tiny: Tiny) -> None:
     for spec in ("fake://tiny", str(tiny("llama"))):
         with pytest.raises(ProtocolError, match="block_size is 8"):
             open_engine(spec, block_size=8)
 
 
-def test_costs_are_measured_on_the_pool(driver: Any, engine: Engine) -> None:
+def test_costs_are_measured_on_the_pool(driver: Any, engine: Any) -> None:
     prefill, decode = engine.measure()
     assert prefill.c1_s > 0 or prefill.c0_s > 0 or prefill.c2_s > 0
     assert decode.d0_s > 0 or decode.d1_s > 0 or decode.d2_s > 0

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from halfmoon_engine import forward_timing
 from halfmoon_engine.fake_engine import FakeEngine, FakeModelSpec
 from halfmoon_engine.forward_timing import least_forward_s
 from halfmoon_engine.interface import Draw, Run, TokenResult
@@ -14,103 +15,93 @@ from halfmoon_protocol.sampling import Sampling
 
 
 @pytest.fixture(autouse=True)
-def nobody_else(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def nobody_else(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Replace the kernel's count of waiting for a CPU, which knows no clock of a test."""
     schedstat = tmp_path / "schedstat"
     schedstat.write_text("0 0 0")
-    monkeypatch.setattr("halfmoon_engine.forward_timing._SCHEDSTAT", schedstat)
-    return schedstat
+    monkeypatch.setattr(forward_timing, "_SCHEDSTAT", schedstat)
 
 
-def test_a_linear_engine_is_fitted_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 0.0
+class Time:
+    """What a test's clock says; others may have the CPU for a share of it."""
 
-    def sleep(seconds: float) -> None:
-        nonlocal now
-        now += seconds
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        self.of_others = 0
+        monkeypatch.setattr("time.sleep", self.sleep)
+        monkeypatch.setattr("time.perf_counter", lambda: self.now)
 
-    monkeypatch.setattr("time.sleep", sleep)
-    monkeypatch.setattr("time.perf_counter", lambda: now)
-    engine = FakeEngine(FakeModelSpec(step_s=0.01, token_s=0.0001, max_context=2048))
-    engine.attach(memoryview(bytearray(300 * engine.layout.block_bytes)))
-    prefill, decode = engine.measure()
-    assert (prefill.c0_s, prefill.c1_s) == pytest.approx((0.01, 0.0001), rel=1e-3)
-    assert prefill.c2_s == pytest.approx(0, abs=1e-10)
-    assert decode.d0_s == pytest.approx(0.01, rel=1e-3)
-    assert decode.d1_s == pytest.approx(0.0001, rel=1e-3)
-    assert decode.d2_s == pytest.approx(0, abs=1e-10)
+    def sleep(self, seconds: float) -> None:
+        self.now += (1 + self.of_others) * seconds
+        waited = self.now * self.of_others / (1 + self.of_others)
+        forward_timing._SCHEDSTAT.write_text(f"0 {round(waited * 1e9)} 0")
+
+
+@pytest.fixture
+def time(monkeypatch: pytest.MonkeyPatch) -> Time:
+    return Time(monkeypatch)
+
+
+def attached(engine: FakeEngine, n_pages: int = 1) -> FakeEngine:
+    engine.attach(memoryview(bytearray(n_pages * engine.layout.block_bytes)))
+    return engine
+
+
+STEP = Run([1], 0, [0], Draw(Sampling(temperature=0.0)))
+
+
+@pytest.mark.usefixtures("time")
+def test_a_linear_engine_is_fitted_exactly() -> None:
+    model = FakeModelSpec(step_s=0.01, token_s=0.0001, max_context=2048)
+    prefill, decode = attached(FakeEngine(model), 300).measure()
+    for fitted in ((prefill.c0_s, prefill.c1_s), (decode.d0_s, decode.d1_s)):
+        assert fitted == pytest.approx((0.01, 0.0001), rel=1e-3)
+    assert (prefill.c2_s, decode.d2_s) == pytest.approx((0, 0), abs=1e-10)
 
 
 @pytest.mark.parametrize(("long_s", "n_forwards"), [(10.0, 6), (0.005, 2)])
 def test_a_forward_that_takes_long_is_not_repeated(long_s: float, n_forwards: int) -> None:
     engine = Counting(FakeModelSpec(step_s=0.01))
-    engine.attach(memoryview(bytearray(engine.layout.block_bytes)))
-    run = Run([1], 0, [0], Draw(Sampling(temperature=0.0)))
-    assert least_forward_s(engine, [run], repeats=5, long_s=long_s) > 0
+    assert least_forward_s(attached(engine), [STEP], repeats=5, long_s=long_s) > 0
     assert engine.n_forwards == n_forwards  # the first one warms up
 
 
-def test_waiting_for_a_cpu_is_not_counted(
-    monkeypatch: pytest.MonkeyPatch, nobody_else: Path
-) -> None:
-    now = 0.0
-
-    def sleep(seconds: float) -> None:
-        nonlocal now
-        now += 4 * seconds  # others have the CPU for three quarters of the time
-        nobody_else.write_text(f"0 {round(now * 0.75 * 1e9)} 0")
-
-    monkeypatch.setattr("time.sleep", sleep)
-    monkeypatch.setattr("time.perf_counter", lambda: now)
-    engine = FakeEngine(FakeModelSpec(step_s=0.01, token_s=0.0))
-    engine.attach(memoryview(bytearray(engine.layout.block_bytes)))
-    run = Run([1], 0, [0], Draw(Sampling(temperature=0.0)))
-    assert least_forward_s(engine, [run], repeats=3, long_s=1.0) == pytest.approx(0.01)
+def test_waiting_for_a_cpu_is_not_counted(time: Time) -> None:
+    time.of_others = 3
+    engine = attached(FakeEngine(FakeModelSpec(step_s=0.01, token_s=0.0)))
+    least_s = least_forward_s(engine, [STEP], repeats=3, long_s=1.0)
+    assert least_s == pytest.approx(0.01)
 
 
 def test_waiting_while_the_wait_is_looked_up_leaves_seconds_above_zero(
-    monkeypatch: pytest.MonkeyPatch,
+    time: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such seconds made a worker say that its work costs nothing."""
-    now = waited = 0.0
+    waited = 0.0
     waits = itertools.cycle((0.0, 5.0))  # before and after each forward
 
-    def sleep(seconds: float) -> None:
-        nonlocal now
-        now += seconds
-
     def look_up() -> float:
-        nonlocal now, waited
+        nonlocal waited
         wait = next(waits)
-        now, waited = now + wait, waited + wait
+        time.now, waited = time.now + wait, waited + wait
         return waited
 
-    monkeypatch.setattr("time.sleep", sleep)
-    monkeypatch.setattr("time.perf_counter", lambda: now)
-    monkeypatch.setattr("halfmoon_engine.forward_timing._waited_s", look_up)
-    engine = FakeEngine(FakeModelSpec(step_s=0.01, token_s=0.0))
-    engine.attach(memoryview(bytearray(engine.layout.block_bytes)))
-    run = Run([1], 0, [0], Draw(Sampling(temperature=0.0)))
-    assert least_forward_s(engine, [run], repeats=3, long_s=1.0) == pytest.approx(0.01)
+    monkeypatch.setattr(forward_timing, "_waited_s", look_up)
+    engine = attached(FakeEngine(FakeModelSpec(step_s=0.01, token_s=0.0)))
+    least_s = least_forward_s(engine, [STEP], repeats=3, long_s=1.0)
+    assert least_s == pytest.approx(0.01)
 
 
-def test_a_slow_engine_is_timed_behind_a_long_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 0.0
-    monkeypatch.setattr("time.perf_counter", lambda: now)
-
+def test_a_slow_engine_is_timed_behind_a_long_prefix(time: Time) -> None:
     class Quadratic(FakeEngine):
         def forward(self, runs: Sequence[Run], **kwargs: Any) -> list[TokenResult | None]:
-            nonlocal now
             for run in runs:
                 new, cached = len(run.token_ids), run.start
-                now += 0.001 + 4e-3 * new + 4e-7 * ((cached + new) ** 2 - cached**2)
+                time.now += 0.001 + 4e-3 * new + 4e-7 * ((cached + new) ** 2 - cached**2)
             return super().forward(runs, **kwargs)
 
-    monkeypatch.setattr("time.sleep", lambda seconds: None)
-    engine = Quadratic(FakeModelSpec(max_context=16384))
-    engine.attach(memoryview(bytearray(200 * engine.layout.block_bytes)))
-    prefill, _ = engine.measure()
-    assert now < 30  # far from all shapes were timed
+    prefill, _ = attached(Quadratic(FakeModelSpec(max_context=16384)), 200).measure()
+    assert time.now < 30  # far from all shapes were timed
     assert prefill.c2_s == pytest.approx(4e-7, rel=1e-2)
 
 
@@ -123,8 +114,6 @@ class Counting(FakeEngine):
 
 
 def test_a_pool_of_one_page_is_enough() -> None:
-    engine = FakeEngine()
-    engine.attach(memoryview(bytearray(engine.layout.block_bytes)))
-    prefill, decode = engine.measure()
+    prefill, decode = attached(FakeEngine()).measure()
     assert prefill.c0_s + prefill.c1_s + prefill.c2_s > 0
     assert decode.d0_s + decode.d1_s + decode.d2_s > 0

@@ -21,13 +21,7 @@ from tools.demo_model import stories, story_words
 from tools.demo_model.chat_template import CHAT_TEMPLATE
 from tools.demo_model.earlier_weights import load_earlier
 from tools.demo_model.evaluate import ExaminedModel
-from tools.demo_model.exam import (
-    RECALL_KINDS,
-    Exam,
-    write_exam,
-    write_json_exam,
-    write_tool_exam,
-)
+from tools.demo_model.exam import RECALL_KINDS, Exam, write_exam, write_json_exam, write_tool_exam
 from tools.demo_model.initial_weights import make_model
 from tools.demo_model.make_tokenizer import make_tokenizer
 from tools.demo_model.story_facts import Recipe
@@ -53,13 +47,28 @@ def examinee() -> Iterator[ExaminedModel]:
     torch.set_num_threads(n_threads)
 
 
+def asked(examinee: ExaminedModel, messages: list[dict[str, str]]) -> list[int]:
+    """The prompt of a conversation."""
+    text = examinee.tokenizer.apply_chat_template(
+        messages, tokenize=False, add_generation_prompt=True
+    )
+    prompt: list[int] = examinee.encode(text)
+    return prompt
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Training sets the threads of its process."""
+    n_threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(n_threads)
+
+
 def wrong(examinee: ExaminedModel, exam: Exam) -> list[tuple[str, str, str]]:
     """Questions that are answered wrongly: question, answer, right answer."""
-    answers = examinee.answers(
-        [examinee.chat_ids(exam, question) for question, _ in exam.questions]
-    )
-    asked = zip(exam.questions, answers, strict=True)
-    return [(question, said, right) for (question, right), said in asked if said != right]
+    answers = examinee.answers([examinee.chat_ids(exam, each) for each, _ in exam.questions])
+    both = zip(exam.questions, answers, strict=True)
+    return [(question, said, right) for (question, right), said in both if said != right]
 
 
 def test_its_files_are_under_ten_megabytes_together() -> None:
@@ -70,17 +79,14 @@ def test_its_files_are_under_ten_megabytes_together() -> None:
     }
 
 
-def test_it_recalls_numbers_from_anywhere_in_a_thousand_tokens(examinee: ExaminedModel) -> None:
+def test_it_recalls_stated_numbers_alone_and_answers_as_json(examinee: ExaminedModel) -> None:
     exam = write_exam(SEED, 1000, 40, examinee.encode)
-    prompt = examinee.chat_ids(exam, exam.questions[0][0])
-    assert 950 < len(prompt) <= 1020
-    assert len(wrong(examinee, exam)) <= 2, wrong(examinee, exam)
-
-
-def test_it_says_so_when_a_number_was_not_stated(examinee: ExaminedModel) -> None:
-    exam = write_exam(SEED, 500, 20, examinee.encode, replace(RECALL_KINDS, unknown=1.0))
-    assert {answer for _, answer in exam.questions} == {story_words.UNKNOWN}
-    assert len(wrong(examinee, exam)) <= 1, wrong(examinee, exam)
+    assert 950 < len(examinee.chat_ids(exam, exam.questions[0][0])) <= 1020
+    unstated = write_exam(SEED, 500, 20, examinee.encode, replace(RECALL_KINDS, unknown=1.0))
+    assert {answer for _, answer in unstated.questions} == {story_words.UNKNOWN}
+    as_json = write_json_exam(SEED, 500, 20, examinee.encode)
+    for each, most in ((exam, 2), (unstated, 1), (as_json, 3)):
+        assert len(wrong(examinee, each)) <= most, wrong(examinee, each)
 
 
 @pytest.mark.parametrize(
@@ -98,14 +104,8 @@ def test_it_says_so_when_a_number_was_not_stated(examinee: ExaminedModel) -> Non
         ),
     ],
 )
-def test_short_conversations_go_as_its_readme_says(
-    examinee: ExaminedModel, said: str, answer: str
-) -> None:
-    prompt = examinee.encode(
-        examinee.tokenizer.apply_chat_template(
-            [{"role": "user", "content": said}], tokenize=False, add_generation_prompt=True
-        )
-    )
+def test_short_talks_go_as_its_readme_says(examinee: ExaminedModel, said: str, answer: str) -> None:
+    prompt = asked(examinee, [{"role": "user", "content": said}])
     assert examinee.answers([prompt]) == [answer]
 
 
@@ -115,10 +115,7 @@ def test_the_conversation_in_its_readme_is_true(examinee: ExaminedModel) -> None
     messages = []
     for said, answer in zip(lines[::2], lines[1::2], strict=True):
         messages.append({"role": "user", "content": said.removeprefix("> ")})
-        text = examinee.tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True
-        )
-        assert examinee.answers([examinee.encode(text)]) == [answer]
+        assert examinee.answers([asked(examinee, messages)]) == [answer]
         messages.append({"role": "assistant", "content": answer})
     assert len(messages) == 6
 
@@ -131,12 +128,8 @@ def test_facts_of_an_earlier_turn_are_known_in_later_ones(examinee: ExaminedMode
         ("assistant", "203"),
         ("user", "What is Clara's room?"),
     ]
-    text = examinee.tokenizer.apply_chat_template(
-        [{"role": role, "content": content} for role, content in turns],
-        tokenize=False,
-        add_generation_prompt=True,
-    )
-    assert examinee.answers([examinee.encode(text)]) == ["96"]
+    messages = [{"role": role, "content": content} for role, content in turns]
+    assert examinee.answers([asked(examinee, messages)]) == ["96"]
 
 
 def test_it_calls_tools_for_what_was_not_stated_only(examinee: ExaminedModel) -> None:
@@ -145,11 +138,6 @@ def test_it_calls_tools_for_what_was_not_stated_only(examinee: ExaminedModel) ->
         prompts = [examinee.tool_ids(exam, asked) for asked in questions]
         answers = [asked.answer for asked in questions]
         assert examinee.count_right(prompts, answers) >= 8
-
-
-def test_it_answers_as_json_where_it_is_asked_to(examinee: ExaminedModel) -> None:
-    exam = write_json_exam(SEED, 500, 20, examinee.encode)
-    assert len(wrong(examinee, exam)) <= 3, wrong(examinee, exam)
 
 
 def test_right_answers_are_counted_as_if_they_were_generated(examinee: ExaminedModel) -> None:
@@ -161,9 +149,7 @@ def test_right_answers_are_counted_as_if_they_were_generated(examinee: ExaminedM
     assert examinee.count_right(prompts, [*others, said[-1]]) == 1
 
 
-def test_its_chat_template_writes_turns_with_tools_as_its_stories_do(
-    examinee: ExaminedModel,
-) -> None:
+def test_its_chat_template_writes_tools_as_its_stories_do(examinee: ExaminedModel) -> None:
     toolbox = Toolbox({"room": ("get_room", "name"), "desk": ("find_desk", "who")})
     arguments: list[Any] = [{"name": "Clara"}, '{"name": "Clara"}']
     for given in arguments:
@@ -191,32 +177,20 @@ def test_its_chat_template_writes_turns_with_tools_as_its_stories_do(
     assert (demo.FOLDER / "chat_template.jinja").read_text() == CHAT_TEMPLATE
 
 
-def test_its_tokenizer_reads_and_writes_any_text(tokenizer: Any) -> None:
-    for text in (
-        "def handle(event, now):\n    return []\n",
-        "½ moon 月 🌓",
-        "\x00\x7f",
-        "ADA's 007",
-    ):
+def test_its_tokenizer_is_the_scripts_and_has_a_token_for_each_name(tokenizer: Any) -> None:
+    assert json.loads(make_tokenizer().to_str()) == json.loads(tokenizer.to_str())
+    code = "def handle(event, now):\n    return []\n"
+    for text in (code, "½ moon 月 🌓", "\x00\x7f", "ADA's 007"):
         assert tokenizer.decode(tokenizer.encode(text).ids) == text
-
-
-def test_a_name_is_one_token_wherever_it_stands_and_a_digit_too(tokenizer: Any) -> None:
     names = {name: tokenizer.encode(name).ids for name in story_words.NAMES}
     assert all(len(ids) == 1 for ids in names.values())
     assert names["Ada"][0] in tokenizer.encode("I know that Ada is here").ids
     assert len(tokenizer.encode("4821").ids) == 4
 
 
-def test_its_tokenizer_is_what_the_script_makes(tokenizer: Any) -> None:
-    assert json.loads(make_tokenizer().to_str()) == json.loads(tokenizer.to_str())
-
-
 @pytest.mark.parametrize("recipe", [Recipe(tools=0.5, as_json=0.5), Recipe(practice=1.0)])
 @pytest.mark.parametrize("seed", range(5))
-def test_pieces_of_a_story_have_the_tokens_of_the_whole(
-    tokenizer: Any, seed: int, recipe: Recipe
-) -> None:
+def test_pieces_of_a_story_have_its_tokens(tokenizer: Any, seed: int, recipe: Recipe) -> None:
     ids, targets = stories.write_story(
         random.Random(seed),
         recipe,
@@ -255,10 +229,12 @@ def test_a_block_of_another_prompt_makes_a_number_wrong(examinee: ExaminedModel)
     dice = random.Random(SEED)
     names = dice.sample(story_words.NAMES, 80)
     numbers = [{name: str(dice.randint(1000, 9999)) for name in names} for _ in range(2)]
-    mine, others = (
-        examinee.encode(" ".join(f"{name}'s number is {told[name]}." for name in names))
-        for told in numbers
-    )
+
+    def facts(told: dict[str, str], names: list[str]) -> list[int]:
+        sentences = (f"{name}'s number is {told[name]}." for name in names)
+        return list(examinee.encode(" ".join(sentences)))
+
+    mine, others = (facts(told, names) for told in numbers)
     assert len(mine) == len(others)
     n_blocks = len(mine) // 16
     my_pages, other_pages = list(range(n_blocks + 4)), list(range(64, 64 + n_blocks))
@@ -267,42 +243,34 @@ def test_a_block_of_another_prompt_makes_a_number_wrong(examinee: ExaminedModel)
     engine.forward([Run(others[: n_blocks * 16], 0, other_pages, nothing)])
     # Facts that lie wholly within the first half of the blocks.
     wrong_numbers = 0
-    for asked in dice.sample(range(4, 40), 8):
-        name = names[asked]
-        before = examinee.encode(
-            " ".join(f"{n}'s number is {numbers[0][n]}." for n in names[:asked])
-        )
-        block = (len(before) + 6) // 16
+    for place in dice.sample(range(4, 40), 8):
+        name = names[place]
+        block = (len(facts(numbers[0], names[:place])) + 6) // 16
         question = examinee.encode(f"\nQuestion: What is {name}'s number?\nAnswer:")
         prompt = mine[: n_blocks * 16] + question
         decode = examinee.tokenizer.decode
         right = greedy(engine, my_pages, prompt, n_blocks * 16)
         assert decode(right).strip() == numbers[0][name]
         mixed_up = list(my_pages)
-        mixed_up[block] = other_pages[block]
-        mixed_up[block + 1] = other_pages[block + 1]
+        mixed_up[block : block + 2] = other_pages[block : block + 2]
         said = decode(greedy(engine, mixed_up, prompt, n_blocks * 16)).strip()
         wrong_numbers += said != numbers[0][name]
     assert wrong_numbers == 8
 
 
+@pytest.mark.usefixtures("one_thread")
 def test_its_training_runs_and_writes_the_files_of_a_model(tmp_path: Path) -> None:
-    n_threads = torch.get_num_threads()
     train(tmp_path, n_tokens=2048)
-    torch.set_num_threads(n_threads)
     shipped = {path.name for path in demo.FOLDER.iterdir()} - {"README.md"}
     assert {path.name for path in tmp_path.iterdir()} == shipped
     trained = ExaminedModel.load(tmp_path)
     assert trained.encode("Ada") == ExaminedModel.load(demo.FOLDER).encode("Ada")
 
 
+@pytest.mark.usefixtures("one_thread")
 def test_its_training_goes_on_from_earlier_weights(tmp_path: Path) -> None:
-    n_threads = torch.get_num_threads()
     train(tmp_path, 1, Start(demo.FOLDER, shortest=192, longest=192, learning_rate=0.0))
-    torch.set_num_threads(n_threads)
-    before, after = (
-        ExaminedModel.load(folder).model.state_dict() for folder in (demo.FOLDER, tmp_path)
-    )
+    before, after = (ExaminedModel.load(at).model.state_dict() for at in (demo.FOLDER, tmp_path))
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
 

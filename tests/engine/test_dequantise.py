@@ -19,6 +19,7 @@ from halfmoon_engine.checkpoints.dequantise import dequantise
 from halfmoon_engine.load import open_engine
 from halfmoon_models.errors import BrokenCheckpoint, ModelError, UnsupportedModel
 from halfmoon_testing.models.tiny_models import make_tiny_model
+from tests.engine.driver import Driver, open_tiny
 
 transformers: Any = untyped_transformers
 load_file: Any = _load_file
@@ -26,9 +27,11 @@ save_file: Any = _save_file
 WEIGHTS = "model.safetensors"
 PROMPT = [(37 * i + 11) % 300 for i in range(40)]
 BLOCK = 48
+#: What stands in the place of a tensor.
+Pack = Callable[[str, Any], dict[str, Any]]
 
 
-def quantise(folder: Path, make: Callable[[str, Any], dict[str, Any]], **fields: Any) -> Path:
+def quantise(folder: Path, make: Pack, **fields: Any) -> Path:
     """Replace tensors of a tiny model by what `make` gives for each, and say so in config.json."""
     tensors = load_file(folder / WEIGHTS)
     packed = {
@@ -42,10 +45,18 @@ def quantise(folder: Path, make: Callable[[str, Any], dict[str, Any]], **fields:
     return folder
 
 
+def of_projections(pack: Pack) -> Pack:
+    """Pack projections, and leave other tensors as they are."""
+
+    def pack_some(name: str, tensor: Any) -> dict[str, Any]:
+        return pack(name, tensor) if name.endswith("_proj.weight") else {name: tensor}
+
+    return pack_some
+
+
+@of_projections
 def in_blocks(name: str, tensor: Any) -> dict[str, Any]:
     """FP8 with a scale for each block, as DeepSeek and Qwen publish it."""
-    if not name.endswith("_proj.weight"):
-        return {name: tensor}
     rows, columns = (-(-n // BLOCK) for n in tensor.shape)
     scales = torch.zeros(rows, columns)
     whole = torch.zeros_like(tensor)
@@ -57,20 +68,18 @@ def in_blocks(name: str, tensor: Any) -> dict[str, Any]:
     return {name: whole.to(torch.float8_e4m3fn), f"{name}_scale_inv": scales}
 
 
+@of_projections
 def as_a_whole(name: str, tensor: Any) -> dict[str, Any]:
     """FP8 with one scale for each tensor."""
-    if not name.endswith("_proj.weight"):
-        return {name: tensor}
     scale = tensor.abs().max() / 448
     packed = (tensor / scale).to(torch.float8_e4m3fn)
     input_scale = {name.replace(".weight", ".input_scale"): torch.ones(())}
     return {name: packed, f"{name}_scale": scale, **input_scale}
 
 
+@of_projections
 def by_rows(name: str, tensor: Any) -> dict[str, Any]:
     """FP8 with a scale for each row."""
-    if not name.endswith("_proj.weight"):
-        return {name: tensor}
     scales = tensor.abs().amax(dim=1, keepdim=True) / 448
     return {name: (tensor / scales).to(torch.float8_e4m3fn), f"{name}_scale": scales}
 
@@ -109,9 +118,7 @@ def follow(folder: Path, target: Path) -> Path:
     return target
 
 
-def test_mxfp4_is_written_as_transformers_reads_it_and_served(
-    tmp_path: Path, make_driver: Callable[..., Any]
-) -> None:
+def test_mxfp4_is_written_as_transformers_reads_it_and_served(tmp_path: Path) -> None:
     folder = make_tiny_model("gpt_oss", tmp_path / "mxfp4")
     quantise(folder, in_mxfp4, quant_method="mxfp4", modules_to_not_convert=["lm_head"])
     target = follow(folder, tmp_path / "whole")
@@ -124,8 +131,8 @@ def test_mxfp4_is_written_as_transformers_reads_it_and_served(
     written = load_file(target / WEIGHTS)
     for name, tensor in model.state_dict().items():
         assert torch.equal(written[name], tensor), name
-    engine = open_engine(str(target), block_size=16, dtype="float32", device="cpu", threads=1)
-    answer = make_driver(engine, 64).generate(PROMPT, 8)
+    engine = open_tiny(target)
+    answer = Driver(engine, 64).generate(PROMPT, 8)
     assert answer == greedy(model.float(), 8)
 
 
@@ -137,11 +144,8 @@ def test_mxfp4_is_written_as_transformers_reads_it_and_served(
         (by_rows, {"quant_method": "fbgemm_fp8"}),
     ],
 )
-def test_fp8_is_written_in_bfloat16_and_served(
-    pack: Callable[[str, Any], dict[str, Any]],
-    fields: dict[str, Any],
-    tmp_path: Path,
-    make_driver: Callable[..., Any],
+def test_fp8_is_written_whole_and_served(
+    pack: Pack, fields: dict[str, Any], tmp_path: Path
 ) -> None:
     folder = make_tiny_model("llama", tmp_path / "fp8")
     before = load_file(folder / WEIGHTS)
@@ -156,8 +160,8 @@ def test_fp8_is_written_in_bfloat16_and_served(
     config = json.loads((target / "config.json").read_text())
     assert "quantization_config" not in config and config["dtype"] == "bfloat16"
     model = transformers.AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
-    engine = open_engine(str(target), block_size=16, dtype="float32", device="cpu", threads=1)
-    assert make_driver(engine, 64).generate(PROMPT, 8) == greedy(model, 8)
+    engine = open_tiny(target)
+    assert Driver(engine, 64).generate(PROMPT, 8) == greedy(model, 8)
 
 
 def test_shards_and_scales_in_another_shard_are_written_with_their_index(tmp_path: Path) -> None:
@@ -171,7 +175,7 @@ def test_shards_and_scales_in_another_shard_are_written_with_their_index(tmp_pat
         save_file(part, folder / file, {"format": "pt"})
     (folder / f"{WEIGHTS}.index.json").write_text(json.dumps({"weight_map": place}))
     dequantise(folder, tmp_path / "whole")
-    engine = open_engine(str(tmp_path / "whole"), block_size=16, device="cpu", threads=1)
+    engine = open_tiny(tmp_path / "whole")
     assert engine.layout.n_layers == 3
 
 
@@ -188,9 +192,9 @@ def test_what_can_not_be_written_whole_is_refused_and_leaves_nothing(tmp_path: P
             for key, part in parts.items()
         }
 
+    @of_projections
     def in_int4(name: str, tensor: Any) -> dict[str, Any]:
-        packed = name.replace(".weight", ".qweight")
-        return {packed: tensor.int()} if name.endswith("_proj.weight") else {name: tensor}
+        return {name.replace(".weight", ".qweight"): tensor.int()}
 
     cases: list[tuple[Any, type[ModelError], str]] = [
         (without_scales, BrokenCheckpoint, "in FP8 without scales"),

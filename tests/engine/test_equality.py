@@ -1,14 +1,13 @@
 """Greedy float32 output equals transformers' `generate`, whatever the way to it."""
 
 import random
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
-from halfmoon_engine.interface import Draw, Engine, Run
+from halfmoon_engine.interface import Draw, Run
 from halfmoon_protocol.sampling import Sampling, Stopping
 from halfmoon_testing.models.tiny_models import ARCHITECTURES
+from tests.engine.driver import Driver, EngineOf, Reference, prompt_of
 from tests.nightly import by_day
 
 #: More than one chunk of the longest, and many pages.
@@ -36,21 +35,12 @@ CHUNKS = [
 N_NEW = 8
 GREEDY = Draw(Sampling(temperature=0.0))
 
-Reference = Callable[..., list[int]]
-Prompt = Callable[[int], list[int]]
-
 
 @pytest.mark.parametrize(("arch", "block_size", "chunk"), CHUNKS)
 def test_chunked_prefill_and_decode_equal_generate(
-    arch: str,
-    block_size: int,
-    chunk: int,
-    engine_of: Callable[..., Engine],
-    make_driver: Callable[..., Any],
-    reference: Reference,
-    prompt_of: Prompt,
+    arch: str, block_size: int, chunk: int, engine_of: EngineOf, reference: Reference
 ) -> None:
-    driver = make_driver(engine_of(arch, block_size), LONG + 100)
+    driver = Driver(engine_of(arch, block_size), LONG + 100)
     # Token by token or nearly, the long prompt would take thousands of forwards.
     lengths = [n for n in LENGTHS if n <= 250 * chunk]
     for n in lengths:
@@ -61,15 +51,10 @@ def test_chunked_prefill_and_decode_equal_generate(
 @pytest.mark.parametrize("block_size", [16, pytest.param(64, marks=_NIGHT)])
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_a_batch_of_mixed_lengths_and_phases_equals_each_alone(
-    arch: str,
-    block_size: int,
-    engine_of: Callable[..., Engine],
-    make_driver: Callable[..., Any],
-    reference: Reference,
-    prompt_of: Prompt,
+    arch: str, block_size: int, engine_of: EngineOf, reference: Reference
 ) -> None:
     engine = engine_of(arch, block_size)
-    driver = make_driver(engine, sum(LENGTHS) + len(LENGTHS) * (N_NEW + block_size))
+    driver = Driver(engine, sum(LENGTHS) + len(LENGTHS) * (N_NEW + block_size))
     dice = random.Random(7)
     tokens = {n: prompt_of(n) for n in LENGTHS}
     pages = {n: driver.pages_for(n + N_NEW) for n in LENGTHS}
@@ -91,22 +76,17 @@ def test_a_batch_of_mixed_lengths_and_phases_equals_each_alone(
 
 @pytest.mark.parametrize(("arch", "block_size"), ARCHITECTURES_AND_BLOCKS)
 def test_a_prefix_whose_kv_came_from_elsewhere_continues_the_same(
-    arch: str,
-    block_size: int,
-    engine_of: Callable[..., Engine],
-    make_driver: Callable[..., Any],
-    reference: Reference,
-    prompt_of: Prompt,
+    arch: str, block_size: int, engine_of: EngineOf, reference: Reference
 ) -> None:
     engine = engine_of(arch, block_size)
     prompt = prompt_of(LONG)
-    first = make_driver(engine, LONG + 100, seed=1)
+    first = Driver(engine, LONG + 100, seed=1)
     theirs = first.pages_for(LONG)
     engine.forward([Run(prompt, 0, theirs, None)])
     layout = engine.layout
     blocks = [bytes(first.page_bytes(page)) for page in theirs]
 
-    second = make_driver(engine, LONG + 100, seed=2)
+    second = Driver(engine, LONG + 100, seed=2)
     for cached in (block_size, LONG // 512 * 512, LONG - 1):
         ours = second.pages_for(LONG + N_NEW)
         landed = ours[: cached // block_size]
@@ -136,31 +116,25 @@ def test_a_prefix_whose_kv_came_from_elsewhere_continues_the_same(
         second.free(ours)
 
 
-def test_output_depends_on_the_far_past_in_full_attention_only(
-    engine_of: Callable[..., Engine], make_driver: Callable[..., Any], prompt_of: Prompt
-) -> None:
+def test_output_depends_on_the_far_past_in_full_attention_only(engine_of: EngineOf) -> None:
     # Guards the tests above: a model that ignored its context would pass many of them.
     changed = [5, *prompt_of(300)[1:]]
     assert changed != prompt_of(300)
     for arch, should_differ in (("llama", True), ("gemma3", True), ("mistral", False)):
-        driver = make_driver(engine_of(arch), 400)
+        driver = Driver(engine_of(arch), 400)
         same = driver.generate(prompt_of(300), 16) == driver.generate(changed, 16)
         assert same is not should_differ, arch
 
 
 @pytest.mark.parametrize("n_min", [1, 4, N_NEW])
 def test_an_answer_of_at_least_so_many_tokens_is_that_of_min_new_tokens(
-    n_min: int,
-    engine_of: Callable[..., Engine],
-    make_driver: Callable[..., Any],
-    reference: Reference,
-    prompt_of: Prompt,
+    n_min: int, engine_of: EngineOf, reference: Reference
 ) -> None:
     """The model's likeliest tokens are its end tokens here, so each place would end the answer."""
     prompt = prompt_of(30)
     ends = sorted(set(reference("llama", prompt, N_NEW)))
     wanted = reference("llama", prompt, N_NEW, eos_token_id=ends, min_new_tokens=n_min)
     stopping = Stopping(max_new_tokens=N_NEW, stop_token_ids=tuple(ends), min_new_tokens=n_min)
-    driver = make_driver(engine_of("llama"), 100)
+    driver = Driver(engine_of("llama"), 100)
     assert driver.generate(prompt, len(wanted), stopping=stopping) == wanted
     assert not set(wanted[:n_min]) & set(ends)

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from halfmoon_engine.errors import PoolNotAttached
 from halfmoon_engine.fake_engine import FakeEngine, FakeModelSpec, parse_fake_spec
 from halfmoon_engine.interface import Draw, Run
 from halfmoon_models.errors import BadEngineSpec
@@ -112,8 +111,8 @@ def test_bytes_outside_a_sequence_do_not_matter() -> None:
     engine.forward([Run(prompt, 0, [3, 1], None)])
     layout = engine.layout
     for page in (0, 2):
-        pool[page * layout.block_bytes : (page + 1) * layout.block_bytes] = bytes(
-            [255] * layout.block_bytes
+        pool[page * layout.block_bytes : (page + 1) * layout.block_bytes] = (
+            layout.block_bytes * b"\xff"
         )
     first = engine.expected(prompt, 1)[0]
     (second,) = engine.forward([Run([first], 20, [3, 1], Draw(GREEDY))])
@@ -155,18 +154,9 @@ def test_a_spec_names_every_field() -> None:
         "&max_context=99&seed=7&eos=3&dtype=bfloat16"
     )
     assert model == FakeModelSpec(
-        name="tiny",
-        layers=2,
-        kv_heads=1,
-        head_dim=4,
-        vocab=50,
-        step_s=0.5,
-        token_s=1e-5,
-        max_context=99,
-        seed=7,
-        eos=3,
-        dtype="bfloat16",
-    )
+        name="tiny", layers=2, kv_heads=1, head_dim=4, vocab=50, step_s=0.5, token_s=1e-5,
+        max_context=99, seed=7, eos=3, dtype="bfloat16",
+    )  # fmt: skip
     assert parse_fake_spec("fake://tiny?name=other").name == "other"
 
 
@@ -185,34 +175,7 @@ def test_a_bad_spec_is_refused_by_name(spec: str, named: str) -> None:
         parse_fake_spec(spec)
 
 
-def test_a_pool_must_be_writable_and_hold_a_page() -> None:
-    engine = FakeEngine()
-    with pytest.raises(PoolNotAttached):
-        engine.forward([Run([1], 0, [0], None)])
-    with pytest.raises(ValueError, match="read-only"):
-        engine.attach(memoryview(bytes(engine.layout.block_bytes)))
-    with pytest.raises(ValueError, match="holds no page"):
-        engine.attach(memoryview(bytearray(engine.layout.block_bytes - 1)))
-
-
-@pytest.mark.parametrize(
-    ("run", "named"),
-    [
-        (Run([], 0, [0], None), "0 tokens"),
-        (Run([1] * 17, 0, [0], None), "hold 16"),
-        (Run([1], 0, [64], None), "page 64"),
-        (Run([1], 512, range(33), None), "allows 512"),
-    ],
-)
-def test_a_run_outside_of_its_bounds_is_refused(run: Run, named: str) -> None:
-    engine, _ = attached()
-    with pytest.raises(ValueError, match=named):
-        engine.forward([run])
-
-
-def test_a_step_sleeps_its_simulated_seconds_spread_over_the_layers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_step_spreads_its_seconds_over_the_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     monkeypatch.setattr("time.sleep", slept.append)
     engine = FakeEngine(FakeModelSpec(step_s=0.01, token_s=0.001, layers=4))

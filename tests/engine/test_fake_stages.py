@@ -61,12 +61,9 @@ def test_a_ragged_batch_through_stages_draws_each_sequences_own_token() -> None:
     prompts = [list(range(3)), list(range(50, 90)), [7]]
     pages = [[0], [5, 2, 9], [30]]
     engine.forward([Run(prompts[1][:20], 0, pages[1], None)])
+    starts = (0, 20, 0)
     tokens = engine.forward(
-        [
-            Run(prompts[0], 0, pages[0], GREEDY),
-            Run(prompts[1][20:], 20, pages[1], GREEDY),
-            Run(prompts[2], 0, pages[2], GREEDY),
-        ]
+        [Run(p[n:], n, at, GREEDY) for p, n, at in zip(prompts, starts, pages, strict=True)]
     )
     assert tokens == [FakeEngine(MODEL).expected(prompt, 1)[0] for prompt in prompts]
 
@@ -171,8 +168,3 @@ def test_an_engine_of_all_layers_takes_no_activations() -> None:
     engine.attach(memoryview(bytearray(engine.layout.block_bytes)))
     with pytest.raises(ValueError, match="stage 0 of 1 has no incoming"):
         engine.forward([Run([1], 0, [0], None)], activations=StageActivations(rows(0), None))
-
-
-def test_nothing_to_run_is_nothing_at_every_stage() -> None:
-    engine, _ = chain(3)
-    assert engine.forward([]) == []

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,10 +10,11 @@ from halfmoon_engine.checkpoints import fingerprint as module
 from halfmoon_engine.checkpoints.fingerprint import fingerprint
 from halfmoon_models.errors import ModelNotFound
 from halfmoon_testing.models.tiny_models import make_tiny_model
+from tests.engine.driver import Tiny
 
 
 @pytest.fixture
-def copy(tiny: Callable[[str], Path], tmp_path: Path) -> Path:
+def copy(tiny: Tiny, tmp_path: Path) -> Path:
     return Path(shutil.copytree(tiny("llama"), tmp_path / "copy"))
 
 
@@ -25,8 +25,8 @@ def hashed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     return str(request.param)
 
 
-def test_copies_are_equal_and_retrained_models_are_not(
-    hashed: str, tiny: Callable[[str], Path], copy: Path, tmp_path: Path
+def test_copies_are_equal_others_are_not(
+    hashed: str, tiny: Tiny, copy: Path, tmp_path: Path
 ) -> None:
     original = fingerprint(tiny("llama"))
     assert len(original) == 32

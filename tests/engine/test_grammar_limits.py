@@ -4,7 +4,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +18,16 @@ from halfmoon_engine.interface import (
     SequenceState,
     TokenResult,
 )
-from halfmoon_engine.load import open_engine
 from halfmoon_engine.sampling import grammar_masks as grammar_module
 from halfmoon_engine.sampling.grammar_masks import GrammarMasks
 from halfmoon_models.tokenizer.tokenizer_builder import build_tokenizer
 from halfmoon_protocol.sampling import MAX_GRAMMAR_CPU_S, Sampling
 from halfmoon_sandbox import Child
 from halfmoon_testing.models.byte_tokenizer import EOS_TOKEN_IDS
+from tests.engine.driver import Driver, Tiny, open_tiny
 
 PROMPT = list(range(20, 60))
 FREE = Draw(Sampling(temperature=0.0))
-MakeDriver = Callable[..., Any]
 
 
 def _chained(n: int, depth: int) -> str:
@@ -51,10 +50,10 @@ HOSTILE = {
 
 
 @pytest.fixture
-def driver(make_driver: MakeDriver, tiny: Callable[[str], Path]) -> Iterator[Any]:
-    engine: Any = open_engine(str(tiny("llama")), block_size=16, dtype="float32", device="cpu")
+def driver(tiny: Tiny) -> Iterator[Any]:
+    engine = open_tiny(tiny("llama"))
     assert engine._grammars is not None
-    yield make_driver(engine, 4096)
+    yield Driver(engine, 4096)
     engine._grammars.close()
 
 
@@ -100,9 +99,7 @@ def test_a_grammar_that_could_not_be_compiled_in_time_is_not_tried_again(driver:
     assert again == first
 
 
-def test_a_late_token_is_the_one_that_would_have_come_in_time(
-    driver: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_late_token_is_the_one_in_time(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     pages = driver.pages_for(len(PROMPT))
     draw = draw_of('start: "moon" | "sun" | "star"')
     (outcome,) = driver.engine.forward([Run(PROMPT, 0, pages, draw)])
@@ -115,7 +112,7 @@ def test_a_late_token_is_the_one_that_would_have_come_in_time(
 
 
 @pytest.fixture
-def grammars(tiny: Callable[[str], Path]) -> Iterator[GrammarMasks]:
+def grammars(tiny: Tiny) -> Iterator[GrammarMasks]:
     made = GrammarMasks.for_model(build_tokenizer(tiny("llama")).definition, 400, EOS_TOKEN_IDS)
     assert made is not None
     yield made
@@ -135,9 +132,7 @@ def child_of(grammars: GrammarMasks, text: str) -> int:
     return child.pid
 
 
-def test_an_answer_goes_on_when_its_process_is_killed_between_tokens(
-    grammars: GrammarMasks,
-) -> None:
+def test_an_answer_goes_on_when_its_process_is_killed(grammars: GrammarMasks) -> None:
     text = 'start: "a" "b" "c"'
     scratch, history = SequenceState(), list(PROMPT)
     for letter in "abc":
@@ -200,24 +195,21 @@ def test_an_answer_goes_on_when_the_template_is_killed(grammars: GrammarMasks) -
         assert (mask_of(grammars, draw_of(text)) == expected).all()
 
 
-def test_a_limit_of_the_library_itself_is_the_grammars_fault(grammars: GrammarMasks) -> None:
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("start: /((a{1000}){1000}){1000}/", "too many"),
+        ('start: "a" X\nX: /b/ & /c/', "matches no text"),
+    ],
+    ids=["a limit of the library", "a dead end, told in our words"],
+)
+def test_what_ends_an_answer_in_its_middle_is_the_grammars_fault(
+    grammars: GrammarMasks, text: str, words: str
+) -> None:
     history = list(PROMPT)
-    while not isinstance(
-        mask := mask_of(grammars, draw_of("start: /((a{1000}){1000}){1000}/", history)),
-        GrammarFailed,
-    ):
-        history.append(int(mask.nonzero()[0][-1]))
-    assert "too many" in mask.reason
-    assert mask.invalid
-
-
-def test_a_dead_end_in_mid_answer_is_told_in_our_words(grammars: GrammarMasks) -> None:
-    history = list(PROMPT)
-    text = 'start: "a" X\nX: /b/ & /c/'
     while not isinstance(mask := mask_of(grammars, draw_of(text, history)), GrammarFailed):
         history.append(int(mask.nonzero()[0][-1]))
-    assert "matches no text" in mask.reason
-    assert "NoExtension" not in mask.reason
+    assert words in mask.reason and "NoExtension" not in mask.reason
     assert mask.invalid
 
 
@@ -225,10 +217,8 @@ def test_masks_count_against_the_same_budget_as_compiling(
     grammars: GrammarMasks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text, scratch = "start: /[a-z]*/", SequenceState()
-    assert not isinstance(
-        mask_of(grammars, Draw(Sampling(grammar=text), PROMPT, len(PROMPT), state=scratch)),
-        GrammarFailed,
-    )
+    draw = Draw(Sampling(grammar=text), PROMPT, len(PROMPT), state=scratch)
+    assert not isinstance(mask_of(grammars, draw), GrammarFailed)
     following: Any = scratch.value
     assert following.spent_s > 0
     limits: list[float] = []
@@ -241,7 +231,6 @@ def test_masks_count_against_the_same_budget_as_compiling(
 
     monkeypatch.setattr(child, "begin", noted)
     following.spent_s = 1.5
-    draw = Draw(Sampling(grammar=text), PROMPT, len(PROMPT), state=scratch)
     mask_of(grammars, draw)
     assert limits == [pytest.approx(MAX_GRAMMAR_CPU_S - 1.5)]
 

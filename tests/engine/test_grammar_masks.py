@@ -17,10 +17,10 @@ from halfmoon_engine.interface import (
     SequenceState,
     TokenResult,
 )
-from halfmoon_engine.load import open_engine
 from halfmoon_protocol.sampling import Sampling
 from halfmoon_testing.models.byte_tokenizer import EOS_TOKEN_IDS
 from halfmoon_testing.models.tiny_models import make_tiny_model
+from tests.engine.driver import Driver, Tiny, open_tiny
 
 SCHEMA = {
     "type": "object",
@@ -36,17 +36,16 @@ SCHEMA = {
 }
 GRAMMAR = f"start: %json {json.dumps(SCHEMA)}"
 PROMPT = list(range(20, 60))
-MakeDriver = Callable[..., Any]
+TextOf = Callable[[Sequence[int]], str]
 
 
 @pytest.fixture(scope="module")
-def driver(make_driver: MakeDriver, tiny: Callable[[str], Path]) -> Any:
-    engine = open_engine(str(tiny("llama")), block_size=16, dtype="float32", device="cpu")
-    return make_driver(engine, 4096)
+def driver(tiny: Tiny) -> Any:
+    return Driver(open_tiny(tiny("llama")), 4096)
 
 
 @pytest.fixture(scope="module")
-def text_of(tiny: Callable[[str], Path]) -> Callable[[Sequence[int]], str]:
+def text_of(tiny: Tiny) -> TextOf:
     tokenizer = Tokenizer.from_file(str(tiny("llama") / "tokenizer.json"))
     return lambda tokens: str(tokenizer.decode(list(tokens)))
 
@@ -80,22 +79,16 @@ def answer(
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
 @pytest.mark.parametrize("seed", range(4))
 def test_random_weights_write_json_of_the_schema(
-    make_driver: MakeDriver,
-    tmp_path: Path,
-    text_of: Callable[[Sequence[int]], str],
-    seed: int,
-    temperature: float,
+    tmp_path: Path, text_of: TextOf, seed: int, temperature: float
 ) -> None:
     folder = make_tiny_model("qwen3" if seed % 2 else "llama", tmp_path, seed=10 + seed)
-    engine = open_engine(str(folder), block_size=16, dtype="float32", device="cpu")
+    engine = open_tiny(folder)
     sampling = Sampling(temperature=temperature, seed=seed, grammar=GRAMMAR)
-    said = text_of(answer(make_driver(engine, 1024), sampling, scratch=SequenceState()))
+    said = text_of(answer(Driver(engine, 1024), sampling, scratch=SequenceState()))
     jsonschema.validate(json.loads(said), SCHEMA)
 
 
-def test_an_answer_ends_when_it_is_complete_and_not_before(
-    driver: Any, text_of: Callable[[Sequence[int]], str]
-) -> None:
+def test_an_answer_ends_when_it_is_complete_and_not_before(driver: Any, text_of: TextOf) -> None:
     sampling = Sampling(temperature=0.0, grammar='start: "The moon rises"')
     assert text_of(answer(driver, sampling, most=40)) == "The moon rises"
 
@@ -123,12 +116,21 @@ def test_a_matcher_made_anew_goes_on_as_the_kept_one(driver: Any) -> None:
     assert len(kept) > 10
 
 
+def drawn(driver: Any, draws: Sequence[Draw]) -> list[TokenResult | None]:
+    """What each of these chooses behind a prompt of its own, all in one forward."""
+    prompts = [PROMPT[i:] for i in range(len(draws))]
+    pages = [driver.pages_for(len(prompt)) for prompt in prompts]
+    runs = [Run(p, 0, at, d) for p, at, d in zip(prompts, pages, draws, strict=True)]
+    outcomes = chosen(driver.engine, runs)
+    for each in pages:
+        driver.free(each)
+    return outcomes
+
+
 def test_the_same_draw_made_twice_gives_the_same_token(driver: Any) -> None:
-    pages, scratch = driver.pages_for(len(PROMPT) + 1), SequenceState()
-    draw = Draw(Sampling(temperature=0.0, grammar=GRAMMAR), PROMPT, len(PROMPT), state=scratch)
-    once, again = (chosen(driver.engine, [Run(PROMPT, 0, pages, draw)]) for _ in range(2))
-    assert once == again
-    driver.free(pages)
+    sampling = Sampling(temperature=0.0, grammar=GRAMMAR)
+    draw = Draw(sampling, PROMPT, len(PROMPT), state=SequenceState())
+    assert drawn(driver, [draw]) == drawn(driver, [draw])
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -136,44 +138,19 @@ def test_others_of_a_batch_draw_as_they_would_alone(driver: Any, temperature: fl
     free = Draw(Sampling(temperature=temperature, seed=3))
     bound = Draw(Sampling(temperature=0.0, grammar=GRAMMAR), PROMPT, len(PROMPT))
     broken = Draw(Sampling(grammar="start: ("), PROMPT, len(PROMPT))
-    prompts = [PROMPT[i:] for i in range(4)]
-    pages = [driver.pages_for(len(prompt)) for prompt in prompts]
-
-    def drawn(draws: Sequence[Draw]) -> list[TokenResult | None]:
-        runs = zip(prompts, pages, draws, strict=True)
-        return chosen(driver.engine, [Run(p, 0, at, d) for p, at, d in runs])
-
-    alone, mixed = drawn([free] * 4), drawn([free, bound, broken, free])
+    alone, mixed = drawn(driver, [free] * 4), drawn(driver, [free, bound, broken, free])
     assert (mixed[0], mixed[3]) == (alone[0], alone[3])
     assert mixed[1] is not None and mixed[1] != alone[1]
-    for each in pages:
-        driver.free(each)
-
-
-def test_a_grammar_that_does_not_compile_concerns_its_run_alone(driver: Any) -> None:
-    pages = [driver.pages_for(len(PROMPT)) for _ in range(2)]
-    draws = [Draw(Sampling(grammar="start: ("), PROMPT, len(PROMPT)), Draw(Sampling())]
-    runs = [Run(PROMPT, 0, at, draw) for at, draw in zip(pages, draws, strict=True)]
-    broken, free = chosen(driver.engine, runs)
-    assert isinstance(broken, GrammarFailed)
-    assert broken.invalid
-    assert isinstance(free, int)
-    for each in pages:
-        driver.free(each)
+    assert isinstance(mixed[2], GrammarFailed) and mixed[2].invalid
 
 
 def test_an_answer_outside_its_grammar_gets_no_token(driver: Any) -> None:
-    pages = driver.pages_for(len(PROMPT))
-    draw = Draw(Sampling(grammar='start: "{}"'), PROMPT, len(PROMPT) - 1)
-    (outcome,) = chosen(driver.engine, [Run(PROMPT, 0, pages, draw)])
-    assert isinstance(outcome, GrammarFailed)
-    assert not outcome.invalid
-    driver.free(pages)
+    outside = Draw(Sampling(grammar='start: "{}"'), PROMPT, len(PROMPT) - 1)
+    (outcome,) = drawn(driver, [outside])
+    assert isinstance(outcome, GrammarFailed) and not outcome.invalid
 
 
-def test_a_bias_against_what_must_come_changes_nothing(
-    driver: Any, text_of: Callable[[Sequence[int]], str]
-) -> None:
+def test_a_bias_against_what_must_come_changes_nothing(driver: Any, text_of: TextOf) -> None:
     biases = tuple((token, -100.0) for token in range(3, 300))
     sampling = Sampling(temperature=0.0, grammar='start: "moon"', logit_bias=biases)
     assert text_of(answer(driver, sampling, most=20)) == "moon"

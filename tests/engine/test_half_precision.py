@@ -1,6 +1,6 @@
 """In half precision, logits are as near to float32's as those of transformers' own attention."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,11 @@ import transformers as untyped_transformers
 from numpy.typing import NDArray
 
 from halfmoon_engine.attention.kv_pool import TORCH_DTYPES
-from halfmoon_engine.interface import Engine, PromptScoring, Run
+from halfmoon_engine.interface import PromptScoring, Run
 from halfmoon_protocol.kv_layout import DType
 from halfmoon_testing.models.tiny_architectures import TINY_VOCAB_SIZE
 from halfmoon_testing.models.tiny_models import ARCHITECTURES
+from tests.engine.driver import Driver, EngineOf, Tiny, prompt_of
 
 transformers: Any = untyped_transformers
 N_TOKENS = 300
@@ -25,18 +26,13 @@ Logprobs = NDArray[np.float32]
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_logits_are_as_exact_as_those_of_transformers(
-    arch: str,
-    dtype: DType,
-    engine_of: Callable[..., Engine],
-    make_driver: Callable[..., Any],
-    tiny: Callable[[str], Path],
-    prompt_of: Callable[[int], list[int]],
+def test_logits_are_as_exact_as_theirs(
+    arch: str, dtype: DType, engine_of: EngineOf, tiny: Tiny
 ) -> None:
     prompt = prompt_of(N_TOKENS)
     exact = own_logprobs(tiny(arch), torch.float32, prompt)
     theirs = own_logprobs(tiny(arch), TORCH_DTYPES[dtype], prompt)
-    ours = paged_logprobs(make_driver(engine_of(arch, 16, dtype), N_TOKENS), prompt)
+    ours = paged_logprobs(Driver(engine_of(arch, 16, dtype), N_TOKENS), prompt)
     error, allowed = typical_error(ours, exact), typical_error(theirs, exact)
     assert allowed < 0.5 * float(exact.std())
     assert error <= 1.25 * allowed

@@ -1,7 +1,6 @@
 """An engine of all layers lends its layers to stages, which compute the same and copy no weight."""
 
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -9,11 +8,12 @@ import pytest
 import torch
 
 from halfmoon_engine.errors import BadEngineStage
-from halfmoon_engine.interface import Draw, Engine, Run
+from halfmoon_engine.interface import Draw, Run
 from halfmoon_engine.load import open_engine
 from halfmoon_protocol.sampling import Sampling
 from halfmoon_testing.models.tiny_models import ARCHITECTURES
 from tests.engine.chained_engine import ChainedEngine
+from tests.engine.driver import Driver, EngineOf, Reference, Tiny, open_tiny, prompt_of
 
 GREEDY = Draw(Sampling(temperature=0.0))
 
@@ -24,27 +24,19 @@ def lent(whole: Any, n_stages: int = 0) -> ChainedEngine:
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_lent_stages_write_the_kv_and_choose_the_tokens_of_the_engine_that_lends(
-    arch: str,
-    engine_of: Callable[..., Engine],
-    make_driver: Callable[..., Any],
-    prompt_of: Callable[[int], list[int]],
+def test_lent_stages_write_kv_and_choose_tokens_as_their_lender(
+    arch: str, engine_of: EngineOf
 ) -> None:
     whole = engine_of(arch)
-    drivers = [make_driver(engine, 200) for engine in (whole, lent(whole))]
+    drivers = [Driver(engine, 200) for engine in (whole, lent(whole))]
     tokens = [driver.generate(prompt_of(90), 4, chunk=30) for driver in drivers]
     assert tokens[0] == tokens[1]
     assert drivers[0].pool == drivers[1].pool
 
 
-def test_an_engine_and_its_stages_serve_prompts_side_by_side(
-    engine_of: Callable[..., Engine],
-    make_driver: Callable[..., Any],
-    prompt_of: Callable[[int], list[int]],
-    reference: Callable[[str, Sequence[int], int], list[int]],
-) -> None:
+def test_an_engine_and_its_stages_serve_at_once(engine_of: EngineOf, reference: Reference) -> None:
     whole = engine_of("qwen3")
-    alone, in_stages = make_driver(whole, 200), make_driver(lent(whole), 200)
+    alone, in_stages = Driver(whole, 200), Driver(lent(whole), 200)
     for n in (3, 50, 100):
         expected = reference("qwen3", prompt_of(n), 3)
         assert alone.generate(prompt_of(n), 3, chunk=20) == expected
@@ -52,12 +44,10 @@ def test_an_engine_and_its_stages_serve_prompts_side_by_side(
 
 
 @pytest.mark.parametrize("arch", ["llama", "granite", "gpt2", "qwen3_moe", "gemma3"])
-def test_lent_stages_hold_no_memory_of_weights_beside_the_engine_that_lends(
-    arch: str, tiny: Callable[[str], Path], native: Any
+def test_lent_stages_hold_no_weights_beside_their_lenders(
+    arch: str, tiny: Tiny, native: Any
 ) -> None:
-    whole: Any = open_engine(
-        str(tiny(arch)), block_size=16, dtype="float32", device="cpu", threads=1, native=native
-    )
+    whole = open_tiny(tiny(arch), native=native)
     before = dict(weights_of(whole))
     assert sum(before.values()) > 0
     n_stages = whole.layout.n_layers
@@ -68,24 +58,14 @@ def test_lent_stages_hold_no_memory_of_weights_beside_the_engine_that_lends(
     assert weights_of(whole) == before
 
 
-def test_stages_outlive_the_engine_that_lent_them(
-    tiny: Callable[[str], Path],
-    native: Any,
-    make_driver: Callable[..., Any],
-    prompt_of: Callable[[int], list[int]],
-    reference: Callable[[str, Sequence[int], int], list[int]],
-) -> None:
-    stages = lent(
-        open_engine(str(tiny("llama")), block_size=16, dtype="float32", threads=1, native=native)
-    )
-    produced = make_driver(stages, 200).generate(prompt_of(60), 4, chunk=25)
+def test_stages_outlive_their_lender(tiny: Tiny, native: Any, reference: Reference) -> None:
+    stages = lent(open_tiny(tiny("llama"), native=native))
+    produced = Driver(stages, 200).generate(prompt_of(60), 4, chunk=25)
     assert produced == reference("llama", prompt_of(60), 4)
 
 
 @pytest.mark.parametrize("spec", ["fake://tiny?layers=3", "model"])
-def test_a_stage_that_can_not_be_lent_is_refused_by_name(
-    spec: str, engine_of: Callable[..., Engine]
-) -> None:
+def test_a_stage_that_can_not_be_lent_is_refused_by_name(spec: str, engine_of: EngineOf) -> None:
     whole = engine_of("llama") if spec == "model" else open_engine(spec, block_size=16)
     with pytest.raises(BadEngineStage, match=r"n_stages is 4: the model has 3 layers.*at most 3"):
         whole.open_stage(0, 4)

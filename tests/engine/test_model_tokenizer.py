@@ -3,7 +3,6 @@
 import json
 import logging
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,11 @@ from halfmoon_engine.checkpoints.model_tokenizer import check_same_tokens, read_
 from halfmoon_engine.load import open_engine
 from halfmoon_models.errors import ModelError, UnsupportedModel
 from halfmoon_models.tokenizer.tokenizer_builder import build_tokenizer
+from tests.engine.driver import Tiny
 
 
 @pytest.fixture
-def folder(tiny: Callable[[str], Path], tmp_path: Path) -> Path:
+def folder(tiny: Tiny, tmp_path: Path) -> Path:
     """A copy of a tiny model to change."""
     return Path(shutil.copytree(tiny("llama"), tmp_path / "model"))
 
@@ -132,12 +132,3 @@ def _shard(folder: Path, index: dict[str, Any]) -> None:
 def test_an_index_without_usable_metadata_is_loaded(folder: Path, index: dict[str, Any]) -> None:
     _shard(folder, index)
     assert open_engine(str(folder), block_size=16).name == "model"
-
-
-@pytest.mark.parametrize("weight_map", [None, {}, [], {"x": 5}, {"x": ["a"]}, 5])
-def test_an_index_without_a_usable_weight_map_is_refused_by_name(
-    folder: Path, weight_map: Any
-) -> None:
-    _shard(folder, {"weight_map": weight_map})
-    with pytest.raises(ModelError, match=r"model\.safetensors\.index\.json"):
-        open_engine(str(folder), block_size=16)

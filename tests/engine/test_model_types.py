@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from halfmoon_models.errors import ModelError
 from halfmoon_models.model_kinds import check_kind
 from halfmoon_testing.models.byte_tokenizer import train_tokenizer, write_tokenizer
 from halfmoon_testing.models.shrunken_configs import SHRUNKEN_VOCAB_SIZE, shrunken_config
+from tests.engine.driver import Driver
 
 transformers: Any = untyped_transformers
 load_file: Any = _load_file
@@ -108,23 +109,23 @@ def greedy(model: Any) -> list[int]:
     return tokens[N_PROMPT:]
 
 
-def served(folder: Path, make_driver: Callable[..., Any]) -> tuple[list[int], Any]:
+def served(folder: Path) -> tuple[list[int], Any]:
     """The answer of an engine to `PROMPT`, whose keys and values it keeps; and its model."""
     write_tokenizer(train_tokenizer(["a b"], SHRUNKEN_VOCAB_SIZE), folder, max_context=256)
     engine: Any = open_engine(
         str(folder), block_size=16, dtype="float32", device="cpu", threads=1, native="off"
     )
-    answer = make_driver(engine, N_PROMPT + N_NEW).generate(PROMPT, N_NEW, chunk=16)
+    answer = Driver(engine, N_PROMPT + N_NEW).generate(PROMPT, N_NEW, chunk=16)
     return answer, engine._runner._staged.model
 
 
 @pytest.mark.parametrize("kind", SERVED_TEXT)
-def test_text_of_a_multimodal_model_equals_transformers_and_its_towers_are_not_loaded(
-    kind: str, tmp_path: Path, make_driver: Callable[..., Any]
+def test_text_of_a_multimodal_model_equals_transformers_without_towers(
+    kind: str, tmp_path: Path
 ) -> None:
     model = make(kind)
     model.save_pretrained(tmp_path)
-    answer, loaded = served(tmp_path, make_driver)
+    answer, loaded = served(tmp_path)
     assert answer == greedy(model)
     left_out = [part for part in loaded.modules() if isinstance(part, UnusedPart)]
     assert left_out or kind in ("aria_text", "moss_transcribe_diarize")
@@ -140,9 +141,7 @@ def test_a_model_of_this_type_passes_the_probe(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", SPEAKERS)
-def test_of_a_model_that_speaks_the_thinker_is_served(
-    kind: str, tmp_path: Path, make_driver: Callable[..., Any]
-) -> None:
+def test_of_a_model_that_speaks_the_thinker_is_served(kind: str, tmp_path: Path) -> None:
     thinker = make(f"{kind}_thinker")
     whole = transformers.CONFIG_MAPPING[kind]().to_dict()
     whole["thinker_config"] = thinker.config.to_dict()
@@ -152,7 +151,7 @@ def test_of_a_model_that_speaks_the_thinker_is_served(
     named = {f"thinker.{name}": tensor for name, tensor in saved.items()}
     voice = {"talker.codec_head.weight": torch.zeros(2, 2)}
     save_file({**named, **voice}, tmp_path / "model.safetensors", {"format": "pt"})
-    answer, _ = served(tmp_path, make_driver)
+    answer, _ = served(tmp_path)
     assert answer == greedy(thinker)
 
 
@@ -165,9 +164,7 @@ def test_a_model_that_attends_otherwise_is_refused_by_its_type(kind: str) -> Non
 
 
 @pytest.mark.parametrize("kind", NEED_OTHER_INPUTS)
-def test_a_model_that_needs_more_than_text_is_refused_by_its_type(
-    kind: str, tmp_path: Path
-) -> None:
+def test_a_model_that_needs_more_than_text_is_refused(kind: str, tmp_path: Path) -> None:
     make(kind).save_pretrained(tmp_path)
     with pytest.raises(ModelError, match=f"{kind!r} can't be served: .* on text alone .*choose a"):
         open_engine(str(tmp_path), block_size=16, dtype="float32", device="cpu", threads=1)

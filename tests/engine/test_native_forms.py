@@ -3,7 +3,6 @@
 import json
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +11,16 @@ import pytest
 from halfmoon_engine.load import load_engine
 from halfmoon_engine.native.decoder_reader import FAMILIES
 from halfmoon_engine.native.extension import SWITCH, NativeUnavailable
-from halfmoon_engine.paged_engine import PagedEngine
 from halfmoon_models.errors import ModelError
 from halfmoon_protocol.kv_layout import DType
 from halfmoon_testing.models.tiny_models import ARCHITECTURES
+from tests.engine.driver import Driver, EngineOf, Tiny, open_tiny, prompt_of
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_a_model_is_computed_by_what_has_a_form_for_it(
-    arch: str,
-    dtype: DType,
-    native: str,
-    engine_of: Callable[..., PagedEngine],
-    tiny: Callable[[str], Path],
+    arch: str, dtype: DType, native: str, engine_of: EngineOf, tiny: Tiny
 ) -> None:
     kind = json.loads((tiny(arch) / "config.json").read_text())["model_type"]
     by_torch = native == "off" or kind not in FAMILIES
@@ -34,51 +29,36 @@ def test_a_model_is_computed_by_what_has_a_form_for_it(
     assert ("kernels" in description) == (native == "on")
 
 
+def changed(model: Path, tmp_path: Path, **fields: Any) -> Path:
+    folder = shutil.copytree(model, tmp_path / "changed")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **fields}))
+    return folder
+
+
 def test_angles_of_a_context_that_is_no_power_of_two_are_those_of_its_short_factors(
-    tiny: Callable[[str], Path],
-    make_driver: Callable[..., Any],
-    prompt_of: Callable[[int], list[int]],
-    native: str,
-    tmp_path: Path,
+    tiny: Tiny, native: str, tmp_path: Path
 ) -> None:
     """LongRoPE swaps all frequencies beyond its original context."""
-    folder = tmp_path / "phi3"
-    shutil.copytree(tiny("phi3"), folder)
-    config = json.loads((folder / "config.json").read_text())
-    config["original_max_position_embeddings"] = 4500
-    (folder / "config.json").write_text(json.dumps(config))
-    mode: Any = native
+    folder = changed(tiny("phi3"), tmp_path, original_max_position_embeddings=4500)
     answers = []
-    for each in ("off", mode):
-        engine = load_engine(
-            str(folder), block_size=64, dtype="float32", device="cpu", threads=2, native=each
-        )
-        answers.append(make_driver(engine, 4300).generate(prompt_of(4200), 8))
+    for each in ("off", native):
+        engine = open_tiny(folder, block_size=64, threads=2, native=each)
+        answers.append(Driver(engine, 4300).generate(prompt_of(4200), 8))
     assert engine.max_context == 4500
     assert ("kernels" in engine.description) == (native == "on")
     assert answers[0] == answers[1]
 
 
-def test_a_context_too_short_to_compare_both_is_computed_by_torch(
-    tiny: Callable[[str], Path], make_driver: Callable[..., Any], native: str, tmp_path: Path
-) -> None:
-    folder = tmp_path / "qwen3"
-    shutil.copytree(tiny("qwen3"), folder)
-    config = json.loads((folder / "config.json").read_text())
-    config["max_position_embeddings"] = 3
-    (folder / "config.json").write_text(json.dumps(config))
-    mode: Any = native
-    engine = load_engine(
-        str(folder), block_size=16, dtype="float32", device="cpu", threads=2, native=mode
-    )
+def test_a_very_short_context_is_computed_by_torch(tiny: Tiny, native: str, tmp_path: Path) -> None:
+    folder = changed(tiny("qwen3"), tmp_path, max_position_embeddings=3)
+    engine = open_tiny(folder, threads=2, native=native)
     assert engine.max_context == 3
     assert "torch" in engine.description
-    assert len(make_driver(engine, 3).generate([5, 9], 1)) == 1
+    assert len(Driver(engine, 3).generate([5, 9], 1)) == 1
 
 
-def test_an_extension_that_is_asked_for_and_missing_is_one_line(
-    tiny: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_extension_is_one_line(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SWITCH, "1")
     monkeypatch.setitem(sys.modules, "halfmoon_engine_native", None)  # as if it were not there
     with pytest.raises(NativeUnavailable, match="make native") as refused:

@@ -4,6 +4,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -42,52 +44,51 @@ if __name__ == "__main__":
 """
 
 
-def start_rank(server: StepServer, program: str) -> "subprocess.Popen[bytes]":
-    return subprocess.Popen([sys.executable, "-c", program, server.path])
-
-
-def test_hooks_follow_the_layers_of_all_ranks() -> None:
+@contextmanager
+def with_ranks(n: int) -> Iterator[tuple[StepServer, list["subprocess.Popen[bytes]"]]]:
     server = StepServer()
-    ranks = [start_rank(server, OBEDIENT) for _ in range(2)]
-    server.accept(2)
-    calls: list[tuple[str, int]] = []
-    for _ in range(2):
-        server.follow(
-            2, lambda i: calls.append(("before", i)), lambda i: calls.append(("after", i))
-        )
-    assert calls == [("before", 0), ("after", 0), ("before", 1), ("after", 1)] * 2
-
-    def fail(layer: int) -> None:
-        raise ConnectionError("no blocks")
-
-    with pytest.raises(ConnectionError, match="no blocks"):
-        server.follow(2, fail, None)
-    server.follow(2, lambda _: None, None)
-    server.check_alive()
+    folder = Path(server.path).parent
+    assert folder.stat().st_mode & 0o77 == 0
+    command = [sys.executable, "-c", OBEDIENT, server.path]
+    ranks = [subprocess.Popen(command) for _ in range(n)]
+    server.accept(n)
+    assert not folder.exists(), "it stays once all ranks are connected"
+    yield server, ranks
     server.close()
     for rank in ranks:
         rank.kill()
         rank.wait()
 
 
-def test_a_killed_rank_is_named_between_passes_and_in_one() -> None:
-    server = StepServer()
-    ranks = [start_rank(server, OBEDIENT) for _ in range(2)]
-    server.accept(2)
-    server.check_alive()
-    victim = ranks[1]
+def test_hooks_follow_the_layers_of_all_ranks() -> None:
+    calls: list[tuple[str, int]] = []
 
-    def kill(layer: int) -> None:
-        os.kill(victim.pid, signal.SIGKILL)
-        victim.wait()
+    def fail(layer: int) -> None:
+        raise ConnectionError("no blocks")
 
-    with pytest.raises(EngineLost, match=f"rank of process {victim.pid} ended"):
-        server.follow(2, kill, None)
-    with pytest.raises(EngineLost, match=f"rank of process {victim.pid} ended"):
+    with with_ranks(2) as (server, _):
+        for _ in range(2):
+            server.follow(
+                2, lambda i: calls.append(("before", i)), lambda i: calls.append(("after", i))
+            )
+        assert calls == [("before", 0), ("after", 0), ("before", 1), ("after", 1)] * 2
+        with pytest.raises(ConnectionError, match="no blocks"):
+            server.follow(2, fail, None)
+        server.follow(2, lambda _: None, None)
         server.check_alive()
-    server.close()
-    ranks[0].kill()
-    ranks[0].wait()
+
+
+def test_a_killed_rank_is_named_between_passes_and_in_one() -> None:
+    with with_ranks(2) as (server, (_, victim)):
+        server.check_alive()
+
+        def kill(layer: int) -> None:
+            os.kill(victim.pid, signal.SIGKILL)
+            victim.wait()
+
+        for find in (lambda: server.follow(2, kill, None), server.check_alive):
+            with pytest.raises(EngineLost, match=f"rank of process {victim.pid} ended"):
+                find()
 
 
 def test_a_rank_ends_with_its_engine_whatever_it_does(tmp_path: Path) -> None:
@@ -99,15 +100,3 @@ def test_a_rank_ends_with_its_engine_whatever_it_does(tmp_path: Path) -> None:
     engine.kill()
     engine.wait()
     rank.wait(timeout=60)
-
-
-def test_no_folder_stays_once_all_ranks_are_connected() -> None:
-    server = StepServer()
-    folder = Path(server.path).parent
-    assert folder.stat().st_mode & 0o77 == 0
-    rank = start_rank(server, OBEDIENT)
-    server.accept(1)
-    assert not folder.exists()
-    server.close()
-    rank.kill()
-    rank.wait()

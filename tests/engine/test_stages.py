@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,7 @@ import transformers as untyped_transformers
 
 from halfmoon_engine.checkpoints import torch_loader
 from halfmoon_engine.errors import BadEngineStage
-from halfmoon_engine.interface import Draw, Engine, Run, StageActivations
-from halfmoon_engine.load import open_engine
+from halfmoon_engine.interface import Draw, Run, StageActivations
 from halfmoon_engine.stages.model_cut import cut_model, stage_of
 from halfmoon_engine.stages.stage_checks import cut_layers
 from halfmoon_engine.stages.stage_model import StageModel
@@ -23,18 +22,16 @@ from halfmoon_protocol.sampling import Sampling
 from halfmoon_testing.models.tiny_architectures import COMMON, TINY_ARCHITECTURES
 from halfmoon_testing.models.tiny_models import ARCHITECTURES
 from tests.engine.chained_engine import ChainedEngine
+from tests.engine.driver import Driver, EngineOf, Reference, Tiny, open_tiny, prompt_of
 
 transformers: Any = untyped_transformers
 
 GREEDY = Draw(Sampling(temperature=0.0))
 N_NEW = 4
 
-Reference = Callable[[str, Sequence[int], int], list[int]]
-Prompt = Callable[[int], list[int]]
-
 
 @pytest.fixture(scope="module")
-def chain_of(tiny: Callable[[str], Path], native: str) -> Callable[..., Any]:
+def chain_of(tiny: Tiny, native: str) -> Callable[..., Any]:
     """All stages of a tiny model, one layer each or so many stages, remembered."""
     known: dict[tuple[str, int], ChainedEngine] = {}
 
@@ -49,30 +46,15 @@ def chain_of(tiny: Callable[[str], Path], native: str) -> Callable[..., Any]:
     return load
 
 
-def open_stage(
-    folder: Path, index: int, n_stages: int, native: Any = "off", dtype: Any = "float32"
-) -> Any:
-    return open_engine(
-        str(folder),
-        block_size=16,
-        dtype=dtype,
-        device="cpu",
-        threads=1,
-        native=native,
-        stage_index=index,
-        n_stages=n_stages,
-    )
+def open_stage(folder: Path, index: int, n_stages: int, native: Any = "off", **more: Any) -> Any:
+    return open_tiny(folder, native=native, stage_index=index, n_stages=n_stages, **more)
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_a_prompt_in_chunks_through_stages_equals_generate(
-    arch: str,
-    chain_of: Callable[..., Any],
-    make_driver: Callable[..., Any],
-    reference: Reference,
-    prompt_of: Prompt,
+    arch: str, chain_of: Callable[..., Any], reference: Reference
 ) -> None:
-    driver = make_driver(chain_of(arch), 200)
+    driver = Driver(chain_of(arch), 200)
     for n in (1, 17, 100):
         produced = driver.generate(prompt_of(n), N_NEW, chunk=13)
         assert produced == reference(arch, prompt_of(n), N_NEW), f"a prompt of {n} tokens"
@@ -80,18 +62,14 @@ def test_a_prompt_in_chunks_through_stages_equals_generate(
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_a_ragged_batch_through_stages_writes_the_kv_of_one_engine(
-    arch: str,
-    chain_of: Callable[..., Any],
-    engine_of: Callable[..., Engine],
-    make_driver: Callable[..., Any],
-    prompt_of: Prompt,
+    arch: str, chain_of: Callable[..., Any], engine_of: EngineOf
 ) -> None:
     whole, chained = engine_of(arch), chain_of(arch)
     assert chained.layout == whole.layout
     pools: list[bytes] = []
     tokens: list[Any] = []
     for engine in (whole, chained):
-        driver = make_driver(engine, 200)
+        driver = Driver(engine, 200)
         pages = {n: driver.pages_for(n) for n in (3, 40, 90)}
         first = [Run(prompt_of(n)[: n // 2], 0, pages[n], None) for n in pages]
         rest = [Run(prompt_of(n)[n // 2 :], n // 2, pages[n], GREEDY) for n in pages]
@@ -105,19 +83,14 @@ def test_a_ragged_batch_through_stages_writes_the_kv_of_one_engine(
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_stages_continue_a_prefix_whose_kv_came_from_one_engine(
-    arch: str,
-    chain_of: Callable[..., Any],
-    engine_of: Callable[..., Engine],
-    make_driver: Callable[..., Any],
-    reference: Reference,
-    prompt_of: Prompt,
+    arch: str, chain_of: Callable[..., Any], engine_of: EngineOf, reference: Reference
 ) -> None:
     whole, chained = engine_of(arch), chain_of(arch)
     prompt, layout = prompt_of(100), whole.layout
-    theirs = make_driver(whole, 100, seed=1)
+    theirs = Driver(whole, 100, seed=1)
     their_pages = theirs.pages_for(100)
     whole.forward([Run(prompt, 0, their_pages, None)])
-    ours = make_driver(chained, 120, seed=2)
+    ours = Driver(chained, 120, seed=2)
     pages = ours.pages_for(100 + N_NEW)
 
     def land(layer: int) -> None:
@@ -131,61 +104,40 @@ def test_stages_continue_a_prefix_whose_kv_came_from_one_engine(
     assert tokens == reference(arch, prompt, N_NEW)
 
 
-@pytest.mark.parametrize("arch", ["gemma3", "cohere2", "gpt_oss"])
+@pytest.mark.parametrize(
+    ("arch", "n_layers"),
+    [*((arch, [1, 3]) for arch in ("gemma3", "cohere2", "gpt_oss")),
+     *((arch, [1, 2]) for arch in ("llama", "gpt2", "qwen3_moe"))],
+)  # fmt: skip
 def test_stages_of_several_layers_equal_generate(
-    arch: str,
-    chain_of: Callable[..., Any],
-    make_driver: Callable[..., Any],
-    reference: Reference,
-    prompt_of: Prompt,
+    arch: str, n_layers: list[int], chain_of: Callable[..., Any], reference: Reference
 ) -> None:
     chained = chain_of(arch, 2)
-    assert [each.stage.n_layers for each in chained.stages] == [1, 3]
-    produced = make_driver(chained, 200).generate(prompt_of(100), N_NEW, chunk=40)
-    assert produced == reference(arch, prompt_of(100), N_NEW)
-
-
-@pytest.mark.parametrize("arch", ["llama", "gpt2", "qwen3_moe"])
-def test_stages_of_a_model_whose_layers_do_not_divide_equal_generate(
-    arch: str,
-    chain_of: Callable[..., Any],
-    make_driver: Callable[..., Any],
-    reference: Reference,
-    prompt_of: Prompt,
-) -> None:
-    chained = chain_of(arch, 2)
-    assert [each.stage.n_layers for each in chained.stages] == [1, 2]
-    produced = make_driver(chained, 200).generate(prompt_of(100), N_NEW, chunk=40)
+    assert [each.stage.n_layers for each in chained.stages] == n_layers
+    produced = Driver(chained, 200).generate(prompt_of(100), N_NEW, chunk=40)
     assert produced == reference(arch, prompt_of(100), N_NEW)
 
 
 @pytest.mark.parametrize("arch", ["llama", "gemma2", "granite"])
 def test_stages_in_half_precision_write_the_kv_of_one_engine(
-    arch: str,
-    tiny: Callable[[str], Path],
-    native: Any,
-    engine_of: Callable[..., Engine],
-    make_driver: Callable[..., Any],
-    prompt_of: Prompt,
+    arch: str, tiny: Tiny, native: Any, engine_of: EngineOf
 ) -> None:
     whole = engine_of(arch, dtype="bfloat16")
     n_stages = whole.layout.n_layers
     stages = [
-        open_stage(tiny(arch), index, n_stages, native, "bfloat16") for index in range(n_stages)
+        open_stage(tiny(arch), index, n_stages, native, dtype="bfloat16")
+        for index in range(n_stages)
     ]
-    drivers = [make_driver(engine, 200) for engine in (whole, ChainedEngine(stages))]
+    drivers = [Driver(engine, 200) for engine in (whole, ChainedEngine(stages))]
     tokens = [driver.generate(prompt_of(100), N_NEW, chunk=30) for driver in drivers]
     assert tokens[0] == tokens[1]
     assert drivers[0].pool == drivers[1].pool
 
 
 def test_a_long_chunk_through_stages_writes_the_kv_of_one_engine(
-    chain_of: Callable[..., Any],
-    engine_of: Callable[..., Engine],
-    make_driver: Callable[..., Any],
-    prompt_of: Prompt,
+    chain_of: Callable[..., Any], engine_of: EngineOf
 ) -> None:
-    drivers = [make_driver(engine, 1600) for engine in (engine_of("llama"), chain_of("llama"))]
+    drivers = [Driver(engine, 1600) for engine in (engine_of("llama"), chain_of("llama"))]
     tokens = [driver.generate(prompt_of(1500), 1, chunk=1500) for driver in drivers]
     assert tokens[0] == tokens[1]
     assert drivers[0].pool == drivers[1].pool
@@ -195,8 +147,8 @@ def test_a_long_chunk_through_stages_writes_the_kv_of_one_engine(
 
 
 @pytest.mark.parametrize("arch", ["llama", "granite", "gpt2", "qwen3_moe"])
-def test_a_stage_has_memory_for_its_own_layers_only(
-    arch: str, tiny: Callable[[str], Path], caplog: pytest.LogCaptureFixture
+def test_a_stage_holds_its_own_layers(
+    arch: str, tiny: Tiny, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     whole = parameters_of(open_stage(tiny(arch), 0, 1))
@@ -225,9 +177,7 @@ def layer_of(name: str) -> int | None:
     return next((int(part) for part in name.split(".") if part.isdigit()), None)
 
 
-def test_all_stages_name_the_same_model(
-    chain_of: Callable[..., Any], engine_of: Callable[..., Engine]
-) -> None:
+def test_all_stages_name_the_same_model(chain_of: Callable[..., Any], engine_of: EngineOf) -> None:
     whole, stages = engine_of("llama"), chain_of("llama").stages
     assert {each.layout for each in stages} == {whole.layout}
     assert {each.name for each in stages} == {whole.name}
@@ -241,7 +191,7 @@ def test_all_stages_name_the_same_model(
 
 
 def test_more_stages_than_layers_are_refused_before_weights_are_read(
-    tiny: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch_loader, "_load", lambda *_: pytest.fail("weights were read"))
     with pytest.raises(BadEngineStage, match=r"n_stages is 4: the model has 3 layers.*at most 3"):

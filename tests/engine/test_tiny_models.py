@@ -1,7 +1,5 @@
 """Tiny models can show a fault: each of their weights matters, and so does the context."""
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,14 +7,13 @@ import torch
 import transformers as untyped_transformers
 
 from halfmoon_testing.models.tiny_models import ARCHITECTURES
+from tests.engine.driver import Tiny, prompt_of
 
 transformers: Any = untyped_transformers
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_a_model_without_one_of_its_weights_is_another_model(
-    arch: str, tiny: Callable[[str], Path], prompt_of: Callable[[int], Sequence[int]]
-) -> None:
+def test_a_model_without_one_of_its_weights_is_another_model(arch: str, tiny: Tiny) -> None:
     torch.set_num_threads(1)
     model = transformers.AutoModelForCausalLM.from_pretrained(
         tiny(arch), attn_implementation="eager"

@@ -1,7 +1,6 @@
 """Log probabilities: those of transformers' own forward, in any batch, changing no draw."""
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from halfmoon_engine.sampling.sampler import choose_tokens
 from halfmoon_engine.sampling.token_logprobs import compute_logprobs, report_prompt_logprobs
 from halfmoon_protocol.logprobs import TokenScore
 from halfmoon_protocol.sampling import Sampling
+from tests.engine.driver import Driver, EngineOf, Tiny, prompt_of
 
 SCORED = Sampling(temperature=0.0, logprobs=2)
 
@@ -40,15 +40,8 @@ def run_scored(
 
 @pytest.mark.parametrize("chunk", [1, 7, 64])
 @pytest.mark.parametrize("arch", ["qwen3", "gemma2"])
-def test_scores_are_those_of_transformers(
-    arch: str,
-    chunk: int,
-    tiny: Callable[[str], Path],
-    engine_of: Callable[..., Engine],
-    make_driver: Callable[..., Any],
-    prompt_of: Callable[[int], list[int]],
-) -> None:
-    driver, prompt = make_driver(engine_of(arch, 16), 200), prompt_of(40)
+def test_scores_are_transformers(arch: str, chunk: int, tiny: Tiny, engine_of: EngineOf) -> None:
+    driver, prompt = Driver(engine_of(arch, 16), 200), prompt_of(40)
     told, first, token = run_scored(driver.engine, driver.pages_for(60), prompt, chunk)
     model: Any = AutoModelForCausalLM.from_pretrained(tiny(arch), dtype=torch.float32)
     with torch.inference_mode():
@@ -61,21 +54,17 @@ def test_scores_are_those_of_transformers(
     assert first.top[0] == (token, first.logprob)
 
 
-def test_a_fake_engine_scores_as_well_and_draws_the_same(
-    make_driver: Callable[..., Any],
-) -> None:
+def test_a_fake_engine_scores_as_well_and_draws_the_same() -> None:
     engine = open_engine("fake://tiny?vocab=100", block_size=16)
-    driver = make_driver(engine, 200)
+    driver = Driver(engine, 200)
     told, first, token = run_scored(engine, driver.pages_for(60), list(range(40)), 16)
     assert len(told) == 39
     assert first.top[0] == (token, first.logprob)
     assert driver.generate(list(range(40)), 1) == [token]
 
 
-def test_more_tokens_to_score_than_there_are_is_refused(
-    make_driver: Callable[..., Any],
-) -> None:
-    driver = make_driver(open_engine("fake://tiny", block_size=16), 64)
+def test_more_tokens_to_score_than_there_are_is_refused() -> None:
+    driver = Driver(open_engine("fake://tiny", block_size=16), 64)
     scoring = PromptScoring([2, 3], 0, lambda _: None)
     with pytest.raises(ValueError, match="1 tokens and 2 to score"):
         driver.engine.forward([Run([1], 0, driver.pages_for(1), None, scoring=scoring)])

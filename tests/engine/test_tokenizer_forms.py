@@ -40,6 +40,9 @@ def folder(byte_folder: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(byte_folder, tmp_path / "model"))
 
 
+LLAMA = {"model_type": "llama"}
+
+
 def write(folder: Path, name: str, content: Any) -> None:
     (folder / name).write_text(content if isinstance(content, str) else json.dumps(content))
 
@@ -59,8 +62,8 @@ def assert_equal(folder: Path) -> None:
             expected = theirs(text, add_special_tokens=adds)["input_ids"]
             assert ours.fast.encode(text, add_special_tokens=adds).ids == expected, text
     assert ours.fast.get_vocab() == theirs.get_vocab()
-    added = {i: repr(t) for i, t in ours.fast.get_added_tokens_decoder().items()}
-    assert added == {i: repr(t) for i, t in theirs.added_tokens_decoder.items()}
+    flags = {i: repr(t) for i, t in ours.fast.get_added_tokens_decoder().items()}
+    assert flags == {i: repr(t) for i, t in theirs.added_tokens_decoder.items()}
     assert ours.special_tokens == theirs.special_tokens_map
 
 
@@ -73,101 +76,72 @@ def typed(content: str, **flags: bool) -> dict[str, Any]:
     return {"__type": "AddedToken", **token(content, **flags)}
 
 
+def config(**content: Any) -> dict[str, Any]:
+    return {"tokenizer_config.json": content}
+
+
+def token_map(**content: Any) -> dict[str, Any]:
+    return {"special_tokens_map.json": content}
+
+
+def added(**tokens: int) -> dict[str, Any]:
+    return {"added_tokens.json": {f"<|{name}|>": index for name, index in tokens.items()}}
+
+
+_DECODER = {
+    "0": token("<|endoftext|>", special=True),
+    "900": token("<|new|>", special=True),
+    "901": token("<|named|>", lstrip=True, rstrip=True),
+    "902": token("<|word|>", single_word=True, normalized=True),
+}
+_OTHER_FLAGS = {"2": token("<|im_end|>", rstrip=True, special=False)}
+_ENDS = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
+_VAINLY = {"add_bos_token": True, "add_eos_token": True, "add_prefix_space": True}
+_ROLES = {"eos_token": typed("</s>", lstrip=True, special=True), "unk_token": None}
+_TWO = ["<|new|>", "<|named|>"]
+_MIXED = [{"content": "<|new|>", "lstrip": True}, "<|word|>"]
+_IMAGE = {"image_token": "<image>"}
 #: Files of folders whose tokens stand outside of tokenizer.json.
 _SMALL_FILES: dict[str, dict[str, Any]] = {
-    "decoder": {
-        "tokenizer_config.json": {
-            "added_tokens_decoder": {
-                "0": token("<|endoftext|>", special=True),
-                "900": token("<|new|>", special=True),
-                "901": token("<|named|>", lstrip=True, rstrip=True),
-                "902": token("<|word|>", single_word=True, normalized=True),
-            }
-        }
-    },
-    "additional list": {
-        "tokenizer_config.json": {"additional_special_tokens": ["<|new|>", "<|named|>"]}
-    },
-    "additional typed": {
-        "tokenizer_config.json": {"additional_special_tokens": [typed("<|new|>", rstrip=True)]}
-    },
-    "extra list": {
-        "tokenizer_config.json": {
-            "extra_special_tokens": ["<|new|>", typed("<|word|>", single_word=True)]
-        }
-    },
-    "extra by role": {
-        "tokenizer_config.json": {
-            "extra_special_tokens": {"image_token": "<image>", "new_token": "<|new|>"}
-        }
-    },
-    "extra by role beside additional": {
-        "tokenizer_config.json": {
-            "extra_special_tokens": {"image_token": "<image>"},
-            "additional_special_tokens": ["<|new|>"],
-        }
-    },
-    "roles of its own": {
-        "tokenizer_config.json": {"image_token": "<image>", "eos_token": "<|im_end|>"}
-    },
-    "roles": {
-        "tokenizer_config.json": {
-            "bos_token": "<s>",
-            "eos_token": typed("</s>", lstrip=True, special=True),
-            "unk_token": None,
-            "pad_token": "<|new|>",
-        }
-    },
-    "added file": {"added_tokens.json": {"<|named|>": 401, "<|new|>": 400}},
+    "decoder": config(added_tokens_decoder=_DECODER),
+    "additional list": config(additional_special_tokens=_TWO),
+    "additional typed": config(additional_special_tokens=[typed("<|new|>", rstrip=True)]),
+    "extra list": config(extra_special_tokens=["<|new|>", typed("<|word|>", single_word=True)]),
+    "extra by role": config(extra_special_tokens={**_IMAGE, "new_token": "<|new|>"}),
+    "extra by role beside additional": config(
+        extra_special_tokens=_IMAGE, additional_special_tokens=["<|new|>"]
+    ),
+    "roles of its own": config(**_IMAGE, eos_token="<|im_end|>"),
+    "roles": config(bos_token="<s>", **_ROLES, pad_token="<|new|>"),
+    "added file": added(named=401, new=400),
     "added file with roles": {
-        "added_tokens.json": {"<|named|>": 401, "<|new|>": 400, "<|im_end|>": 2},
-        "special_tokens_map.json": {"eos_token": "<|im_end|>", "pad_token": "<|new|>"},
+        **added(named=401, new=400, im_end=2),
+        **token_map(eos_token="<|im_end|>", pad_token="<|new|>"),
     },
-    "map": {
-        "special_tokens_map.json": {
-            "bos_token": "<s>",
-            "eos_token": token("</s>", lstrip=True),
-            "additional_special_tokens": ["<|new|>", "<|named|>"],
-        }
-    },
+    "map": token_map(
+        bos_token="<s>", eos_token=token("</s>", lstrip=True), additional_special_tokens=_TWO
+    ),
     "map of objects": {
-        "special_tokens_map.json": {
-            "extra_special_tokens": [{"content": "<|new|>", "lstrip": True}, "<|word|>"]
-        },
-        "tokenizer_config.json": {"extra_special_tokens": ["<|named|>"]},
+        **token_map(extra_special_tokens=_MIXED),
+        **config(extra_special_tokens=["<|named|>"]),
     },
-    "map by role": {
-        "special_tokens_map.json": {"extra_special_tokens": {"image_token": "<image>"}}
-    },
+    "map by role": token_map(extra_special_tokens=_IMAGE),
     "map that a decoder hides": {
-        "special_tokens_map.json": {"pad_token": "<|named|>"},
-        "tokenizer_config.json": {"added_tokens_decoder": {"400": token("<|new|>")}},
+        **token_map(pad_token="<|named|>"),
+        **config(added_tokens_decoder={"400": token("<|new|>")}),
     },
-    "other flags than in tokenizer.json": {
-        "tokenizer_config.json": {
-            "added_tokens_decoder": {"2": token("<|im_end|>", rstrip=True, special=False)},
-            "eos_token": "<|im_end|>",
-        }
-    },
-    "ends asked for in vain": {
-        "tokenizer_config.json": {
-            "bos_token": "<|im_start|>",
-            "eos_token": "<|im_end|>",
-            "add_bos_token": True,
-            "add_eos_token": True,
-            "add_prefix_space": True,
-        }
-    },
-    "special tokens split": {"tokenizer_config.json": {"split_special_tokens": True}},
+    "other flags than in tokenizer.json": config(
+        added_tokens_decoder=_OTHER_FLAGS, eos_token="<|im_end|>"
+    ),
+    "ends asked for in vain": config(**_ENDS, **_VAINLY),
+    "special tokens split": config(split_special_tokens=True),
 }
 
 
 @pytest.mark.parametrize("name", _SMALL_FILES)
 @pytest.mark.parametrize("class_name", ["PreTrainedTokenizerFast", "Qwen2Tokenizer"])
-def test_tokens_of_the_small_files_are_those_of_transformers(
-    folder: Path, name: str, class_name: str
-) -> None:
-    write(folder, "config.json", {"model_type": "llama"})
+def test_tokens_of_small_files_are_transformers(folder: Path, name: str, class_name: str) -> None:
+    write(folder, "config.json", LLAMA)
     for file, content in _SMALL_FILES[name].items():
         write(folder, file, content)
     path = folder / "tokenizer_config.json"
@@ -202,14 +176,10 @@ def _llama2(content: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("model_type", "prefix", "legacy"),
     [
-        ("llama", None, None),
-        ("llama", True, True),
-        ("llama", True, False),
-        ("llama", False, True),
-        ("mistral", None, None),
-        ("phi3", False, None),
+        ("llama", None, None), ("llama", True, True), ("llama", True, False),
+        ("llama", False, True), ("mistral", None, None), ("phi3", False, None),
     ],
-)
+)  # fmt: skip
 def test_a_llama_tokenizer_prefixes_spaces_as_transformers_does(
     folder: Path, model_type: str, prefix: bool | None, legacy: bool | None
 ) -> None:
@@ -226,7 +196,7 @@ def test_a_llama_tokenizer_prefixes_spaces_as_transformers_does(
 )
 def test_other_classes_with_byte_tokens(folder: Path, class_name: str) -> None:
     edit(folder, _llama2)
-    write(folder, "config.json", {"model_type": "llama"})
+    write(folder, "config.json", LLAMA)
     write(folder, "tokenizer_config.json", {"tokenizer_class": class_name})
     assert_equal(folder)
 
@@ -234,30 +204,17 @@ def test_other_classes_with_byte_tokens(folder: Path, class_name: str) -> None:
 @pytest.mark.parametrize(
     ("model_type", "class_name"),
     [
-        ("llama", "PreTrainedTokenizerFast"),
-        ("llama", "LlamaTokenizer"),
-        ("llama", "BloomTokenizerFast"),
-        ("qwen2", "LlamaTokenizer"),
-        ("qwen3", "Qwen2Tokenizer"),
-        ("qwen3", "Qwen2TokenizerFast"),
-        ("qwen3", "PreTrainedTokenizerFast"),
-        ("qwen3_5_text", "Qwen2Tokenizer"),
-        ("qwen3_5_text", "Qwen3_5Tokenizer"),
-        ("gpt2", "GPT2Tokenizer"),
-        ("gpt2", ""),
-        ("phi", "CodeGenTokenizer"),
-        ("gpt_neox", "GPTNeoXTokenizer"),
-        ("gpt_neox", ""),
-        ("cohere", "CohereTokenizerFast"),
-        ("olmo2", "GPT2Tokenizer"),
-        ("starcoder2", ""),
-        ("glm4", "ChatGLM4Tokenizer"),
-        ("minimax_m2", "GPT2Tokenizer"),
-        ("gpt_oss", "PreTrainedTokenizerFast"),
-        ("gpt_oss", ""),
+        ("llama", "PreTrainedTokenizerFast"), ("llama", "LlamaTokenizer"),
+        ("llama", "BloomTokenizerFast"), ("qwen2", "LlamaTokenizer"), ("qwen3", "Qwen2Tokenizer"),
+        ("qwen3", "Qwen2TokenizerFast"), ("qwen3", "PreTrainedTokenizerFast"),
+        ("qwen3_5_text", "Qwen2Tokenizer"), ("qwen3_5_text", "Qwen3_5Tokenizer"),
+        ("gpt2", "GPT2Tokenizer"), ("gpt2", ""), ("phi", "CodeGenTokenizer"),
+        ("gpt_neox", "GPTNeoXTokenizer"), ("gpt_neox", ""), ("cohere", "CohereTokenizerFast"),
+        ("olmo2", "GPT2Tokenizer"), ("starcoder2", ""), ("glm4", "ChatGLM4Tokenizer"),
+        ("minimax_m2", "GPT2Tokenizer"), ("gpt_oss", "PreTrainedTokenizerFast"), ("gpt_oss", ""),
         ("smollm3", "TokenizersBackend"),
     ],
-)
+)  # fmt: skip
 def test_the_class_decides_about_words(folder: Path, model_type: str, class_name: str) -> None:
     def strange(content: dict[str, Any]) -> None:
         content["normalizer"] = {"type": "Lowercase"}
@@ -273,15 +230,13 @@ def test_the_class_decides_about_words(folder: Path, model_type: str, class_name
 
 @pytest.mark.parametrize("class_name", ["Qwen2Tokenizer", "GPT2Tokenizer", "GPTNeoXTokenizer"])
 @pytest.mark.parametrize("ends", [{}, {"add_bos_token": True}, {"add_eos_token": True}])
-def test_a_vocabulary_and_its_merges_are_enough(
-    folder: Path, class_name: str, ends: Mapping[str, Any]
-) -> None:
+def test_vocabulary_and_merges_do(folder: Path, class_name: str, ends: Mapping[str, Any]) -> None:
     model = json.loads((folder / "tokenizer.json").read_text())["model"]
     (folder / "tokenizer.json").unlink()
     write(folder, "vocab.json", model["vocab"])
     merges = "".join(f"{left} {right}\n" for left, right in model["merges"])
     write(folder, "merges.txt", f"#version: 0.2\n{merges}")
-    write(folder, "config.json", {"model_type": "llama"})
+    write(folder, "config.json", LLAMA)
     config = {"tokenizer_class": class_name, "bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
     write(folder, "tokenizer_config.json", {**config, **ends})
     write(folder, "added_tokens.json", {"<|new|>": 400})
@@ -361,17 +316,15 @@ def test_mistrals_regex_is_mended_where_the_config_asks(
 @pytest.mark.parametrize(
     "files",
     [
-        {"tokenizer_config.json": {"added_tokens_decoder": {"x": {}}}},
-        {"tokenizer_config.json": {"added_tokens_decoder": {"1": 5}}},
-        {"tokenizer_config.json": {"added_tokens_decoder": {"1": {"content": 5}}}},
-        {"tokenizer_config.json": {"added_tokens_decoder": []}},
-        {"tokenizer_config.json": {"extra_special_tokens": 5}},
-        {"tokenizer_config.json": {"extra_special_tokens": [5]}},
-        {"tokenizer_config.json": {"extra_special_tokens": {"x_token": 5}}},
-        {"tokenizer_config.json": {"eos_token": 5}},
-        {"tokenizer_config.json": {"additional_special_tokens": "x"}},
+        *(
+            config(added_tokens_decoder=wrong)
+            for wrong in ({"x": {}}, {"1": 5}, {"1": {"content": 5}}, [])
+        ),
+        *(config(extra_special_tokens=wrong) for wrong in (5, [5], {"x_token": 5})),
+        config(eos_token=5),
+        config(additional_special_tokens="x"),
         {"added_tokens.json": {"x": "y"}},
-        {"special_tokens_map.json": {"eos_token": {}}},
+        token_map(eos_token={}),
     ],
 )
 def test_what_is_no_token_is_named_with_its_folder(folder: Path, files: dict[str, Any]) -> None:
@@ -390,7 +343,7 @@ def test_a_further_tokenizer_file_elsewhere_is_refused(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ["tokenizer.model", "vocab.json", "tiktoken.model"])
 def test_a_tokenizer_of_a_kind_that_is_not_read_is_named(tmp_path: Path, name: str) -> None:
-    write(tmp_path, "config.json", {"model_type": "llama"})
+    write(tmp_path, "config.json", LLAMA)
     write(tmp_path, name, {})
     with pytest.raises(ModelError, match=rf"its {name} is .*save_pretrained"):
         build_tokenizer(tmp_path)

@@ -63,9 +63,7 @@ def test_likely_tokens_are_those_of_a_full_sort(
     n=st.sampled_from([1, 4000, 4096, 4097, 12_288, 13_000]),
     die=st.sampled_from([0.0, 0.25, 1 / 3, 0.999, float(np.nextafter(1.0, 0.0))]),
 )
-def test_a_weight_is_picked_where_the_sum_passes_the_die(
-    sizes: list[float], n: int, die: float
-) -> None:
+def test_a_weight_is_picked_where_sums_pass_it(sizes: list[float], n: int, die: float) -> None:
     weights = np.resize(np.array(sizes, dtype=np.float32), n)
     weights[n // 2] = 1.0
     place = pick_weighted(weights, die)

@@ -44,9 +44,7 @@ def test_hardware_threads_of_a_core_count_once(cpus: Path, tmp_path: Path) -> No
         ({}, 4),
     ],
 )
-def test_a_quota_bounds_the_cores(
-    files: dict[str, str], cores: int, cpus: Path, tmp_path: Path
-) -> None:
+def test_a_quota_bounds_it(files: dict[str, str], cores: int, cpus: Path, tmp_path: Path) -> None:
     assert usable_cores(range(8), cpus, write(tmp_path / "cgroup", files)) == cores
 
 

@@ -34,44 +34,40 @@ def test_a_machine_without_limits_has_what_the_kernel_says(tmp_path: Path) -> No
     assert read_memory(root) == MachineMemory(16 * GIB, 10 * GIB)
 
 
-def test_a_container_has_its_limit_less_what_the_kernel_can_not_drop(tmp_path: Path) -> None:
-    root = machine(
-        tmp_path,
-        {
-            "proc/self/cgroup": "0::/\n",
-            "sys/fs/cgroup/memory.max": f"{6 * GIB}\n",
-            "sys/fs/cgroup/memory.current": f"{3 * GIB}\n",
-            "sys/fs/cgroup/memory.stat": f"anon 5\ninactive_file {GIB}\n",
-        },
-    )
-    assert read_memory(root) == MachineMemory(6 * GIB, 4 * GIB, is_limited=True)
+GROUPS = "sys/fs/cgroup"
 
 
-def test_a_limit_of_any_group_above_the_process_holds(tmp_path: Path) -> None:
-    root = machine(
-        tmp_path,
-        {
-            "proc/self/cgroup": "0::/user.slice/run.service\n",
-            "sys/fs/cgroup/memory.max": "max\n",
-            "sys/fs/cgroup/user.slice/memory.max": f"{8 * GIB}\n",
-            "sys/fs/cgroup/user.slice/memory.current": f"{7 * GIB}\n",
-            "sys/fs/cgroup/user.slice/run.service/memory.max": "max\n",
-        },
-    )
-    assert read_memory(root) == MachineMemory(8 * GIB, GIB, is_limited=True)
-
-
-def test_groups_of_the_first_version_are_read_too(tmp_path: Path) -> None:
-    root = machine(
-        tmp_path,
-        {
-            "proc/self/cgroup": "5:cpu,cpuacct:/a\n4:memory:/a/b\n0::/\n",
-            "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
-            "sys/fs/cgroup/memory/a/b/memory.limit_in_bytes": f"{2 * GIB}\n",
-            "sys/fs/cgroup/memory/a/b/memory.usage_in_bytes": f"{GIB}\n",
-        },
-    )
-    assert read_memory(root) == MachineMemory(2 * GIB, GIB, is_limited=True)
+@pytest.mark.parametrize(
+    ("group", "files", "memory"),
+    [
+        (
+            "0::/",
+            {"memory.max": 6 * GIB, "memory.current": 3 * GIB,
+             "memory.stat": f"anon 5\ninactive_file {GIB}"},
+            (6 * GIB, 4 * GIB),
+        ),
+        (
+            "0::/user.slice/run.service",
+            {"memory.max": "max", "user.slice/memory.max": 8 * GIB,
+             "user.slice/memory.current": 7 * GIB, "user.slice/run.service/memory.max": "max"},
+            (8 * GIB, GIB),
+        ),
+        (
+            "5:cpu,cpuacct:/a\n4:memory:/a/b\n0::/",
+            {"memory/memory.limit_in_bytes": "9223372036854771712",
+             "memory/a/b/memory.limit_in_bytes": 2 * GIB,
+             "memory/a/b/memory.usage_in_bytes": GIB},
+            (2 * GIB, GIB),
+        ),
+    ],
+    ids=["a container, less what can't be dropped", "a group above", "the first version"],
+)  # fmt: skip
+def test_limits_of_the_groups_of_a_process_hold(
+    tmp_path: Path, group: str, files: dict[str, object], memory: tuple[int, int]
+) -> None:
+    written = {f"{GROUPS}/{name}": f"{value}\n" for name, value in files.items()}
+    root = machine(tmp_path, {"proc/self/cgroup": f"{group}\n", **written})
+    assert read_memory(root) == MachineMemory(*memory, is_limited=True)
 
 
 @pytest.mark.parametrize("text", ["", "MemTotal: many kB\n", "MemTotal:\n", "\0\xff"])
@@ -83,8 +79,7 @@ def test_what_can_not_be_read_is_unknown(tmp_path: Path, text: str) -> None:
 
 def test_a_group_s_path_does_not_lead_out_of_the_hierarchy(tmp_path: Path) -> None:
     root = machine(
-        tmp_path / "root",
-        {"proc/self/cgroup": "0::/../../../../evil\n", "evil/memory.max": "1\n"},
+        tmp_path / "root", {"proc/self/cgroup": "0::/../../../../evil\n", "evil/memory.max": "1\n"}
     )
     assert not read_memory(root).is_limited
 

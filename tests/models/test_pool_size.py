@@ -20,17 +20,9 @@ HERE = MachineMemory(32 * GIB, 24 * GIB)
 CONTAINER = MachineMemory(8 * GIB, 6 * GIB, is_limited=True)
 
 
-def test_a_long_context_wants_pages_for_several_of_its_longest_requests() -> None:
+def test_a_context_wants_pages_for_several_of_its_longest_requests_and_the_usual_at_least() -> None:
     assert wanted_bytes(PAGE, 64, 131_072, 4) == 4 * 4 * GIB
-
-
-def test_a_short_context_wants_what_a_model_usually_gets() -> None:
     assert wanted_bytes(PAGE, 64, 2048, 4) == USUAL_BYTES
-
-
-def test_a_worker_that_is_told_its_memory_takes_it_beside_its_weights() -> None:
-    room = room_bytes(PoolRoom(), HERE, process_bytes=3 * GIB, memory_bytes=9 * GIB)
-    assert room == 6 * GIB - WORKING_BYTES
 
 
 def test_a_mirror_on_the_host_halves_the_room() -> None:
@@ -40,13 +32,24 @@ def test_a_mirror_on_the_host_halves_the_room() -> None:
     assert room_bytes(PoolRoom(n_host_copies=2), HERE, **told) == once // 2
 
 
-def test_a_worker_alone_in_its_container_takes_most_of_the_limit() -> None:
-    room = room_bytes(PoolRoom(), CONTAINER, process_bytes=2 * GIB)
-    assert room == int(0.9 * 8 * GIB) - 2 * GIB - WORKING_BYTES
-
-
-def test_a_worker_that_knows_no_neighbours_takes_a_quarter_of_what_is_free() -> None:
-    assert room_bytes(PoolRoom(), HERE, process_bytes=2 * GIB) == 6 * GIB - WORKING_BYTES
+@pytest.mark.parametrize(
+    ("machine", "process_bytes", "memory_bytes", "room"),
+    [
+        (HERE, 3 * GIB, 9 * GIB, 6 * GIB - WORKING_BYTES),
+        (CONTAINER, 2 * GIB, None, int(0.9 * 8 * GIB) - 2 * GIB - WORKING_BYTES),
+        (HERE, 2 * GIB, None, 6 * GIB - WORKING_BYTES),
+        (HERE, GIB // 2, GIB, GIB // 2 - GIB // 8),
+        (CONTAINER, 8 * GIB, GIB, LEAST_BYTES),
+    ],
+    ids=["what it is told beside its weights", "most of the limit, alone in its container",
+         "a quarter of what is free, as it knows no neighbours",
+         "not all of little memory for activations", "a small pool beside weights without room"],
+)  # fmt: skip
+def test_a_worker_takes(
+    machine: MachineMemory, process_bytes: int, memory_bytes: int | None, room: int
+) -> None:
+    told = {} if memory_bytes is None else {"memory_bytes": memory_bytes}
+    assert room_bytes(PoolRoom(), machine, process_bytes=process_bytes, **told) == room
 
 
 @pytest.mark.parametrize("device_share", [1.0, 0.5])
@@ -60,16 +63,6 @@ def test_a_device_s_share_bounds_its_copy_of_the_pool(device_share: float) -> No
 def test_a_device_s_mirror_takes_no_more_than_the_host_has_too() -> None:
     mirrored = PoolRoom(1, device_free=60 * GIB, device_total=80 * GIB)
     assert room_bytes(mirrored, HERE, process_bytes=0) == 6 * GIB - WORKING_BYTES
-
-
-def test_little_memory_is_not_all_kept_for_activations() -> None:
-    room = room_bytes(PoolRoom(), HERE, process_bytes=GIB // 2, memory_bytes=GIB)
-    assert room == GIB // 2 - GIB // 8
-
-
-def test_weights_that_leave_no_room_leave_a_small_pool() -> None:
-    room = room_bytes(PoolRoom(), CONTAINER, process_bytes=8 * GIB, memory_bytes=GIB)
-    assert room == LEAST_BYTES
 
 
 @pytest.mark.parametrize("room", [PoolRoom(is_known=False), PoolRoom()])

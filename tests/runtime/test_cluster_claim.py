@@ -10,10 +10,9 @@ import pytest
 
 from halfmoon_metadata import MemoryStore
 from halfmoon_protocol.cluster_keys import cluster_key_id
-from halfmoon_protocol.ids import WorkerId
-from halfmoon_protocol.messages import WorkerInfo
 from halfmoon_runtime.cluster_claim import CLUSTER, AnotherCluster, ClusterClaim, ClusterRecord
 from halfmoon_runtime.membership import MEMBERS
+from tests.runtime.service_parts import info_of, until
 
 OLD = "the moon is made of green cheese"
 NEW = "the moon is made of blue cheese"
@@ -52,12 +51,6 @@ def held(store: MemoryStore, key: str) -> Iterator[asyncio.Task[None]]:
         task.cancel()
 
 
-async def until_written(store: MemoryStore) -> None:
-    async with asyncio.timeout(60):
-        while store.get(CLUSTER) is None:
-            await asyncio.sleep(0.002)
-
-
 async def test_all_processes_of_a_cluster_share_its_id_and_renew_one_record() -> None:
     store = MemoryStore()
     first, second = claim(store), claim(store)
@@ -75,12 +68,10 @@ async def test_all_processes_of_a_cluster_share_its_id_and_renew_one_record() ->
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [(OLD, STRANGE), (OLD, ""), ("", STRANGE)])
-async def test_a_cluster_with_another_key_is_refused_in_one_line_with_the_ways_out(
-    ours: str, theirs: str
-) -> None:
+async def test_a_cluster_with_another_key_is_refused_in_one_line(ours: str, theirs: str) -> None:
     store = MemoryStore()
     with held(store, theirs):
-        await until_written(store)
+        await until(lambda: store.get(CLUSTER))
         with pytest.raises(AnotherCluster) as refused:
             await claim(store, ours).take()
     text = str(refused.value)
@@ -99,7 +90,7 @@ async def test_a_cluster_that_has_ended_without_a_word_gives_way_when_its_lease_
     assert record(store).key_ids == (cluster_key_id(OLD),)
 
 
-async def test_a_record_that_does_not_run_out_is_refused_after_the_time_of_a_lease(
+async def test_a_record_that_stays_is_refused_after_a_lease(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("halfmoon_runtime.cluster_claim._LATE_S", 0.0)
@@ -155,36 +146,25 @@ async def test_a_record_that_is_none_is_replaced(there: bytes) -> None:
     assert record(store).key_ids == (cluster_key_id(OLD),)
 
 
-def member(key_id: str) -> bytes:
-    return msgspec.json.encode(
-        WorkerInfo(
-            worker_id=WorkerId("kvstore-0"),
-            role="kvstore",
-            generation=1,
-            host="there",
-            commands="tcp://127.0.0.1:1",
-            events="tcp://127.0.0.1:2",
-            key_id=key_id,
-        )
-    )
+def with_member(key_id: str) -> MemoryStore:
+    """A store with the record of a worker, and none of its cluster."""
+    store = MemoryStore()
+    store.put(MEMBERS + "kvstore-0", msgspec.json.encode(info_of("kvstore-0", key_id=key_id)))
+    return store
 
 
 async def test_members_of_an_older_release_show_that_another_cluster_is_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("halfmoon_runtime.cluster_claim._LATE_S", 0.0)
-    store = MemoryStore()
-    store.put(MEMBERS + "kvstore-0", member(cluster_key_id(STRANGE)))
+    store = with_member(cluster_key_id(STRANGE))
     with pytest.raises(AnotherCluster, match=r"kvstore-0 of another cluster.*--cluster NAME"):
         await claim(store, ttl_s=0.01).take()
     assert store.get(CLUSTER) is None
 
 
 @pytest.mark.parametrize("key_id", [cluster_key_id(OLD), ""])
-async def test_members_of_the_same_cluster_that_write_no_such_record_are_joined(
-    key_id: str,
-) -> None:
-    store = MemoryStore()
-    store.put(MEMBERS + "kvstore-0", member(key_id))
+async def test_members_of_this_cluster_without_such_a_record_are_joined(key_id: str) -> None:
+    store = with_member(key_id)
     await claim(store).take()
     assert record(store).key_ids == (cluster_key_id(OLD),)

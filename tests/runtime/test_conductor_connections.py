@@ -5,27 +5,16 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from halfmoon_protocol.ids import ConductorId, RequestId, WorkerId
-from halfmoon_protocol.messages import (
-    Cancel,
-    Hello,
-    Message,
-    PrefillStopped,
-    Welcome,
-    WorkerInfo,
-    WrongVersion,
-)
+from halfmoon_protocol.ids import ConductorId, RequestId
+from halfmoon_protocol.messages import Cancel, Hello, Message, PrefillStopped, Welcome, WrongVersion
 from halfmoon_runtime.channels.memory_network import MemoryNetwork
 from halfmoon_runtime.channels.network import PeerId, Port, WorkerLink
 from halfmoon_runtime.worker.conductor_connections import ConductorConnections, RejectedByConductors
 from halfmoon_runtime.worker.standstill import SETTLE_S, STANDSTILL_S
+from tests.runtime.service_parts import info_of
 
 ONE, TWO, THREE = RequestId("1"), RequestId("2"), RequestId("3")
 EAST, WEST = ConductorId("east"), ConductorId("west")
-
-
-def hello_of(conductor: ConductorId) -> Hello:
-    return Hello(conductor_id=conductor, session=1)
 
 
 @dataclass
@@ -38,20 +27,25 @@ class Worker:
 
     def __post_init__(self) -> None:
         self.conductors = ConductorConnections(self.port, self.let_go.append)
-        self.info = WorkerInfo(
-            worker_id=WorkerId("prefill-0"),
-            role="prefill",
-            generation=1,
-            host="here",
-            commands=self.port.commands,
-            events=self.port.events,
-        )
+        self.owners = self.conductors.owners
+        self.info = info_of("prefill-0", commands=self.port.commands, events=self.port.events)
+        self.welcome = Welcome(worker=self.info)
 
     async def dialled(self) -> tuple[WorkerLink, PeerId]:
         """A new connection, from both ends."""
         link = await self.network.dial(self.port.commands, self.port.events)
         await link.send(Cancel(request_id=ONE))
         peer, _ = await self.port.receive()
+        return link, peer
+
+    async def hear_hello(self, conductor: ConductorId, peer: PeerId) -> None:
+        hello = Hello(conductor_id=conductor, session=1)
+        await self.conductors.on_hello(hello, peer, self.info)
+
+    async def greeted(self, conductor: ConductorId) -> tuple[WorkerLink, PeerId]:
+        """A new connection on which a conductor has said hello."""
+        link, peer = await self.dialled()
+        await self.hear_hello(conductor, peer)
         return link, peer
 
 
@@ -75,82 +69,67 @@ async def test_a_conductor_of_other_versions_is_told_so_and_not_served(worker: W
     hello = Hello(conductor_id=EAST, session=1, min_version=7, max_version=9)
     await worker.conductors.on_hello(hello, peer, worker.info)
     assert await heard(link, 1) == [WrongVersion(got=9, min_version=1, max_version=1)]
-    assert peer not in worker.conductors.owners.conductors
+    assert peer not in worker.owners.conductors
 
 
-async def test_everybody_who_said_hello_hears_what_the_worker_is_and_has_become(
-    worker: Worker,
-) -> None:
-    (east, east_peer), (west, west_peer) = await worker.dialled(), await worker.dialled()
-    await worker.conductors.on_hello(hello_of(EAST), east_peer, worker.info)
-    await worker.conductors.on_hello(hello_of(WEST), west_peer, worker.info)
+async def test_everybody_who_said_hello_hears_what_the_worker_becomes(worker: Worker) -> None:
+    links = [(await worker.greeted(conductor))[0] for conductor in (EAST, WEST)]
     await worker.conductors.broadcast_info(worker.info)
-    for link in (east, west):
-        assert await heard(link, 2) == [Welcome(worker=worker.info)] * 2
+    for link in links:
+        assert await heard(link, 2) == [worker.welcome] * 2
 
 
-async def test_an_answer_that_finds_nobody_lets_go_of_all_that_the_connection_asked_for(
-    worker: Worker,
-) -> None:
-    (east, east_peer), (west, west_peer) = await worker.dialled(), await worker.dialled()
-    await worker.conductors.on_hello(hello_of(EAST), east_peer, worker.info)
-    await worker.conductors.on_hello(hello_of(WEST), west_peer, worker.info)
+async def test_an_answer_that_finds_nobody_lets_go_of_all_it_had_asked(worker: Worker) -> None:
+    (east, east_peer), (west, west_peer) = await worker.greeted(EAST), await worker.greeted(WEST)
     for request_id, peer in ((ONE, east_peer), (TWO, west_peer), (THREE, east_peer)):
-        worker.conductors.owners.add(request_id, peer)
+        worker.owners.add(request_id, peer)
     await east.close()
     await worker.conductors.answer(east_peer, answer(ONE))
     assert worker.let_go == [ONE, THREE]
     await worker.conductors.answer(east_peer, answer(THREE))
     assert worker.let_go == [ONE, THREE], "nothing is let go twice"
     await worker.conductors.answer(west_peer, answer(TWO))
-    assert await heard(west, 2) == [Welcome(worker=worker.info), answer(TWO)]
-    assert list(worker.conductors.owners.conductors.values()) == [WEST]
+    assert await heard(west, 2) == [worker.welcome, answer(TWO)]
+    assert list(worker.owners.conductors.values()) == [WEST]
 
 
-async def test_a_conductor_that_connects_anew_has_given_up_what_it_asked_for(
-    worker: Worker,
-) -> None:
-    (gone, before), (link, now) = await worker.dialled(), await worker.dialled()
-    await worker.conductors.on_hello(hello_of(EAST), before, worker.info)
-    worker.conductors.owners.add(ONE, before)
+async def test_a_conductor_that_connects_anew_has_given_up_its_requests(worker: Worker) -> None:
+    gone, before = await worker.greeted(EAST)
+    worker.owners.add(ONE, before)
     await gone.close()
-    await worker.conductors.on_hello(hello_of(EAST), now, worker.info)
+    link, _ = await worker.greeted(EAST)
     assert worker.let_go == [ONE]
-    assert worker.conductors.owners.owner_of(ONE) is None
-    assert await heard(link, 1) == [Welcome(worker=worker.info)]
+    assert worker.owners.owner_of(ONE) is None
+    assert await heard(link, 1) == [worker.welcome]
 
 
 async def test_a_conductor_that_left_without_requests_is_forgotten(worker: Worker) -> None:
-    (gone, before), (link, now) = await worker.dialled(), await worker.dialled()
-    await worker.conductors.on_hello(hello_of(EAST), before, worker.info)
-    await worker.conductors.on_hello(hello_of(WEST), now, worker.info)
+    (gone, _), (link, now) = await worker.greeted(EAST), await worker.greeted(WEST)
     await gone.close()
     for seconds in range(20):
         await worker.conductors.probe(worker.info, float(seconds))
-    assert list(worker.conductors.owners.conductors.values()) == [WEST]
-    assert await heard(link, 2) == [Welcome(worker=worker.info)] * 2, "asked once in that time"
+    assert list(worker.owners.conductors.values()) == [WEST]
+    assert await heard(link, 2) == [worker.welcome] * 2, "asked once in that time"
     with pytest.raises(RejectedByConductors):
         worker.conductors.on_unwelcome(now, "another layout")
 
 
 async def test_two_conductors_of_one_name_keep_what_each_has_asked_for(worker: Worker) -> None:
-    (first, first_peer), (second, second_peer) = await worker.dialled(), await worker.dialled()
-    await worker.conductors.on_hello(hello_of(EAST), first_peer, worker.info)
-    worker.conductors.owners.add(ONE, first_peer)
-    await worker.conductors.on_hello(hello_of(EAST), second_peer, worker.info)
-    worker.conductors.owners.add(TWO, second_peer)
-    await worker.conductors.answer(first_peer, answer(ONE))
-    await worker.conductors.answer(second_peer, answer(TWO))
+    (first, first_peer), (second, second_peer) = [await worker.dialled() for _ in range(2)]
+    for request_id, peer in ((ONE, first_peer), (TWO, second_peer)):
+        await worker.hear_hello(EAST, peer)
+        worker.owners.add(request_id, peer)
+    for request_id, peer in ((ONE, first_peer), (TWO, second_peer)):
+        await worker.conductors.answer(peer, answer(request_id))
     assert worker.let_go == []
     assert (await heard(first, 3))[-1] == answer(ONE)
     assert (await heard(second, 2))[-1] == answer(TWO)
 
 
 async def test_the_earlier_of_two_of_one_name_is_tried_until_it_is_gone(worker: Worker) -> None:
-    (first, first_peer), (_, second_peer) = await worker.dialled(), await worker.dialled()
-    await worker.conductors.on_hello(hello_of(EAST), first_peer, worker.info)
-    worker.conductors.owners.add(ONE, first_peer)
-    await worker.conductors.on_hello(hello_of(EAST), second_peer, worker.info)
+    first, first_peer = await worker.greeted(EAST)
+    worker.owners.add(ONE, first_peer)
+    await worker.greeted(EAST)
     await worker.conductors.probe(worker.info, 0.0)
     await first.close()
     await worker.conductors.probe(worker.info, 0.5)
@@ -160,20 +139,17 @@ async def test_the_earlier_of_two_of_one_name_is_tried_until_it_is_gone(worker: 
 
 
 async def test_hello_said_twice_on_a_connection_ends_nothing(worker: Worker) -> None:
-    link, peer = await worker.dialled()
-    await worker.conductors.on_hello(hello_of(EAST), peer, worker.info)
-    worker.conductors.owners.add(ONE, peer)
-    await worker.conductors.on_hello(hello_of(EAST), peer, worker.info)
-    assert worker.let_go == [] and worker.conductors.owners.owner_of(ONE) == peer
-    assert await heard(link, 2) == [Welcome(worker=worker.info)] * 2
+    link, peer = await worker.greeted(EAST)
+    worker.owners.add(ONE, peer)
+    await worker.hear_hello(EAST, peer)
+    assert worker.let_go == [] and worker.owners.owner_of(ONE) == peer
+    assert await heard(link, 2) == [worker.welcome] * 2
 
 
 async def test_a_worker_goes_only_when_no_conductor_wants_it(worker: Worker) -> None:
-    (_, east_peer), (_, west_peer) = await worker.dialled(), await worker.dialled()
+    (_, east_peer), (_, west_peer) = await worker.greeted(EAST), await worker.greeted(WEST)
     _, stranger = await worker.dialled()
-    await worker.conductors.on_hello(hello_of(EAST), east_peer, worker.info)
-    await worker.conductors.on_hello(hello_of(WEST), west_peer, worker.info)
-    worker.conductors.owners.add(ONE, west_peer)
+    worker.owners.add(ONE, west_peer)
     worker.conductors.on_unwelcome(stranger, "who am I to say")
     worker.conductors.on_unwelcome(west_peer, "another layout")
     assert worker.let_go == [ONE]
@@ -182,30 +158,23 @@ async def test_a_worker_goes_only_when_no_conductor_wants_it(worker: Worker) -> 
         worker.conductors.on_unwelcome(east_peer, "mine too")
 
 
-async def test_after_a_standstill_nothing_is_current_until_conductors_are_probed_again(
-    worker: Worker,
-) -> None:
+async def test_after_a_standstill_nothing_is_current_until_it_has_probed(worker: Worker) -> None:
     conductors = worker.conductors
     assert conductors.is_current(100.0)
-    await conductors.probe(worker.info, 100.0)
-    assert conductors.is_current(100.0 + STANDSTILL_S)
-    assert not conductors.is_current(100.1 + STANDSTILL_S)
-    link, peer = await worker.dialled()
-    await conductors.on_hello(hello_of(EAST), peer, worker.info)
-    conductors.owners.add(ONE, peer)
-    # The connection is closed meanwhile, and that is known a moment after the first look.
-    await conductors.probe(worker.info, 110.0)
-    assert not conductors.is_current(110.0)
-    await link.close()
-    await conductors.probe(worker.info, 110.1)
-    assert worker.let_go == []
-    assert not conductors.is_current(110.1)
-    await conductors.probe(worker.info, 110.0 + SETTLE_S)
-    assert worker.let_go == [ONE]
-    assert conductors.is_current(110.0 + SETTLE_S)
-
-
-async def test_a_worker_that_looks_in_time_is_current_throughout(worker: Worker) -> None:
     for now in (100.0, 101.0, 104.9, 108.8):
-        await worker.conductors.probe(worker.info, now)
-        assert worker.conductors.is_current(now)
+        await conductors.probe(worker.info, now)
+        assert conductors.is_current(now), "it looked in time"
+    assert conductors.is_current(108.8 + STANDSTILL_S)
+    assert not conductors.is_current(108.9 + STANDSTILL_S)
+    link, peer = await worker.greeted(EAST)
+    worker.owners.add(ONE, peer)
+    # The connection is closed meanwhile, and that is known a moment after the first look.
+    await conductors.probe(worker.info, 120.0)
+    assert not conductors.is_current(120.0)
+    await link.close()
+    await conductors.probe(worker.info, 120.1)
+    assert worker.let_go == []
+    assert not conductors.is_current(120.1)
+    await conductors.probe(worker.info, 120.0 + SETTLE_S)
+    assert worker.let_go == [ONE]
+    assert conductors.is_current(120.0 + SETTLE_S)

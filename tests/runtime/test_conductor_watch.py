@@ -4,8 +4,6 @@ import msgspec
 import pytest
 
 from halfmoon_metadata import MemoryStore, MetadataUnreachable
-from halfmoon_protocol.ids import WorkerId
-from halfmoon_protocol.messages import WorkerInfo
 from halfmoon_runtime.clock import FakeClock
 from halfmoon_runtime.worker.conductor_watch import (
     ASK_AFTER_S,
@@ -14,16 +12,10 @@ from halfmoon_runtime.worker.conductor_watch import (
     ConductorRecord,
     ConductorWatch,
 )
+from tests.runtime.service_parts import info_of
 
 ADDRESS = "tcp://10.9.9.9:4321"
-INFO = WorkerInfo(
-    worker_id=WorkerId("decode-0"),
-    role="decode",
-    generation=1,
-    host="here",
-    commands=ADDRESS,
-    events=ADDRESS,
-)
+INFO = info_of("decode-0", commands=ADDRESS)
 
 
 class Watched:
@@ -113,7 +105,7 @@ async def test_a_record_that_is_none_is_passed_over(watched: Watched, record: by
     assert said.startswith("conductor-0 can't reach") and len(said) < 1000
 
 
-async def test_nothing_is_said_while_the_metadata_server_is_away(
+async def test_an_outage_of_metadata_is_not_told(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def away(prefix: str) -> dict[str, bytes]:

@@ -27,9 +27,6 @@ async def test_a_request_of_an_earlier_round_wakes_nothing() -> None:
     await waiting
 
 
-async def test_an_idle_worker_keeps_house_without_a_request_too() -> None:
+async def test_time_alone_wakes_both_an_idle_worker_and_a_busy_one() -> None:
     await HousekeepingPace(busy_s=inf, idle_s=0.0).wait(idle=True)
-
-
-async def test_a_busy_worker_waits_for_no_request() -> None:
     await HousekeepingPace(busy_s=0.0, idle_s=inf).wait(idle=False)

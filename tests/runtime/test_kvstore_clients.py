@@ -17,7 +17,7 @@ async def close_slowly(client: KvstoreClient) -> None:
     await client._link.close()
 
 
-async def test_two_kvstores_are_dialled_at_once_after_others_went_down(
+async def test_two_are_dialled_at_once_after_others_went_down(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each dial clears clients that are down away: the other must not miss them."""

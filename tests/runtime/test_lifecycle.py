@@ -75,6 +75,10 @@ class Running:
         self._log.seek(0)
         return self._log.read()
 
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.log.splitlines()]
+
     def end(self) -> tuple[int, str]:
         """Wait; the exit status and what it printed."""
         code = self.process.wait(timeout=20)
@@ -86,8 +90,12 @@ class Running:
         self._log.close()
 
 
+#: Starts a service with this body.
+Start = Callable[[str], Running]
+
+
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[[str], Running]]:
+def start(tmp_path: Path) -> Iterator[Start]:
     running: list[Running] = []
 
     def begin(body: str) -> Running:
@@ -113,27 +121,13 @@ async def main(service):
 """
 
 
-def test_every_service_runs_on_uvloop(start: Callable[[str], Running]) -> None:
-    service = start("""
-async def main(service):
-    print(type(asyncio.get_running_loop()).__module__)
-""")
-    code, printed = service.end()
-    assert (code, printed.strip()) == (0, "uvloop")
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_lets_main_finish_what_it_has(
-    start: Callable[[str], Running], number: signal.Signals
-) -> None:
+def test_a_signal_lets_main_finish_what_it_has(start: Start, number: signal.Signals) -> None:
     running = start(SERVING)
     running.until_stage("ready")
     assert running.status == {
-        "stage": "ready",
-        "pid": running.process.pid,
-        "worker_id": "bakery-0",
-        "url": "http://here",
-    }
+        "stage": "ready", "pid": running.process.pid, "worker_id": "bakery-0", "url": "http://here",
+    }  # fmt: skip
     running.process.send_signal(number)
     code, printed = running.end()
     assert code == 0, running.log
@@ -141,9 +135,7 @@ def test_a_signal_lets_main_finish_what_it_has(
     assert running.status["stage"] == "stopped"
 
 
-def test_an_exit_waits_for_no_thread_and_no_clean_up_of_the_interpreter(
-    start: Callable[[str], Running],
-) -> None:
+def test_an_exit_waits_for_no_thread_and_no_clean_up_of_the_interpreter(start: Start) -> None:
     running = start("""
 import atexit, threading
 
@@ -169,9 +161,7 @@ async def main(service):
 
 
 @pytest.mark.usefixtures("started_programs")  # what a fork begins with is out of sight already
-def test_what_is_there_once_a_service_is_ready_is_not_collected_again(
-    start: Callable[[str], Running],
-) -> None:
+def test_what_is_there_once_a_service_is_ready_is_not_collected_again(start: Start) -> None:
     running = start("""
 import gc
 
@@ -184,13 +174,14 @@ async def main(service):
     assert (code, printed) == (0, "True\n"), running.log
 
 
-def test_a_service_whose_main_returns_is_done(start: Callable[[str], Running]) -> None:
-    running = start(
-        "async def main(service):\n    service.spawn(forever())\n    await asyncio.sleep(0)"
-    )
-    code, printed = running.end()
-    assert code == 0
-    assert "spawned task ended" in printed
+def test_a_service_runs_on_uvloop_and_is_done_when_its_main_returns(start: Start) -> None:
+    running = start("""
+async def main(service):
+    print(type(asyncio.get_running_loop()).__module__)
+    service.spawn(forever())
+    await asyncio.sleep(0)
+""")
+    assert running.end() == (0, "uvloop\nspawned task ended\n")
 
 
 @pytest.mark.parametrize(
@@ -208,59 +199,51 @@ def test_a_service_whose_main_returns_is_done(start: Callable[[str], Running]) -
     ],
     ids=["main", "a task", "a task while a thread works"],
 )
-def test_a_failure_ends_the_service_with_a_traceback(
-    start: Callable[[str], Running], body: str
-) -> None:
+def test_a_failure_ends_the_service_with_a_traceback(start: Start, body: str) -> None:
     running = start(body)
     code, _ = running.end()
     assert code == 1
     assert running.status["stage"] == "failed"
     assert running.status["error"] == "ValueError: no flour"
-    failed = [line for line in map(json.loads, running.log.splitlines()) if "exception" in line]
+    failed = [line for line in running.lines if "exception" in line]
     assert len(failed) == 1
     assert "Traceback" in failed[0]["exception"]
     assert "ValueError: no flour" in failed[0]["exception"]
 
 
-def test_what_is_refused_ends_the_service_with_one_line(start: Callable[[str], Running]) -> None:
-    running = start(
-        "from halfmoon_runtime.lifecycle import CannotStart\n"
-        "async def main(service):\n"
-        "    raise CannotStart('no flour: buy some') from ValueError('deep')"
-    )
-    code, _ = running.end()
-    assert code == 2
+def test_what_is_refused_ends_the_service_with_one_line(start: Start) -> None:
+    running = start("""
+from halfmoon_runtime.lifecycle import CannotStart
+async def main(service):
+    raise CannotStart('no flour: buy some') from ValueError('deep')
+""")
+    assert running.end()[0] == 2
     assert running.status["stage"] == "failed"
     assert (running.status["error"], running.status["refused"]) == ("no flour: buy some", True)
-    said = [line for line in map(json.loads, running.log.splitlines()) if "error" in line]
-    assert [line["error"] for line in said] == ["no flour: buy some"]
+    said = [line["error"] for line in running.lines if "error" in line]
+    assert said == ["no flour: buy some"]
     assert "Traceback" not in running.log and "deep" not in running.log
 
 
-def test_a_worker_whose_name_is_taken_over_ends_with_one_line(
-    start: Callable[[str], Running],
-) -> None:
-    running = start(
-        "from halfmoon_runtime.membership import Superseded\n"
-        "async def main(service):\n"
-        "    service.ready()\n"
-        "    service.spawn(fail(Superseded('generation 2 runs at tcp://there:1')))\n"
-        "    await asyncio.Event().wait()"
-    )
-    code, _ = running.end()
-    assert code == 1
+def test_a_worker_whose_name_is_taken_over_ends_with_one_line(start: Start) -> None:
+    running = start("""
+from halfmoon_runtime.membership import Superseded
+async def main(service):
+    service.ready()
+    service.spawn(fail(Superseded('generation 2 runs at tcp://there:1')))
+    await asyncio.Event().wait()
+""")
+    assert running.end()[0] == 1
     assert running.status["stage"] == "failed"
-    said = [line for line in map(json.loads, running.log.splitlines()) if "exception" in line]
-    assert not said and "Traceback" not in running.log
+    assert "exception" not in running.log and "Traceback" not in running.log
     assert running.log.count('"event": "superseded"') == 1
 
 
 @pytest.mark.parametrize("stopping", [False, True])
-def test_what_is_lost_ends_the_service_with_one_line_even_while_it_stops(
-    start: Callable[[str], Running], stopping: bool
+def test_what_is_lost_ends_it_with_one_line_even_while_it_stops(
+    start: Start, stopping: bool
 ) -> None:
-    running = start(
-        f"""
+    running = start(f"""
 class Lost(RuntimeError):
     pass
 
@@ -276,24 +259,20 @@ async def main(service):
 run_service_as_given = run_service
 def run_service(*arguments):
     run_service_as_given(*arguments, lost=Lost)
-"""
-    )
+""")
     if stopping:
         running.until_stage("ready")
         running.process.send_signal(signal.SIGTERM)
     code, _ = running.end()
     assert code == 1
     assert (running.status["stage"], running.status["error"]) == ("failed", "Lost: rank 1 ended")
-    said = [line for line in map(json.loads, running.log.splitlines()) if line["event"] == "lost"]
+    said = [line for line in running.lines if line["event"] == "lost"]
     assert [line["error"] for line in said] == ["rank 1 ended"]
     assert "Traceback" not in running.log
 
 
-def test_a_failure_while_stopping_is_logged_and_does_not_undo_the_stop(
-    start: Callable[[str], Running],
-) -> None:
-    running = start(
-        """
+def test_a_failure_while_stopping_is_logged_and_does_not_undo_the_stop(start: Start) -> None:
+    running = start("""
 async def main(service):
     service.ready()
     service.report_stage("ready")
@@ -301,8 +280,7 @@ async def main(service):
     service.spawn(fail(ValueError("socket closed")))
     await asyncio.sleep(0.1)
     print("drained", flush=True)
-"""
-    )
+""")
     running.until_stage("ready")
     running.process.terminate()
     code, printed = running.end()
@@ -311,19 +289,15 @@ async def main(service):
     assert "socket closed" in running.log
 
 
-def test_a_signal_while_starting_ends_the_start_even_in_a_thread(
-    start: Callable[[str], Running],
-) -> None:
-    running = start(
-        """
+def test_a_signal_while_starting_ends_the_start_even_in_a_thread(start: Start) -> None:
+    running = start("""
 async def main(service):
     try:
         service.report_stage("loading")
         await asyncio.to_thread(time.sleep, 1000)
     finally:
         print("cleaned up", flush=True)
-"""
-    )
+""")
     running.until_stage("loading")
     running.process.terminate()
     code, printed = running.end()
@@ -356,53 +330,53 @@ async def main(service):
 """
 
 
+@pytest.mark.parametrize("ends_by", ["a signal", "CannotStart", "ValueError"])
 def test_each_status_record_names_variables_that_are_misspelt(
-    start: Callable[[str], Running], monkeypatch: pytest.MonkeyPatch
+    start: Start, monkeypatch: pytest.MonkeyPatch, ends_by: str
 ) -> None:
     monkeypatch.setenv("HALFMOON_METADTA", "redis://here")
     misspelt = {"HALFMOON_METADTA": "HALFMOON_METADATA"}
-    running = start(SERVING)
-    running.until_stage("ready")
-    assert running.status["misspelt"] == misspelt
-    running.process.terminate()
-    assert running.end()[0] == 0
-    assert running.status["stage"] == "stopped" and running.status["misspelt"] == misspelt
-
-
-@pytest.mark.parametrize("error", ["CannotStart", "ValueError"])
-def test_the_record_of_a_failed_start_names_variables_that_are_misspelt(
-    start: Callable[[str], Running], monkeypatch: pytest.MonkeyPatch, error: str
-) -> None:
-    monkeypatch.setenv("HALFMOON_METADTA", "redis://here")
-    running = start(
-        f"""
+    if ends_by == "a signal":
+        running = start(SERVING)
+        running.until_stage("ready")
+        assert running.status["misspelt"] == misspelt
+        running.process.terminate()
+    else:
+        running = start(f"""
 from halfmoon_runtime.lifecycle import CannotStart
 async def main(service):
-    raise {error}("nothing to serve")
-"""
-    )
-    assert running.end()[0] != 0
-    assert running.status["stage"] == "failed"
-    assert running.status["misspelt"] == {"HALFMOON_METADTA": "HALFMOON_METADATA"}
+    raise {ends_by}("nothing to serve")
+""")
+    assert (running.end()[0] == 0) == (ends_by == "a signal")
+    assert running.status["stage"] == ("stopped" if ends_by == "a signal" else "failed")
+    assert running.status["misspelt"] == misspelt
 
 
-def test_a_second_signal_cuts_the_drain_short(start: Callable[[str], Running]) -> None:
-    running = start("STUBBORN = False\n" + EACH_COUNTS + SLOW)
-    running.until_stage("ready")
-    running.process.terminate()
-    running.until_stage("draining")
+@pytest.fixture
+def draining(start: Start) -> Start:
+    """Starts a slow service, after lines of its own, and has it drain."""
+
+    def begin(before: str) -> Running:
+        running = start(before + SLOW)
+        running.until_stage("ready")
+        running.process.terminate()
+        running.until_stage("draining")
+        return running
+
+    return begin
+
+
+def test_a_second_signal_cuts_the_drain_short(draining: Start) -> None:
+    running = draining("STUBBORN = False\n" + EACH_COUNTS)
     running.process.send_signal(signal.SIGINT)
     code, printed = running.end()
     assert code == 128 + signal.SIGINT
     assert "cleaned up" in printed
 
 
-def test_signals_within_a_second_are_one(start: Callable[[str], Running]) -> None:
+def test_signals_within_a_second_are_one(draining: Start) -> None:
     """As where a service manager signals all processes, and the leader passes its own on."""
-    running = start("STUBBORN = False\n" + NONE_MORE_COUNTS + SLOW)
-    running.until_stage("ready")
-    running.process.terminate()
-    running.until_stage("draining")
+    running = draining("STUBBORN = False\n" + NONE_MORE_COUNTS)
     for _ in range(3):
         running.process.terminate()
     running.process.send_signal(signal.SIGUSR1)  # signals are handled in their order
@@ -412,19 +386,15 @@ def test_signals_within_a_second_are_one(start: Callable[[str], Running]) -> Non
     assert "cleaned up" not in running.end()[1]
 
 
-def test_a_third_signal_ends_it_at_once(start: Callable[[str], Running]) -> None:
-    running = start("STUBBORN = True\n" + EACH_COUNTS + SLOW)
-    running.until_stage("ready")
-    running.process.terminate()
-    running.until_stage("draining")
+def test_a_third_signal_ends_it_at_once(draining: Start) -> None:
+    running = draining("STUBBORN = True\n" + EACH_COUNTS)
     running.process.terminate()
     running.until_stage("cleaning")
     running.process.terminate()
-    code, _ = running.end()
-    assert code == 128 + signal.SIGTERM
+    assert running.end()[0] == 128 + signal.SIGTERM
 
 
-def test_a_status_file_that_can_t_be_written_stops_nobody(
+def test_an_unwritable_status_file_stops_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(STATUS_FILE, str(tmp_path / "no such folder" / "status"))
@@ -435,9 +405,7 @@ def test_a_status_file_that_can_t_be_written_stops_nobody(
     assert [path.name for path in tmp_path.iterdir()] == ["status"]
 
 
-def test_a_service_serves_its_metrics_where_its_settings_say(
-    start: Callable[[str], Running],
-) -> None:
+def test_a_service_serves_its_metrics_where_its_settings_say(start: Start) -> None:
     port = free_port()
     running = start(
         """

@@ -29,9 +29,7 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
     return [json.loads(line) for line in capsys.readouterr().err.splitlines()]
 
 
-def test_json_lines_say_who_what_when_and_for_which_request(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_json_lines_say_who_what_and_for_which_request(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logging("decode", "decode-0", "info", "json")
     log = structlog.get_logger("test")
 
@@ -44,13 +42,9 @@ def test_json_lines_say_who_what_when_and_for_which_request(
     log.info("idle", odd={1, 2} - {2})
     log.debug("unheard")
     landed, odd, idle = lines(capsys)
-    assert landed["event"] == "landed"
-    assert landed["pages"] == 3
-    assert landed["service"] == "decode"
-    assert landed["worker_id"] == "decode-0"
-    assert landed["request_id"] == "cmpl-1"
-    assert landed["level"] == "info"
-    assert "timestamp" in landed
+    del landed["timestamp"]
+    who = {"service": "decode", "worker_id": "decode-0", "request_id": "cmpl-1"}
+    assert landed.items() >= {"event": "landed", "pages": 3, "level": "info", **who}.items()
     assert odd["event"] == "this is odd"
     assert odd["request_id"] == "cmpl-1"
     assert "request_id" not in idle
@@ -69,9 +63,7 @@ async def test_a_request_id_stays_with_its_task(capsys: pytest.CaptureFixture[st
     assert all(line["request_id"] == line["event"] for line in lines(capsys))
 
 
-def test_console_lines_are_for_people_and_tracebacks_are_whole(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_console_lines_have_whole_tracebacks(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logging("decode", "decode-0")
     try:
         raise ValueError("boom")

@@ -1,4 +1,4 @@
-"""The file of a cluster key, as a container makes it at its start."""
+"""What a container makes and prints at its start: the cluster key and the operators' token."""
 
 import os
 import subprocess
@@ -9,6 +9,7 @@ import pytest
 
 from halfmoon_metadata.cluster_key_source import read_cluster_key_file
 from halfmoon_runtime.observability.operator_tokens import operator_token
+from halfmoon_runtime.print_operator_token import main
 
 
 def make(path: Path, *more: Path, key: str = "") -> "subprocess.CompletedProcess[str]":
@@ -75,15 +76,48 @@ def test_a_key_that_services_refuse_is_refused_here_in_one_line(path: Path) -> N
     assert "5 characters" in ended.stderr and "Traceback" not in ended.stderr
 
 
-def test_two_keys_are_never_the_same(path: Path) -> None:
+def test_two_keys_are_never_the_same_and_a_folder_that_is_not_there_is_an_error(path: Path) -> None:
     make(path)
     first = path.read_text()
     path.unlink()
     make(path)
     assert path.read_text() != first
-
-
-def test_a_folder_that_is_not_there_is_an_error(path: Path) -> None:
     ended = make(path.parent / "nowhere" / "cluster-key")
     assert ended.returncode != 0
     assert "nowhere" in ended.stderr
+
+
+KEY = "a key of 16 characters or more"
+
+
+@pytest.fixture(autouse=True)
+def no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HALFMOON_CLUSTER_KEY", "HALFMOON_CLUSTER_KEY_FILE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_it_is_the_token_of_the_key_in_the_services_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "cluster-key"
+    path.touch(mode=0o600)
+    path.write_text(f"{KEY}\n")
+    monkeypatch.setenv("HALFMOON_CLUSTER_KEY_FILE", str(path))
+    main()
+    assert capsys.readouterr().out == f"{operator_token(KEY)}\n"
+
+
+def test_without_a_key_no_token_is_wanted_and_short_ones_fail(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(SystemExit, match="want no token"):
+        main()
+    monkeypatch.setenv("HALFMOON_CLUSTER_KEY", "short")
+    with pytest.raises(SystemExit, match="16 at least"):
+        main()
+
+
+def test_a_file_that_can_not_be_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HALFMOON_CLUSTER_KEY_FILE", "/nowhere/cluster-key")
+    with pytest.raises(SystemExit, match="/nowhere/cluster-key"):
+        main()

@@ -17,7 +17,7 @@ from halfmoon_metadata import MemoryStore, MetadataUnreachable
 from halfmoon_metadata.start_counter import ImplausibleGeneration
 from halfmoon_protocol.ids import WorkerId
 from halfmoon_protocol.kv_layout import KvLayout
-from halfmoon_protocol.messages import DecodeCost, WorkerInfo
+from halfmoon_protocol.messages import WorkerInfo
 from halfmoon_runtime.clock import FakeClock
 from halfmoon_runtime.membership import (
     MEMBERS,
@@ -34,8 +34,10 @@ from halfmoon_runtime.membership import (
 )
 from halfmoon_transfer.metadata import descriptor
 from halfmoon_transfer.metadata.descriptor import SegmentDescriptor
+from tests.runtime.service_parts import info_of, until
 
 KEY = MEMBERS + "decode-0"
+LAYOUT = KvLayout(model="m", n_layers=2, n_kv_heads=1, head_dim=4, dtype="float32", block_size=16)
 
 
 class ShakyStore(MemoryStore):
@@ -84,19 +86,8 @@ def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def worker(generation: int = 1, name: str = "decode-0", **changes: Any) -> WorkerInfo:
-    info = WorkerInfo(
-        worker_id=WorkerId(name),
-        role="decode",
-        generation=generation,
-        host="host",
-        commands=f"tcp://127.0.0.1:{generation}",
-        events="tcp://127.0.0.1:9",
-        layout=KvLayout(
-            model="m", n_layers=2, n_kv_heads=1, head_dim=4, dtype="float32", block_size=16
-        ),
-        decode_cost=DecodeCost(),
-    )
-    return msgspec.structs.replace(info, **changes)
+    fields = {"role": "decode", "commands": f"tcp://127.0.0.1:{generation}", "layout": LAYOUT}
+    return info_of(name, generation=generation, **{**fields, **changes})
 
 
 def record(store: ShakyStore) -> WorkerInfo | None:
@@ -104,16 +95,10 @@ def record(store: ShakyStore) -> WorkerInfo | None:
     return None if value is None else msgspec.json.decode(value, type=WorkerInfo)
 
 
-def written_since(store: ShakyStore, n_written: int) -> bool:
-    return store.n_written > n_written
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
-        while True:
-            if condition():
-                return
-            await asyncio.sleep(0.002)
+async def joined(store: ShakyStore, info: WorkerInfo | None = None, **options: Any) -> Membership:
+    member = Membership(store, info or worker(), **options)
+    await member.join()
+    return member
 
 
 async def test_every_start_has_a_higher_generation(store: ShakyStore) -> None:
@@ -122,34 +107,24 @@ async def test_every_start_has_a_higher_generation(store: ShakyStore) -> None:
     assert await next_generation(store, prefill) == 1
 
 
-async def test_a_lost_counter_starts_again_above_the_record_that_is_there(
-    store: ShakyStore,
-) -> None:
+async def test_a_lost_counter_starts_again_above_records_there(store: ShakyStore) -> None:
     earlier = worker(generation=7)
     await Membership(store, earlier).join()
     assert await next_generation(store, earlier.worker_id) == 8
-
-
-async def test_a_lost_counter_starts_again_above_the_segment_that_is_there(
-    store: ShakyStore,
-) -> None:
     # A worker was killed after it wrote its segment's record again, and before its member's.
     segment = SegmentDescriptor("kvstore-0", generation=6, host_id="here", endpoints={})
     store.put(descriptor.PREFIX + segment.name, descriptor.encode(segment))
     assert await next_generation(store, WorkerId(segment.name)) == 7
 
 
-async def test_records_that_cannot_be_read_count_as_no_start(store: ShakyStore) -> None:
-    for broken in (b"", b"{", b"[" * 5000, b'{"generation": "7"}', b"\xff", b'{"generation": -3}'):
-        store.put(MEMBERS + "decode-0", broken)
-        store.put(SEGMENTS + "decode-0", broken)
-        assert await next_generation(store, WorkerId("decode-0")) > 0
-
-
-async def test_a_start_is_above_the_one_that_its_process_remembers(store: ShakyStore) -> None:
+async def test_a_start_is_above_the_remembered_one_and_not_broken_ones(store: ShakyStore) -> None:
     decode = WorkerId("decode-0")
-    assert await next_generation(store, decode, above=4) == 5
-    assert await next_generation(store, decode, above=3) == 6
+    for broken in (b"", b"{", b"[" * 5000, b'{"generation": "7"}', b"\xff", b'{"generation": -3}'):
+        store.put(MEMBERS + decode, broken)
+        store.put(SEGMENTS + decode, broken)
+        assert await next_generation(store, decode) > 0
+    assert await next_generation(store, decode, above=20) == 21
+    assert await next_generation(store, decode, above=3) == 22
 
 
 async def test_a_start_waits_for_the_metadata_server(store: ShakyStore) -> None:
@@ -167,13 +142,12 @@ async def test_a_start_waits_for_the_metadata_server(store: ShakyStore) -> None:
 
 
 async def test_a_record_lives_while_it_is_kept_alive_and_not_longer(store: ShakyStore) -> None:
-    member = Membership(store, worker(), ttl_s=0.03)
-    await member.join()
+    member = await joined(store, ttl_s=0.03)
     keeping = asyncio.create_task(member.keep_alive())
     for _ in range(5):
         written = store.n_written
         store.clock.advance(0.02)
-        await until(functools.partial(written_since, store, written))
+        await until(functools.partial(lambda n: store.n_written > n, written))
         assert record(store) == worker()
     keeping.cancel()
     await asyncio.wait({keeping})
@@ -182,8 +156,7 @@ async def test_a_record_lives_while_it_is_kept_alive_and_not_longer(store: Shaky
 
 
 async def test_keeping_alive_outlives_an_outage_and_a_lease_that_ran_out(store: ShakyStore) -> None:
-    member = Membership(store, worker(), ttl_s=0.03)
-    await member.join()
+    member = await joined(store, ttl_s=0.03)
     keeping = asyncio.create_task(member.keep_alive())
     store.away = True
     await until(lambda: store.n_refused > 3)
@@ -213,11 +186,8 @@ async def test_a_later_start_takes_the_record_and_the_earlier_one_stops(store: S
     assert record(store) is None
 
 
-async def test_a_changed_record_is_written_at_once_or_when_the_server_is_back(
-    store: ShakyStore,
-) -> None:
-    member = Membership(store, worker(), ttl_s=0.03)
-    await member.join()
+async def test_a_changed_record_is_written_at_once_or_after_an_outage(store: ShakyStore) -> None:
+    member = await joined(store, ttl_s=0.03)
     await member.update(worker(n_blocks=7))
     assert record(store) == worker(n_blocks=7)
     store.away = True
@@ -230,8 +200,7 @@ async def test_a_changed_record_is_written_at_once_or_when_the_server_is_back(
 
 
 async def test_after_leaving_nothing_writes_the_record_again(store: ShakyStore) -> None:
-    member = Membership(store, worker(), ttl_s=0.01)
-    await member.join()
+    member = await joined(store, ttl_s=0.01)
     keeping = asyncio.create_task(member.keep_alive())
     await member.leave()
     async with asyncio.timeout(60):
@@ -240,11 +209,8 @@ async def test_after_leaving_nothing_writes_the_record_again(store: ShakyStore) 
     assert record(store) is None
 
 
-async def test_a_renewal_that_is_cancelled_in_its_thread_does_not_write_after_leaving(
-    store: ShakyStore,
-) -> None:
-    member = Membership(store, worker(), ttl_s=0.03)
-    await member.join()
+async def test_a_renewal_cancelled_in_its_thread_writes_no_more(store: ShakyStore) -> None:
+    member = await joined(store, ttl_s=0.03)
     reached, go_on = threading.Event(), threading.Event()
 
     def swap(*args: Any, **fields: Any) -> bool:
@@ -267,8 +233,7 @@ async def test_a_renewal_that_is_cancelled_in_its_thread_does_not_write_after_le
 
 
 async def test_leaving_while_the_server_is_away_lets_the_lease_run_out(store: ShakyStore) -> None:
-    member = Membership(store, worker(), ttl_s=1)
-    await member.join()
+    member = await joined(store, ttl_s=1)
     store.away = True
     await member.leave()
     assert record(store) == worker()
@@ -280,8 +245,7 @@ async def test_leaving_while_the_server_is_away_lets_the_lease_run_out(store: Sh
 async def test_a_server_that_never_answers_does_not_keep_a_worker(
     store: ShakyStore, change: str
 ) -> None:
-    member = Membership(store, worker(), ttl_s=0.03)
-    await member.join()
+    member = await joined(store, ttl_s=0.03)
     asked, go_on = threading.Event(), threading.Event()
 
     def never(key: str) -> bytes | None:
@@ -321,9 +285,7 @@ async def test_what_a_lost_record_promises_is_written_before_it(store: ShakyStor
     keeping.cancel()
 
 
-async def test_a_member_stays_away_while_what_it_promises_can_t_be_written(
-    store: ShakyStore,
-) -> None:
+async def test_a_member_stays_away_while_its_promise_can_t_be_written(store: ShakyStore) -> None:
     tries: list[Any] = []
 
     def restore() -> None:
@@ -338,7 +300,7 @@ async def test_a_member_stays_away_while_what_it_promises_can_t_be_written(
 async def test_a_foreign_record_under_our_name_is_replaced(store: ShakyStore) -> None:
     for foreign in (b"nonsense", msgspec.json.encode(worker(9, name="decode-1"))):
         store.put(KEY, foreign)
-        await Membership(store, worker()).join()
+        await joined(store)
         assert record(store) == worker()
 
 
@@ -370,7 +332,7 @@ async def changes(store: ShakyStore) -> AsyncIterator[Callable[[], Any]]:
         yield next_change
 
 
-async def test_a_conductor_sees_who_comes_changes_restarts_and_goes(
+async def test_a_conductor_sees_who_comes_and_goes(
     store: ShakyStore, changes: Callable[[], Any]
 ) -> None:
     first = Membership(store, worker(1), ttl_s=1)
@@ -391,7 +353,7 @@ async def test_a_conductor_sees_who_comes_changes_restarts_and_goes(
 
 
 async def test_an_outage_makes_nobody_gone(store: ShakyStore, changes: Callable[[], Any]) -> None:
-    await Membership(store, worker()).join()
+    await joined(store)
     assert await changes() == MemberJoined(worker())
     store.away = True
     await until(lambda: store.n_refused > 3)
@@ -422,9 +384,7 @@ async def test_a_worker_whose_record_is_lost_in_an_outage_is_kept_while_it_write
     assert await changes() == MemberChanged(worker(1, draining=True))
 
 
-async def test_a_worker_that_does_not_write_its_lost_record_again_is_gone(
-    store: ShakyStore,
-) -> None:
+async def test_a_worker_that_never_writes_its_lost_record_is_gone(store: ShakyStore) -> None:
     async with watched(store, rejoin_s=0.01) as changes:
         await Membership(store, worker(), ttl_s=1).join()
         assert await changes() == MemberJoined(worker())
@@ -432,17 +392,12 @@ async def test_a_worker_that_does_not_write_its_lost_record_again_is_gone(
         assert await changes() == MemberGone(WorkerId("decode-0"), 1)
 
 
-async def test_records_that_can_t_be_read_are_passed_over(
+async def test_broken_records_are_passed_over(
     store: ShakyStore, changes: Callable[[], Any]
 ) -> None:
-    for name, value in {
-        "nonsense": b"\xff\x00",
-        "empty": b"",
-        "other": b"[1, 2]",
-        "nested": b"[" * 10_000,
-        "stranger": msgspec.json.encode(worker()),
-    }.items():
-        store.put(MEMBERS + name, value)
+    stranger = msgspec.json.encode(worker())
+    for i, value in enumerate((b"\xff\x00", b"", b"[1, 2]", b"[" * 10_000, stranger)):
+        store.put(f"{MEMBERS}other-{i}", value)
     await Membership(store, worker(name="zoe")).join()
     assert await changes() == MemberJoined(worker(name="zoe"))
     store.put(MEMBERS + "zoe", b"now nonsense")
@@ -477,17 +432,10 @@ def test_the_changes_lead_from_one_view_to_the_other(
     assert view == members(now)
 
 
-async def test_a_record_of_an_impossible_generation_keeps_no_worker_counting() -> None:
-    store = MemoryStore()
-    info = WorkerInfo(
-        worker_id=WorkerId("decode-0"),
-        role="decode",
-        generation=2**40,
-        host="here",
-        commands="tcp://127.0.0.1:1",
-        events="tcp://127.0.0.1:1",
-    )
-    store.put(MEMBERS + "decode-0", msgspec.json.encode(info))
+async def test_a_record_of_an_impossible_generation_keeps_no_worker_counting(
+    store: ShakyStore,
+) -> None:
+    store.put(MEMBERS + "decode-0", msgspec.json.encode(info_of(generation=2**40)))
     with pytest.raises(ImplausibleGeneration, match="delete that record"):
         await next_generation(store, WorkerId("decode-0"))
     store.delete(MEMBERS + "decode-0")

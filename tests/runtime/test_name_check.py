@@ -4,18 +4,20 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import msgspec
 import pytest
 
 from halfmoon_metadata import MemoryStore
-from halfmoon_protocol.ids import RequestId, WorkerId
+from halfmoon_protocol.ids import WorkerId
 from halfmoon_protocol.messages import Hello, WorkerInfo
-from halfmoon_runtime.channels.network import Network, Port
+from halfmoon_runtime.channels.network import Port
 from halfmoon_runtime.channels.zmq_network import ZmqNetwork
 from halfmoon_runtime.membership import MEMBERS
 from halfmoon_runtime.worker.conductor_connections import ConductorConnections
 from halfmoon_runtime.worker.name_check import WorkerNameTaken, check_name
+from tests.runtime.service_parts import info_of
 
 NAME = WorkerId("kvstore-0")
 KEY = "the moon is made of green cheese"
@@ -33,27 +35,18 @@ def store() -> MemoryStore:
     return MemoryStore()
 
 
-def info_of(port: Port, generation: int = 3, name: WorkerId = NAME) -> WorkerInfo:
-    return WorkerInfo(
-        worker_id=name,
-        role="prefill",
-        generation=generation,
-        host="there",
-        commands=port.commands,
-        events=port.events,
-        key_id=port.key_id,
-    )
-
-
-def write(store: MemoryStore, info: WorkerInfo) -> None:
-    store.put(MEMBERS + info.worker_id, msgspec.json.encode(info))
+def write(store: MemoryStore, port: Port, **fields: Any) -> WorkerInfo:
+    """Write the record of a worker that has, or had, this port."""
+    reach = {"commands": port.commands, "events": port.events, "key_id": port.key_id}
+    info = info_of(NAME, **{"generation": 3, **reach, **fields})
+    store.put(MEMBERS + NAME, msgspec.json.encode(info))
+    return info
 
 
 @asynccontextmanager
-async def living(network: Network, info: WorkerInfo, port: Port) -> AsyncIterator[list[RequestId]]:
+async def living(info: WorkerInfo, port: Port) -> AsyncIterator[None]:
     """A worker that answers hellos with its record."""
-    let_go: list[RequestId] = []
-    conductors = ConductorConnections(port, let_go.append)
+    conductors = ConductorConnections(port, lambda _: None)
 
     async def serve() -> None:
         while True:
@@ -65,7 +58,7 @@ async def living(network: Network, info: WorkerInfo, port: Port) -> AsyncIterato
 
     task = asyncio.create_task(serve())
     try:
-        yield let_go
+        yield
         assert not task.done() or task.exception() is None
     finally:
         task.cancel()
@@ -75,9 +68,8 @@ async def test_a_worker_that_lives_elsewhere_keeps_its_name(
     network: ZmqNetwork, store: MemoryStore
 ) -> None:
     port = await network.bind(NAME)
-    info = info_of(port)
-    write(store, info)
-    async with living(network, info, port):
+    await check_name(store, network, NAME)  # without a record it is free
+    async with living(write(store, port), port):
         with pytest.raises(WorkerNameTaken) as refused:
             await check_name(store, network, NAME, answer_s=60)
     text = str(refused.value)
@@ -86,50 +78,34 @@ async def test_a_worker_that_lives_elsewhere_keeps_its_name(
         assert part in text
 
 
-async def test_a_name_without_a_record_is_free(network: ZmqNetwork, store: MemoryStore) -> None:
-    await check_name(store, network, NAME)
-
-
-async def test_the_record_of_a_worker_whose_process_is_gone_is_taken_over_at_once(
-    network: ZmqNetwork, store: MemoryStore
-) -> None:
+async def test_the_name_of_a_dead_worker_is_free(network: ZmqNetwork, store: MemoryStore) -> None:
     port = await network.bind(NAME)
-    info = info_of(port)
     await port.close()
-    write(store, info)
+    write(store, port)
     async with asyncio.timeout(60):  # it does not wait for the lease, nor for an answer
         await check_name(store, network, NAME, answer_s=600)
 
 
-async def test_a_worker_that_is_leaving_gives_its_name_away(
+async def test_a_leaving_worker_gives_its_name_away(
     network: ZmqNetwork, store: MemoryStore
 ) -> None:
     port = await network.bind(NAME)
-    info = msgspec.structs.replace(info_of(port), draining=True)
-    write(store, info)
-    async with living(network, info, port):
+    async with living(write(store, port, draining=True), port):
         await check_name(store, network, NAME, answer_s=60)
 
 
-async def test_another_worker_at_the_address_of_a_dead_one_does_not_keep_its_name(
+async def test_another_at_its_address_keeps_no_name(
     network: ZmqNetwork, store: MemoryStore
 ) -> None:
     port = await network.bind("decode-0")
-    write(store, info_of(port))
-    async with living(network, info_of(port, name=WorkerId("decode-0")), port):
+    there = msgspec.structs.replace(write(store, port), worker_id=WorkerId("decode-0"))
+    async with living(there, port):
         await check_name(store, network, NAME, answer_s=0.3)
 
 
-async def test_a_worker_that_hangs_does_not_keep_its_name(
-    network: ZmqNetwork, store: MemoryStore
-) -> None:
+async def test_a_hanging_worker_keeps_no_name(network: ZmqNetwork, store: MemoryStore) -> None:
     with socket.create_server(("127.0.0.1", 0)) as hanging:  # accepts, and says nothing
         port = await network.bind(NAME)
-        info = info_of(port)
         await port.close()
-        write(store, msgspec.structs.replace(info, commands=f"tcp://127.0.0.1:{_port(hanging)}"))
+        write(store, port, commands=f"tcp://127.0.0.1:{hanging.getsockname()[1]}")
         await check_name(store, network, NAME, answer_s=0.3)
-
-
-def _port(server: socket.socket) -> int:
-    return int(server.getsockname()[1])

@@ -2,10 +2,10 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 
-import msgspec
 import pytest
 
 from halfmoon_protocol.errors import MessageTooLarge
@@ -22,6 +22,7 @@ from halfmoon_runtime.channels.memory_network import MemoryNetwork
 from halfmoon_runtime.channels.network import Network, PeerId, PeerUnreachable, Port, WorkerLink
 from halfmoon_runtime.channels.zmq_network import ZmqNetwork
 from halfmoon_runtime.channels.zmq_sockets import SocketSettings
+from tests.runtime.service_parts import finds_nobody
 
 KEY = "only good for tests of networks"
 
@@ -34,13 +35,10 @@ async def opened(kind: str, *, patience_s: float) -> AsyncIterator[Network]:
         network = MemoryNetwork(inbox_messages=50, unread_s=patience_s)
     else:
         settings = SocketSettings(
-            send_queue_messages=50,
-            command_queue_messages=50,
-            unread_messages=1200,
-            connect_timeout_s=patience_s,
-            heartbeat_interval_s=patience_s / 4,
+            send_queue_messages=50, command_queue_messages=50, unread_messages=1200,
+            connect_timeout_s=patience_s, heartbeat_interval_s=patience_s / 4,
             heartbeat_timeout_s=patience_s,
-        )
+        )  # fmt: skip
         network = ZmqNetwork(settings, cluster_key=KEY if kind == "zmq with a key" else "")
     yield network
     async with asyncio.timeout(60):
@@ -70,10 +68,14 @@ def number(message: object) -> int:
     return int(message.request_id)
 
 
+async def connected(network: Network) -> tuple[Port, WorkerLink]:
+    port = await network.bind("decode-0")
+    return port, await network.dial(port.commands, port.events)
+
+
 async def called(network: Network) -> tuple[Port, WorkerLink, PeerId]:
     """A port and a link to it, whose first message has been read; its sender."""
-    port = await network.bind("decode-0")
-    link = await network.dial(port.commands)
+    port, link = await connected(network)
     await link.send(numbered(1))
     peer, _ = await port.receive()
     return port, link, peer
@@ -100,32 +102,27 @@ async def listening(network: Network, port: Port) -> WorkerLink:
     return link
 
 
-async def test_a_command_arrives_and_is_answered_to_who_asked(network: Network) -> None:
-    port = await network.bind("decode-0")
-    link = await network.dial(port.commands)
-    await link.send(numbered(1))
-    peer, message = await port.receive()
-    assert message == numbered(1)
-    answer = DecodeFailed(request_id=RequestId("1"), reason="because", retryable=True)
-    await port.send(peer, answer)
-    assert await link.receive() == answer
+def big(i: int = 1, n: int = 1_000_000) -> DecodeFailed:
+    return DecodeFailed(request_id=RequestId(str(i)), reason="x" * n, retryable=True)
+
+
+async def persist(send: Callable[[], Awaitable[None]], why: str = "") -> None:
+    """Send again while the queue is full."""
+    while True:
+        try:
+            return await send()
+        except PeerUnreachable as error:
+            assert why in str(error)
+            await asyncio.sleep(0.001)
 
 
 async def test_messages_keep_their_order_both_ways(network: Network) -> None:
-    port = await network.bind("decode-0")
-    link = await network.dial(port.commands)
+    port, link = await connected(network)
     n = 500
 
     async def command() -> None:
         for i in range(n):
-            while True:
-                try:
-                    await link.send(numbered(i))
-                except PeerUnreachable as error:
-                    assert "full" in str(error)
-                    await asyncio.sleep(0.001)
-                else:
-                    break
+            await persist(partial(link.send, numbered(i)), "full")
 
     commanding = asyncio.create_task(command())
     assert [number((await port.receive())[1]) for _ in range(n)] == list(range(n))
@@ -139,15 +136,19 @@ async def test_messages_keep_their_order_both_ways(network: Network) -> None:
         assert [number(await link.receive()) for _ in range(20)] == [*range(start, start + 20)]
 
 
-async def test_many_callers_are_told_apart(network: Network) -> None:
+async def test_commands_of_many_callers_are_answered_to_who_asked(network: Network) -> None:
     port = await network.bind("decode-0")
     links = [await network.dial(port.commands) for _ in range(8)]
     for i, link in enumerate(links):
         await link.send(numbered(i))
+
+    def answer(n: int) -> DecodeFailed:
+        return DecodeFailed(request_id=RequestId(str(n)), reason="because", retryable=True)
+
     for _ in links:
         peer, message = await port.receive()
-        await port.send(peer, numbered(100 + number(message)))
-    assert [number(await link.receive()) for link in links] == [100 + i for i in range(8)]
+        await port.send(peer, answer(number(message)))
+    assert [await link.receive() for link in links] == [answer(i) for i in range(8)]
 
 
 async def test_what_is_published_reaches_every_listener_and_nobody_else(network: Network) -> None:
@@ -167,39 +168,27 @@ async def test_what_is_published_reaches_every_listener_and_nobody_else(network:
     assert await deaf.receive() == numbered(2)
 
 
-async def test_kv_events_are_numbered_from_zero_without_gaps(network: Network) -> None:
+async def test_kv_events_are_numbered_from_zero_and_lose_their_tokens(network: Network) -> None:
     port = await network.bind("kvstore-0")
     link = await listening(network, port)
-    stored = BlockStored(
-        block_hashes=(b"\x01" * 16, b"\xff" * 16),
-        parent_block_hash=None,
-        token_ids=(),
-        block_size=16,
-        medium="CPU",
+    hashes = (b"\x01" * 16, b"\xff" * 16)
+    fields = {"parent_block_hash": None, "block_size": 16, "medium": "CPU"}
+    stored, with_tokens = (
+        BlockStored(block_hashes=hashes, token_ids=tuple(range(n)), **fields) for n in (0, 32)
     )
     published: list[tuple[KvEvent, ...]] = [
         (stored,),
         (BlockRemoved(block_hashes=(b"\x01" * 16,)), stored),
     ]
     published += [(AllBlocksCleared(),)] * 28
-    numbers = [await port.publish_kv(events) for events in published]
+    # Tokens are sent, and not received.
+    sent = [(with_tokens,), *published[1:]]
+    numbers = [await port.publish_kv(events) for events in sent]
     assert numbers == list(range(30))
     received = [await link.receive() for _ in published]
-    assert all(isinstance(batch, KvEventBatch) for batch in received)
-    assert [b.sequence for b in received if isinstance(b, KvEventBatch)] == list(range(30))
-    assert [b.events for b in received if isinstance(b, KvEventBatch)] == published
-
-
-async def test_tokens_of_kv_events_are_sent_and_not_received(network: Network) -> None:
-    port = await network.bind("kvstore-0")
-    link = await listening(network, port)
-    stored = BlockStored(
-        block_hashes=(b"a",), parent_block_hash=None, token_ids=tuple(range(16)), block_size=16
-    )
-    await port.publish_kv([stored])
-    batch = await link.receive()
-    assert isinstance(batch, KvEventBatch)
-    assert batch.events == (msgspec.structs.replace(stored, token_ids=()),)
+    batches = [b for b in received if isinstance(b, KvEventBatch)]
+    assert [b.sequence for b in batches] == list(range(30))
+    assert [b.events for b in batches] == published
 
 
 async def test_a_send_to_a_caller_that_hung_up_is_refused(network: Network) -> None:
@@ -218,8 +207,7 @@ async def test_a_caller_that_reads_slowly_misses_nothing(network: Network) -> No
 
     async def answer(first: int) -> None:
         for i in range(first, n, n_tasks):
-            big = DecodeFailed(request_id=RequestId(str(i)), reason="x" * 10_000, retryable=True)
-            await port.send(peer, big)
+            await port.send(peer, big(i, 10_000))
 
     answering = [asyncio.create_task(answer(first)) for first in range(n_tasks)]
     heard = []
@@ -235,14 +223,13 @@ async def test_a_caller_that_reads_slowly_misses_nothing(network: Network) -> No
 
 async def test_a_send_that_waits_for_a_caller_ends_when_it_hangs_up(network: Network) -> None:
     port, link, peer = await called(network)
-    big = DecodeFailed(request_id=RequestId("1"), reason="x" * 1_000_000, retryable=True)
     n_begun = n_sent = 0
 
     async def answer() -> None:
         nonlocal n_begun, n_sent
         while True:
             n_begun += 1
-            await port.send(peer, big)
+            await port.send(peer, big())
             n_sent += 1
             await asyncio.sleep(0)
 
@@ -250,112 +237,86 @@ async def test_a_send_that_waits_for_a_caller_ends_when_it_hangs_up(network: Net
     while n_begun == n_sent:  # one that does not wait is over before others run
         await asyncio.sleep(0)
     await link.close()
-    with pytest.raises(PeerUnreachable, match="gone"):
-        await answering
+    await finds_nobody(answering, "gone")
 
 
 async def test_a_caller_that_reads_nothing_is_gone_in_the_end_and_both_sides_know(
     hasty: Network,
 ) -> None:
     port, link, peer = await called(hasty)
-    big = DecodeFailed(request_id=RequestId("1"), reason="x" * 1_000_000, retryable=True)
     with pytest.raises(PeerUnreachable):
         for _ in range(300):
-            await port.send(peer, big)
+            await port.send(peer, big())
             await asyncio.sleep(0)
     with pytest.raises(PeerUnreachable):
         while True:
             await link.receive()
 
 
-async def test_what_came_before_the_end_is_delivered_and_then_receive_raises(
-    network: Network,
-) -> None:
-    port = await network.bind("decode-0")
-    link = await network.dial(port.commands, port.events)
-    await link.send(numbered(1))
-    peer, _ = await port.receive()
+async def test_what_came_before_the_end_is_delivered_and_no_more(network: Network) -> None:
+    port, link, peer = await called(network)
     for i in range(40):
         await port.send(peer, numbered(i))
     await port.close()
     assert [number(await link.receive()) for _ in range(40)] == list(range(40))
     for _ in range(2):  # and it stays down
-        with pytest.raises(PeerUnreachable):
-            await link.receive()
-        with pytest.raises(PeerUnreachable):
-            await link.send(numbered(2))
+        await finds_nobody(link.receive())
+        await finds_nobody(link.send(numbered(2)))
 
 
 async def test_a_link_does_not_follow_a_worker_that_is_restarted(network: Network) -> None:
-    port = await network.bind("decode-0")
-    link = await network.dial(port.commands)
+    port, link = await connected(network)
     await port.close()
-    with pytest.raises(PeerUnreachable):
-        await link.receive()
+    await finds_nobody(link.receive())
     again = await network.bind("decode-0")
     assert again.commands != port.commands
-    with pytest.raises(PeerUnreachable):
-        await link.send(numbered(1))
+    await finds_nobody(link.send(numbered(1)))
     link = await network.dial(again.commands)
     await link.send(numbered(2))
     assert (await again.receive())[1] == numbered(2)
 
 
 async def test_a_waiting_receive_hears_of_the_end(network: Network) -> None:
-    port = await network.bind("decode-0")
-    link = await network.dial(port.commands)
+    port, link = await connected(network)
     at_link = asyncio.create_task(link.receive())
     at_port = asyncio.create_task(port.receive())
     await asyncio.sleep(0)
     await port.close()
     for waiting in (at_link, at_port):
-        with pytest.raises(PeerUnreachable):
-            async with asyncio.timeout(60):
-                await waiting
+        await finds_nobody(waiting)
 
 
 async def test_hanging_up_ends_our_own_receive(network: Network) -> None:
-    port = await network.bind("decode-0")
-    link = await network.dial(port.commands)
+    _, link = await connected(network)
     waiting = asyncio.create_task(link.receive())
     await asyncio.sleep(0)
     await link.close()
     await link.close()
-    with pytest.raises(PeerUnreachable, match="hung up"):
-        await waiting
+    await finds_nobody(waiting, "hung up")
 
 
 async def test_a_link_to_nobody_is_down(hasty: Network) -> None:
-    port = await hasty.bind("decode-0")
+    port, _ = await connected(hasty)
     await port.close()
     link = await hasty.dial(port.commands, port.events)
-    with pytest.raises(PeerUnreachable):
-        await link.receive()
-    with pytest.raises(PeerUnreachable):
-        await link.send(numbered(1))
+    await finds_nobody(link.receive())
+    await finds_nobody(link.send(numbered(1)))
 
 
 @pytest.mark.parametrize(
     "endpoint", ["", "nonsense://x", "tcp://no-port", "mem://nobody/1/commands"]
 )
-async def test_an_endpoint_that_is_none_gives_a_link_that_is_down(
-    network: Network, endpoint: str
-) -> None:
+async def test_a_link_to_no_endpoint_is_down(network: Network, endpoint: str) -> None:
     link = await network.dial(endpoint)
-    with pytest.raises(PeerUnreachable):
-        await link.receive()
+    await finds_nobody(link.receive())
 
 
 async def test_a_message_over_the_limit_is_refused_before_it_is_sent(network: Network) -> None:
-    port = await network.bind("decode-0")
-    link = await network.dial(port.commands, port.events)
-    huge = DecodeFailed(request_id=RequestId("1"), reason="x" * 17_000_000, retryable=True)
-    with pytest.raises(MessageTooLarge):
-        await link.send(huge)
-    with pytest.raises(MessageTooLarge):
-        await port.publish(huge)
-    with pytest.raises(MessageTooLarge):
-        await port.publish_kv([BlockRemoved(block_hashes=(b"x" * 17_000_000,))])
+    port, link = await connected(network)
+    huge, block = big(n=17_000_000), BlockRemoved(block_hashes=(b"x" * 17_000_000,))
+    for sending in (link.send(huge), port.publish(huge), port.publish_kv([block])):
+        with pytest.raises(MessageTooLarge):
+            await sending
     assert await port.publish_kv([AllBlocksCleared()]) == 0
     await link.send(numbered(1))
     assert (await port.receive())[1] == numbered(1)
@@ -366,21 +327,12 @@ async def test_a_message_over_the_limit_is_refused_before_it_is_sent(network: Ne
 async def test_cancelling_receive_loses_nothing(network: Network, how: str, seed: int) -> None:
     print("seed", seed)
     dice = random.Random(seed)
-    port = await network.bind("decode-0")
-    link = await network.dial(port.commands)
-    await link.send(numbered(0))
-    peer, _ = await port.receive()
+    port, link, peer = await called(network)
     n = 1000
 
     async def answer() -> None:
         for i in range(n):
-            while True:
-                try:
-                    await port.send(peer, numbered(i))
-                except PeerUnreachable:
-                    await asyncio.sleep(0.001)
-                else:
-                    break
+            await persist(partial(port.send, peer, numbered(i)))
             if dice.random() < 0.5:
                 await asyncio.sleep(0)
 

@@ -1,23 +1,14 @@
-"""The queue behind every `receive`: bounded, in order, and nothing lost to a cancellation."""
+"""What waits to be received: bounded for each caller and for all, in order, and never lost."""
 
 import asyncio
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halfmoon_runtime.channels.network import PeerUnreachable
+from halfmoon_runtime.channels.network import PeerId
 from halfmoon_runtime.channels.receive_queue import ReceiveQueue
-
-
-async def test_a_full_queue_takes_nothing_until_an_item_is_read() -> None:
-    inbox: ReceiveQueue[int] = ReceiveQueue(2)
-    assert inbox.try_put(1)
-    assert inbox.try_put(2)
-    assert not inbox.try_put(3)
-    assert await inbox.get() == 1
-    assert inbox.try_put(4)
-    assert [await inbox.get() for _ in range(2)] == [2, 4]
+from halfmoon_runtime.channels.unread_shares import UnreadShares
+from tests.runtime.service_parts import finds_nobody
 
 
 async def test_frames_count_by_their_bytes_until_they_are_read() -> None:
@@ -28,8 +19,7 @@ async def test_frames_count_by_their_bytes_until_they_are_read() -> None:
     assert await inbox.get() == 1
     assert inbox.try_put(4, 60)
     inbox.close("gone", discard=True)
-    with pytest.raises(PeerUnreachable):
-        await inbox.get()
+    await finds_nobody(inbox.get())
 
 
 async def test_the_end_comes_after_what_was_queued_and_for_good() -> None:
@@ -40,8 +30,7 @@ async def test_the_end_comes_after_what_was_queued_and_for_good() -> None:
     assert not inbox.try_put(2)
     assert await inbox.get() == 1
     for _ in range(2):
-        with pytest.raises(PeerUnreachable, match="gone"):
-            await inbox.get()
+        await finds_nobody(inbox.get(), "gone")
 
 
 async def test_the_end_wakes_all_who_wait() -> None:
@@ -53,19 +42,14 @@ async def test_the_end_wakes_all_who_wait() -> None:
     empty.close("gone")
     full.close("gone", discard=True)
     for task in getting:
-        with pytest.raises(PeerUnreachable):
-            await task
-    with pytest.raises(PeerUnreachable):
-        await full.get()
+        await finds_nobody(task)
+    await finds_nobody(full.get())
 
 
 @given(
-    st.lists(st.sampled_from(["put", "get", "cancel get", "turn"]), max_size=60),
-    st.integers(1, 4),
+    st.lists(st.sampled_from(["put", "get", "cancel get", "turn"]), max_size=60), st.integers(1, 4)
 )
-def test_whatever_is_cancelled_every_item_put_comes_out_once_and_in_order(
-    steps: list[str], limit: int
-) -> None:
+def test_whatever_is_cancelled_items_come_once_and_in_order(steps: list[str], limit: int) -> None:
     async def run() -> None:
         inbox: ReceiveQueue[int] = ReceiveQueue(limit)
         getting: list[asyncio.Task[int]] = []
@@ -98,3 +82,15 @@ def test_whatever_is_cancelled_every_item_put_comes_out_once_and_in_order(
         assert got == added
 
     asyncio.run(run())
+
+
+FLOODING, HONEST = PeerId(b"f"), PeerId(b"h")
+
+
+def test_a_caller_has_its_share_of_bytes() -> None:
+    shares = UnreadShares(10, 100)
+    shares.add(FLOODING, 60)
+    assert not shares.fits(FLOODING, 41)
+    assert shares.fits(FLOODING, 40)
+    shares.remove(FLOODING, 60)
+    assert shares.fits(FLOODING, 100)

@@ -2,29 +2,19 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from typing import Any
 
 import msgspec
 import pytest
 from prometheus_client import REGISTRY
 
 from halfmoon_metadata import MemoryStore
-from halfmoon_protocol.ids import WorkerId
-from halfmoon_protocol.messages import WorkerInfo
-from halfmoon_runtime.lifecycle import Service
 from halfmoon_runtime.membership import MEMBERS, Membership, Superseded
 from halfmoon_runtime.observability.metrics import MetricSnapshot
 from halfmoon_runtime.worker.registration import registered_worker
+from tests.runtime.service_parts import info_of, some_service
 
-INFO = WorkerInfo(
-    worker_id=WorkerId("decode-0"),
-    role="decode",
-    generation=1,
-    host="here",
-    commands="nowhere",
-    events="nowhere",
-)
+INFO = info_of("decode-0")
 KEY = MEMBERS + INFO.worker_id
 
 
@@ -47,12 +37,6 @@ class Worker:
 
     def metrics(self) -> MetricSnapshot:
         return {"halfmoon_test_in_service": ("Whether it serves.", float(self.serving))}
-
-
-@asynccontextmanager
-async def some_service() -> AsyncIterator[Service]:
-    async with asyncio.TaskGroup() as tasks:
-        yield Service(tasks)
 
 
 def reading() -> float | None:
@@ -92,12 +76,10 @@ class SlowStore(MemoryStore):
         super().__init__()
         self.writing, self.go_on = threading.Event(), threading.Event()
 
-    def compare_and_swap(
-        self, key: str, expected: bytes | None, value: bytes | None, *, ttl_s: float | None = None
-    ) -> bool:
+    def compare_and_swap(self, *args: Any, **kwargs: Any) -> bool:
         self.writing.set()
         assert self.go_on.wait(60)
-        return super().compare_and_swap(key, expected, value, ttl_s=ttl_s)
+        return super().compare_and_swap(*args, **kwargs)
 
 
 async def test_a_stop_in_the_middle_of_joining_leaves_no_record() -> None:

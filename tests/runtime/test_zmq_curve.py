@@ -1,12 +1,12 @@
 """With a cluster key, who does not have it hears nothing and changes nothing."""
 
-import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from typing import Any
 
 import pytest
 import zmq
 import zmq.asyncio
-from prometheus_client import REGISTRY
 from zmq.utils import z85
 
 from halfmoon_protocol.cluster_keys import cluster_key_id
@@ -15,9 +15,9 @@ from halfmoon_protocol.curve_secrets import curve_secrets
 from halfmoon_protocol.ids import RequestId
 from halfmoon_protocol.kv_events import BlockStored
 from halfmoon_protocol.messages import Cancel
-from halfmoon_runtime.channels.network import PeerUnreachable
 from halfmoon_runtime.channels.zmq_network import ZmqNetwork
 from halfmoon_runtime.channels.zmq_sockets import SocketSettings
+from tests.runtime.service_parts import dropped, finds_nobody, until
 
 KEY = "only good for tests of networks"
 MESSAGE = Cancel(request_id=RequestId("hello"))
@@ -27,15 +27,44 @@ GOLDEN_CALLER = "c9985eecf56b41f7ff5ec2c37f540a9c5da91088588c285fda559f1072d39cc
 _SETTINGS = SocketSettings(connect_timeout_s=1.0)
 
 
+@asynccontextmanager
+async def opened(key: str, settings: SocketSettings | None = None) -> AsyncIterator[ZmqNetwork]:
+    network = ZmqNetwork(settings, cluster_key=key)
+    try:
+        yield network
+    finally:
+        await network.close()
+
+
 @pytest.fixture
 async def network() -> AsyncIterator[ZmqNetwork]:
-    network = ZmqNetwork(cluster_key=KEY)
-    yield network
-    await network.close()
+    async with opened(KEY) as network:
+        yield network
 
 
-def dropped(reason: str) -> float:
-    return REGISTRY.get_sample_value("halfmoon_dropped_messages_total", {"reason": reason}) or 0.0
+@contextmanager
+def stock(*kinds: int) -> Iterator[list[Any]]:
+    """Sockets of ZeroMQ alone."""
+    context = zmq.asyncio.Context()
+    sockets: list[Any] = [context.socket(kind) for kind in kinds]
+    for socket in sockets:
+        socket.setsockopt(zmq.LINGER, 0)
+        if socket.socket_type == zmq.SUB:
+            socket.setsockopt(zmq.SUBSCRIBE, b"")
+    try:
+        yield sockets
+    finally:
+        for socket in sockets:
+            socket.close()
+        context.term()
+
+
+def use_curve(socket: Any, public: bytes, secret: bytes) -> None:
+    """Call a port of the key with a pair of keys."""
+    server = zmq.curve_public(z85.encode(curve_secrets(KEY).port))
+    socket.setsockopt(zmq.CURVE_SERVERKEY, server)
+    socket.setsockopt(zmq.CURVE_PUBLICKEY, public)
+    socket.setsockopt(zmq.CURVE_SECRETKEY, secret)
 
 
 def test_the_keys_are_those_that_the_protocol_says() -> None:
@@ -50,13 +79,9 @@ async def test_a_caller_with_another_key_or_none_is_not_connected(
     network: ZmqNetwork, key: str
 ) -> None:
     port = await network.bind("worker")
-    stranger = ZmqNetwork(_SETTINGS, cluster_key=key)
-    try:
+    async with opened(key, _SETTINGS) as stranger:
         link = await stranger.dial(port.commands, port.events)
-        with pytest.raises(PeerUnreachable):
-            await link.receive()
-    finally:
-        await stranger.close()
+        await finds_nobody(link.receive())
 
 
 #: What each process has, step by step, while a cluster's key is changed.
@@ -68,14 +93,12 @@ STEPS = [KEY, f"{KEY}\n{NEW_KEY}", f"{NEW_KEY}\n{KEY}", NEW_KEY]
 async def test_while_a_key_is_changed_neighbouring_steps_connect_and_others_are_told(
     there: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    network = ZmqNetwork(cluster_key=STEPS[there])
-    networks = [network]
-    try:
+    async with AsyncExitStack() as networks:
+        network = await networks.enter_async_context(opened(STEPS[there]))
         port = await network.bind("worker")
         assert port.key_id == cluster_key_id(STEPS[there].split("\n")[0])
         for here in range(4):
-            caller = ZmqNetwork(_SETTINGS, cluster_key=STEPS[here])
-            networks.append(caller)
+            caller = await networks.enter_async_context(opened(STEPS[here], _SETTINGS))
             before = dropped("unknown_key")
             link = await caller.dial(port.commands, port.events, key_id=port.key_id)
             # A caller that has the port's key at any place connects: this includes all neighbours.
@@ -87,77 +110,45 @@ async def test_while_a_key_is_changed_neighbouring_steps_connect_and_others_are_
                 assert await link.receive() == MESSAGE
                 continue
             assert abs(here - there) > 1
-            with pytest.raises(PeerUnreachable, match=f"cluster key {port.key_id}.*second line"):
-                await link.send(MESSAGE)
+            await finds_nobody(link.send(MESSAGE), f"cluster key {port.key_id}.*second line")
             assert dropped("unknown_key") == before + 1
         assert KEY not in caplog.text
-    finally:
-        for each in networks:
-            await each.close()
 
 
 @pytest.mark.parametrize(("here", "there"), [(0, 0), (0, 1), (1, 0), (1, 1), (2, 3), (3, 3)])
-async def test_a_port_whose_record_names_no_key_is_called_with_the_first(
-    here: int, there: int
-) -> None:
+async def test_a_port_that_names_no_key_is_called_with_the_first(here: int, there: int) -> None:
     """Records of earlier releases name none."""
-    network, caller = (ZmqNetwork(cluster_key=STEPS[step]) for step in (there, here))
-    try:
+    async with opened(STEPS[there]) as network, opened(STEPS[here]) as caller:
         port = await network.bind("worker")
         link = await caller.dial(port.commands)
         await link.send(MESSAGE)
         assert (await port.receive())[1] == MESSAGE
-    finally:
-        await caller.close()
-        await network.close()
 
 
 async def test_a_caller_without_a_key_is_told_that_the_port_has_one(network: ZmqNetwork) -> None:
     port = await network.bind("worker")
-    caller = ZmqNetwork()
-    try:
+    async with opened("") as caller:
         link = await caller.dial(port.commands, key_id=port.key_id)
-        with pytest.raises(PeerUnreachable, match="this process has none: set HALFMOON_CLUSTER"):
-            await link.send(MESSAGE)
-    finally:
-        await caller.close()
+        await finds_nobody(link.send(MESSAGE), "this process has none: set HALFMOON_CLUSTER")
 
 
 async def test_a_port_lets_in_no_caller_of_a_key_that_is_not_in_its_text() -> None:
     """With the port's own public key, but the caller's pair of a third key."""
-    network, context = ZmqNetwork(cluster_key=STEPS[1]), zmq.asyncio.Context()
-    port = await network.bind("worker")
-    before = dropped("stranger")
-    dealer = context.socket(zmq.DEALER)
-    third = z85.encode(curve_secrets("the key of another cluster").caller)
-    try:
-        dealer.setsockopt(zmq.LINGER, 0)
-        server = zmq.curve_public(z85.encode(curve_secrets(KEY).port))
-        dealer.setsockopt(zmq.CURVE_SERVERKEY, server)
-        dealer.setsockopt(zmq.CURVE_PUBLICKEY, zmq.curve_public(third))
-        dealer.setsockopt(zmq.CURVE_SECRETKEY, third)
-        dealer.connect(port.commands)
-        while dropped("stranger") < before + 1:
-            await asyncio.sleep(0.01)
-    finally:
-        dealer.close()
-        context.term()
-        await network.close()
+    async with opened(STEPS[1]) as network:
+        port = await network.bind("worker")
+        before = dropped("stranger")
+        third = z85.encode(curve_secrets("the key of another cluster").caller)
+        with stock(zmq.DEALER) as (dealer,):
+            use_curve(dealer, zmq.curve_public(third), third)
+            dealer.connect(port.commands)
+            await until(lambda: dropped("stranger") > before)
 
 
-async def test_a_caller_with_a_key_is_not_connected_to_a_port_without(network: ZmqNetwork) -> None:
-    impostor = ZmqNetwork()
-    try:
+async def test_a_caller_with_a_key_is_not_connected_to_a_port_without() -> None:
+    async with opened("") as impostor, opened(KEY, _SETTINGS) as caller:
         port = await impostor.bind("worker")
-        caller = ZmqNetwork(_SETTINGS, cluster_key=KEY)
-        try:
-            link = await caller.dial(port.commands)
-            with pytest.raises(PeerUnreachable):
-                await link.send(MESSAGE)
-        finally:
-            await caller.close()
-    finally:
-        await impostor.close()
+        link = await caller.dial(port.commands)
+        await finds_nobody(link.send(MESSAGE))
 
 
 async def test_who_knows_only_the_ports_public_key_is_refused_and_counted(
@@ -165,26 +156,12 @@ async def test_who_knows_only_the_ports_public_key_is_refused_and_counted(
 ) -> None:
     port = await network.bind("worker")
     before = dropped("stranger")
-    context = zmq.asyncio.Context()
-    sockets = [context.socket(zmq.DEALER), context.socket(zmq.SUB)]
-    secrets = curve_secrets(KEY)
-    for socket in sockets:
-        public, secret = zmq.curve_keypair()
-        socket.setsockopt(zmq.CURVE_SERVERKEY, zmq.curve_public(z85.encode(secrets.port)))
-        socket.setsockopt(zmq.CURVE_PUBLICKEY, public)
-        socket.setsockopt(zmq.CURVE_SECRETKEY, secret)
-        socket.setsockopt(zmq.LINGER, 0)
-    try:
-        sockets[0].connect(port.commands)
-        sockets[1].setsockopt(zmq.SUBSCRIBE, b"")
-        sockets[1].connect(port.events)
-        await sockets[0].send(encode(MESSAGE))
-        while dropped("stranger") < before + 2:
-            await asyncio.sleep(0.01)
-    finally:
-        for socket in sockets:
-            socket.close()
-        context.term()
+    with stock(zmq.DEALER, zmq.SUB) as (dealer, sub):
+        for socket, address in ((dealer, port.commands), (sub, port.events)):
+            use_curve(socket, *zmq.curve_keypair())
+            socket.connect(address)
+        await dealer.send(encode(MESSAGE))
+        await until(lambda: dropped("stranger") >= before + 2)
 
 
 async def test_a_stock_subscriber_hears_no_prompt_and_a_stock_dealer_gives_no_command(
@@ -192,23 +169,14 @@ async def test_a_stock_subscriber_hears_no_prompt_and_a_stock_dealer_gives_no_co
 ) -> None:
     port = await network.bind("worker")
     friend = await network.dial(port.commands, port.events)
-    context = zmq.asyncio.Context()
-    dealer, sub = context.socket(zmq.DEALER), context.socket(zmq.SUB)
     before = dropped("handshake")
-    try:
-        sub.setsockopt(zmq.SUBSCRIBE, b"")
-        sub.setsockopt(zmq.LINGER, 0)
-        dealer.setsockopt(zmq.LINGER, 0)
+    with stock(zmq.DEALER, zmq.SUB) as (dealer, sub):
         sub.connect(port.events)
         dealer.connect(port.commands)
         await dealer.send(encode(MESSAGE))
-        while dropped("handshake") < before + 2:
-            await asyncio.sleep(0.01)
+        await until(lambda: dropped("handshake") >= before + 2)
         event = BlockStored(
-            block_hashes=(b"h" * 32,),
-            parent_block_hash=None,
-            token_ids=(7,) * 64,
-            block_size=64,
+            block_hashes=(b"h" * 32,), parent_block_hash=None, token_ids=(7,) * 64, block_size=64
         )
         await port.publish_kv([event])
         await friend.send(Cancel(request_id=RequestId("of the friend")))
@@ -216,7 +184,3 @@ async def test_a_stock_subscriber_hears_no_prompt_and_a_stock_dealer_gives_no_co
         assert message == Cancel(request_id=RequestId("of the friend"))
         await friend.receive()  # the event has gone out
         assert not await sub.poll(0)
-    finally:
-        dealer.close()
-        sub.close()
-        context.term()

@@ -16,16 +16,16 @@ import msgspec
 import pytest
 import zmq
 import zmq.asyncio
-from prometheus_client import REGISTRY
 
 from halfmoon_protocol.codec import VERSION, decode, encode
 from halfmoon_protocol.ids import RequestId
 from halfmoon_protocol.kv_events import AllBlocksCleared, KvEventBatch, encode_payload
 from halfmoon_protocol.messages import Cancel, WrongVersion
-from halfmoon_runtime.channels.network import PeerUnreachable, WorkerLink
+from halfmoon_runtime.channels.network import Port, WorkerLink
 from halfmoon_runtime.channels.socket_pump import SocketPump
 from halfmoon_runtime.channels.zmq_network import ZmqNetwork
 from halfmoon_runtime.channels.zmq_sockets import SocketSettings
+from tests.runtime.service_parts import dropped, finds_nobody, until
 
 LIMIT = 10_000
 MESSAGE = Cancel(request_id=RequestId("hello"))
@@ -119,9 +119,12 @@ async def hasty() -> AsyncIterator[ZmqNetwork]:
         yield network
 
 
+#: Makes plain ZeroMQ sockets that do what they like.
+Raw = Callable[[int], "zmq.Socket[bytes]"]
+
+
 @pytest.fixture
-def raw() -> "Iterator[Callable[[int], zmq.Socket[bytes]]]":
-    """Makes plain ZeroMQ sockets that do what they like."""
+def raw() -> Iterator[Raw]:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
 
     def make(kind: int) -> "zmq.Socket[bytes]":
@@ -131,18 +134,6 @@ def raw() -> "Iterator[Callable[[int], zmq.Socket[bytes]]]":
 
     yield make
     context.destroy(linger=0)
-
-
-def dropped(reason: str) -> float:
-    return REGISTRY.get_sample_value("halfmoon_dropped_messages_total", {"reason": reason}) or 0
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while True:
-            if condition():
-                return
-            await asyncio.sleep(0.005)
 
 
 GARBAGE = [
@@ -167,14 +158,10 @@ GARBAGE = [
 
 @pytest.mark.parametrize(("frames", "reason"), GARBAGE)
 async def test_garbage_on_the_command_socket_is_counted_and_dropped(
-    network: ZmqNetwork,
-    raw: "Callable[[int], zmq.Socket[bytes]]",
-    frames: list[bytes],
-    reason: str,
+    network: ZmqNetwork, raw: Raw, frames: list[bytes], reason: str
 ) -> None:
     port = await network.bind("worker")
-    dealer = raw(zmq.DEALER)
-    dealer.connect(port.commands)
+    dealer = dealer_to(raw, port.commands)
     before = dropped(reason)
     dealer.send_multipart(frames)
     await until(lambda: dropped(reason) == before + 1)
@@ -183,11 +170,10 @@ async def test_garbage_on_the_command_socket_is_counted_and_dropped(
 
 
 async def test_frames_of_another_version_are_answered_with_the_versions_spoken_once_a_second(
-    network: ZmqNetwork, raw: "Callable[[int], zmq.Socket[bytes]]"
+    network: ZmqNetwork, raw: Raw
 ) -> None:
     port = await network.bind("worker")
-    dealer = raw(zmq.DEALER)
-    dealer.connect(port.commands)
+    dealer = dealer_to(raw, port.commands)
     before = dropped("unknown_version")
     for _ in range(100):
         dealer.send(b"\x09 of a later build")
@@ -205,8 +191,19 @@ async def test_frames_of_another_version_are_answered_with_the_versions_spoken_o
     assert len(answers) < 10, "an answer for each frame"
 
 
+def dealer_to(raw: Raw, endpoint: str) -> "zmq.Socket[bytes]":
+    dealer = raw(zmq.DEALER)
+    dealer.connect(endpoint)
+    return dealer
+
+
+async def serves(port: Port, link: WorkerLink) -> bool:
+    await link.send(MESSAGE)
+    return (await port.receive())[1] == MESSAGE
+
+
 async def test_a_giant_frame_costs_its_sender_the_connection_and_us_nothing(
-    network: ZmqNetwork, raw: "Callable[[int], zmq.Socket[bytes]]"
+    network: ZmqNetwork, raw: Raw
 ) -> None:
     port = await network.bind("worker")
     dealer = raw(zmq.DEALER)
@@ -219,8 +216,7 @@ async def test_a_giant_frame_costs_its_sender_the_connection_and_us_nothing(
     assert await asyncio.to_thread(monitor.poll, 5000), "the sender is still connected"
     monitor.close()
     link = await network.dial(port.commands)
-    await link.send(MESSAGE)
-    assert (await port.receive())[1] == MESSAGE
+    assert await serves(port, link)
 
 
 @pytest.mark.parametrize("which", ["commands", "events"])
@@ -246,13 +242,11 @@ async def test_raw_tcp_garbage_harms_nobody(network: ZmqNetwork, which: str) -> 
         connection.sendall(blob)
         connections.append(connection)
     link = await network.dial(port.commands, port.events)
-    await link.send(MESSAGE)
-    assert (await port.receive())[1] == MESSAGE
+    assert await serves(port, link)
     for connection in connections:
         connection.close()
     await until(lambda: dropped("handshake") > before)
-    await link.send(MESSAGE)
-    assert (await port.receive())[1] == MESSAGE
+    assert await serves(port, link)
 
 
 @pytest.mark.parametrize(
@@ -268,10 +262,7 @@ async def test_raw_tcp_garbage_harms_nobody(network: ZmqNetwork, which: str) -> 
     ],
 )
 async def test_garbage_that_a_worker_publishes_or_answers_is_dropped(
-    network: ZmqNetwork,
-    raw: "Callable[[int], zmq.Socket[bytes]]",
-    frames: list[bytes],
-    reason: str,
+    network: ZmqNetwork, raw: Raw, frames: list[bytes], reason: str
 ) -> None:
     router, xpub = raw(zmq.ROUTER), raw(zmq.XPUB)
     commands = f"tcp://127.0.0.1:{router.bind_to_random_port('tcp://127.0.0.1')}"
@@ -292,71 +283,64 @@ async def test_garbage_that_a_worker_publishes_or_answers_is_dropped(
     assert await link.receive() == KvEventBatch(0, 2.0, (AllBlocksCleared(),))
 
 
-async def start_worker(network: ZmqNetwork) -> tuple[asyncio.subprocess.Process, WorkerLink]:
-    worker = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", WORKER, stdout=asyncio.subprocess.PIPE
+@asynccontextmanager
+async def running(program: str, *arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A process that is killed in the end."""
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", program, *arguments, stdin=pipe, stdout=pipe
     )
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+async def addresses_of(worker: asyncio.subprocess.Process) -> list[str]:
     assert worker.stdout is not None
-    commands, events = (await worker.stdout.readline()).decode().split()
-    link = await network.dial(commands, events)
-    await link.send(MESSAGE)
-    assert await link.receive() == MESSAGE
-    return worker, link
+    return (await worker.stdout.readline()).decode().split()
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
-async def test_a_link_to_a_process_that_dies_or_freezes_goes_down(
+async def test_a_link_to_who_dies_or_freezes_goes_down(
     hasty: ZmqNetwork, how: signal.Signals
 ) -> None:
-    worker, link = await start_worker(hasty)
-    try:
+    async with running(WORKER) as worker:
+        link = await hasty.dial(*await addresses_of(worker))
+        await link.send(MESSAGE)
+        assert await link.receive() == MESSAGE
         os.kill(worker.pid, how)
-        with pytest.raises(PeerUnreachable, match="lost"):
-            async with asyncio.timeout(60):
-                await link.receive()
-        with pytest.raises(PeerUnreachable, match="lost"):
-            await link.send(MESSAGE)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            worker.kill()
-        await worker.wait()
+        await finds_nobody(link.receive(), "lost")
+        await finds_nobody(link.send(MESSAGE), "lost")
 
 
 async def test_a_caller_that_floods_a_worker_and_leaves_does_not_end_it(
-    network: ZmqNetwork, raw: "Callable[[int], zmq.Socket[bytes]]"
+    network: ZmqNetwork, raw: Raw
 ) -> None:
-    worker = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", SLOW_WORKER, stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    assert worker.stdout is not None
-    assert worker.stdin is not None
-    try:
-        commands, events = (await worker.stdout.readline()).decode().split()
+    async with running(SLOW_WORKER) as worker:
+        commands, events = await addresses_of(worker)
         dealer = raw(zmq.DEALER)
         dealer.setsockopt(zmq.SNDHWM, 5000)
         dealer.connect(commands)
         for _ in range(20_000):
             await asyncio.to_thread(dealer.send, encode(MESSAGE))
         dealer.close(linger=0)
+        assert worker.stdin is not None
         worker.stdin.write(b"read\n")
         async with asyncio.timeout(60):
             link = await network.dial(commands, events)
             await link.send(MESSAGE)
             assert await link.receive() == MESSAGE
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            worker.kill()
-        await worker.wait()
 
 
 async def test_a_caller_that_floods_a_port_loses_its_own_messages_and_others_are_served(
-    raw: "Callable[[int], zmq.Socket[bytes]]",
+    raw: Raw,
 ) -> None:
     network = ZmqNetwork(SocketSettings(unread_messages=100))
     port = await network.bind("worker")
-    dealer = raw(zmq.DEALER)
-    dealer.connect(port.commands)
+    dealer = dealer_to(raw, port.commands)
     before = dropped("flooded")
     for _ in range(1000):
         dealer.send(encode(MESSAGE))
@@ -373,9 +357,7 @@ async def test_a_caller_that_floods_a_port_loses_its_own_messages_and_others_are
     await network.close()
 
 
-async def test_a_worker_that_sends_more_than_is_read_is_hung_up_on(
-    raw: "Callable[[int], zmq.Socket[bytes]]",
-) -> None:
+async def test_a_worker_that_sends_more_than_is_read_is_hung_up_on(raw: Raw) -> None:
     network = ZmqNetwork(SocketSettings(unread_messages=100))
     router = raw(zmq.ROUTER)
     link = await network.dial(f"tcp://127.0.0.1:{router.bind_to_random_port('tcp://127.0.0.1')}")
@@ -387,15 +369,12 @@ async def test_a_worker_that_sends_more_than_is_read_is_hung_up_on(
     async with asyncio.timeout(60):
         for _ in range(100):
             assert await link.receive() == MESSAGE
-        with pytest.raises(PeerUnreachable, match="more than is read, 100 messages wait"):
-            await link.receive()
+        await finds_nobody(link.receive(), "more than is read, 100 messages wait")
     await network.close()
 
 
 @pytest.mark.timeout(60)
-def test_a_send_that_finds_the_queue_full_notices_that_the_caller_left_meanwhile(
-    raw: "Callable[[int], zmq.Socket[bytes]]",
-) -> None:
+def test_a_send_that_finds_the_queue_full_notices_that_the_caller_left_meanwhile(raw: Raw) -> None:
     router, dealer = raw(zmq.ROUTER), raw(zmq.DEALER)
     router.setsockopt(zmq.ROUTER_MANDATORY, 1)
     router.setsockopt(zmq.SNDHWM, 1)
@@ -454,8 +433,8 @@ async def test_a_host_that_is_not_ours_cannot_be_bound(network: ZmqNetwork) -> N
 async def test_callers_are_given_the_advertised_host() -> None:
     network = ZmqNetwork(advertise_host="decode-0.example")
     port = await network.bind("worker", host="0.0.0.0")
-    assert port.commands.startswith("tcp://decode-0.example:")
-    assert port.events.startswith("tcp://decode-0.example:")
+    for address in (port.commands, port.events):
+        assert address.startswith("tcp://decode-0.example:")
     await network.close()
 
 
@@ -490,18 +469,14 @@ async def test_a_link_that_is_dialled_while_the_network_closes_is_closed_too() -
             async with asyncio.timeout(60):
                 await closing
             link = await late
-            with pytest.raises(PeerUnreachable):
-                await link.send(MESSAGE)
+            await finds_nobody(link.send(MESSAGE))
 
 
 async def test_a_caller_without_descriptors_gets_links_that_are_down_and_ends() -> None:
     async with opened(patience_s=20) as server:
         port = await server.bind("worker")
-        caller = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", POOR_CALLER, port.commands, port.events,
-            stdout=asyncio.subprocess.PIPE,
-        )  # fmt: skip
-        told, _ = await asyncio.wait_for(caller.communicate(), 60)
+        async with running(POOR_CALLER, port.commands, port.events) as caller:
+            told, _ = await asyncio.wait_for(caller.communicate(), 60)
     first_is_down, reason, end = told.decode().splitlines()
     assert (first_is_down, end) == ("False", "closed")
     assert "too many open files" in reason.lower()

@@ -32,22 +32,22 @@ async def pid_of(pool: ChildPool, *, reuse: bool = True) -> int:
     return int(await pool.call(b"pid", cpu_s=1, reuse=reuse))
 
 
-async def test_a_child_is_used_again(pool: ChildPool) -> None:
+async def test_a_child_is_used_again_but_not_for_calls_at_once(pool: ChildPool) -> None:
     assert await pid_of(pool) == await pid_of(pool)
-
-
-async def test_calls_at_once_have_children_of_their_own(pool: ChildPool) -> None:
     pids = await asyncio.gather(*(pid_of(pool) for _ in range(4)))
     assert len(set(pids)) == 4
 
 
-async def test_a_child_that_is_not_to_be_reused_ends(pool: ChildPool) -> None:
+async def test_a_child_that_failed_or_is_not_to_be_reused_ends(pool: ChildPool) -> None:
     first = await pid_of(pool, reuse=False)
     assert not pool.idle
     assert await pid_of(pool) != first
+    with pytest.raises(HandlerFailed):
+        await pool.call(b"fail", cpu_s=1)
+    assert not pool.idle
 
 
-async def test_a_child_is_replaced_after_so_many_requests(
+async def test_a_child_is_replaced_in_time(
     pool: ChildPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool_module, "_MAX_CALLS", 3)
@@ -71,9 +71,7 @@ async def test_a_template_that_died_costs_no_request(pool: ChildPool) -> None:
 
 
 @pytest.mark.parametrize("used", [False, True])
-async def test_a_request_that_crashes_a_fresh_child_is_the_cause(
-    pool: ChildPool, used: bool
-) -> None:
+async def test_a_request_that_crashes_a_fresh_one_is_the_cause(pool: ChildPool, used: bool) -> None:
     if used:
         await pid_of(pool)
     with pytest.raises(LimitExceeded):
@@ -110,9 +108,7 @@ async def test_a_request_is_not_blamed_for_children_that_are_killed_each_time(
         await pool.call(b"spin", cpu_s=30)
 
 
-async def test_one_crash_of_a_fresh_child_may_have_come_from_outside(
-    pool: ChildPool, tmp_path: Path
-) -> None:
+async def test_one_crash_may_have_come_from_outside(pool: ChildPool, tmp_path: Path) -> None:
     marker = tmp_path / "crashed"
     answer = await pool.call(b"crash_once " + bytes(marker), cpu_s=30)
     assert answer.startswith(b"crash_once")
@@ -125,12 +121,6 @@ async def test_a_request_over_its_time_is_not_tried_again(pool: ChildPool) -> No
     with pytest.raises(LimitExceeded):
         await pool.call(b"spin", cpu_s=0.1)
     assert len(pool.idle) == 1
-
-
-async def test_a_child_whose_handler_failed_is_used_no_more(pool: ChildPool) -> None:
-    with pytest.raises(HandlerFailed):
-        await pool.call(b"fail", cpu_s=1)
-    assert not pool.idle
 
 
 async def test_a_cancelled_call_leaves_no_child(pool: ChildPool) -> None:

@@ -142,40 +142,27 @@ def test_closing_the_sandbox_ends_all_its_processes(sandbox: Sandbox) -> None:
         sandbox.fork()
 
 
+OWNER = f"""
+import time
+from halfmoon_sandbox import Sandbox
+sandbox = Sandbox({FACTORY!r})
+child = sandbox.fork()
+child.begin(b"spin", cpu_s=3600)
+print(sandbox.pid, child.pid, flush=True)
+time.sleep(3600)
+"""
+
+
 def test_an_owner_that_is_killed_leaves_no_process_behind() -> None:
-    owner = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            "import sys, time\n"
-            "from halfmoon_sandbox import Sandbox\n"
-            f"sandbox = Sandbox({FACTORY!r})\n"
-            "child = sandbox.fork()\n"
-            "child.begin(b'spin', cpu_s=3600)\n"
-            "print(sandbox.pid, child.pid, flush=True)\n"
-            "time.sleep(3600)\n",
-        ],
-        stdout=subprocess.PIPE,
-    )
-    assert owner.stdout is not None
-    pids = [int(pid) for pid in owner.stdout.readline().split()]
-    owner.kill()
-    owner.wait()
-    owner.stdout.close()
+    command = [sys.executable, "-c", OWNER]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as owner:
+        assert owner.stdout is not None
+        pids = [int(pid) for pid in owner.stdout.readline().split()]
+        owner.kill()
     _wait_until_gone(pids)
 
 
-def test_a_template_that_was_killed_is_started_again(sandbox: Sandbox) -> None:
-    with sandbox.fork() as child:
-        assert child.call(b"a", cpu_s=1) == b"re: a"
-    assert sandbox.pid is not None
-    os.kill(sandbox.pid, signal.SIGKILL)
-    _wait_until_gone([sandbox.pid])
-    with sandbox.fork() as child:
-        assert child.call(b"a", cpu_s=1) == b"re: a"
-
-
-def test_a_child_ends_with_its_template_and_says_so(sandbox: Sandbox) -> None:
+def test_a_child_ends_with_its_template_which_is_started_again(sandbox: Sandbox) -> None:
     with sandbox.fork() as child:
         child.begin(b"spin", cpu_s=600)
         assert sandbox.pid is not None
@@ -183,6 +170,9 @@ def test_a_child_ends_with_its_template_and_says_so(sandbox: Sandbox) -> None:
         with pytest.raises(ChildUnavailable, match="with its template"):
             while child.poll() is None:
                 time.sleep(0.01)
+    _wait_until_gone([sandbox.pid])
+    with sandbox.fork() as child:
+        assert child.call(b"a", cpu_s=1) == b"re: a"
 
 
 def test_a_handler_that_can_not_be_made_is_told() -> None:
@@ -245,23 +235,11 @@ def test_a_template_whose_owner_ended_with_answers_unread_ends_without_a_word() 
     owned, given = socket.socketpair()
     with owned:
         owned.sendall(encode_frame(b"re: "))
-        module = "halfmoon_sandbox.template_process"
+        words = ["-P", "-m", "halfmoon_sandbox.template_process", str(given.fileno()), FACTORY]
         template = subprocess.Popen(
-            [
-                sys.executable,
-                "-P",
-                "-m",
-                module,
-                str(given.fileno()),
-                FACTORY,
-                str(64 * MIB),
-                "0",
-                "30",
-            ],
-            pass_fds=[given.fileno()],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+            [sys.executable, *words, str(64 * MIB), "0", "30"],
+            pass_fds=[given.fileno()], stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
         given.close()
         owned.recv(1, socket.MSG_PEEK)  # READY is there, and stays unread: the close is a reset
     _, said = template.communicate(timeout=60)

@@ -1,4 +1,4 @@
-"""A server that tests script, and a client of it."""
+"""A server that tests script, with a client of it."""
 
 from collections.abc import AsyncGenerator
 
@@ -10,12 +10,7 @@ from tests.servers.scripted_server import ScriptedServer, scripted_server
 
 @pytest.fixture
 async def server() -> AsyncGenerator[ScriptedServer, None]:
-    async with scripted_server() as script:
-        yield script
-
-
-@pytest.fixture
-async def client(server: ScriptedServer) -> AsyncGenerator[ServerClient, None]:
     limits = ClientLimits(max_event_bytes=10_000, max_body_bytes=100_000)
-    async with ServerClient(server.url, limits=limits) as client:
-        yield client
+    async with scripted_server() as script, ServerClient(script.url, limits=limits) as client:
+        script.client = client
+        yield script

@@ -7,6 +7,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from halfmoon_servers.client.server_client import ServerClient
+
 MODELS = {
     "data": [{"id": "tiny", "owned_by": "vllm", "root": "/models/tiny", "max_model_len": 512}]
 }
@@ -77,6 +79,7 @@ class ScriptedServer:
     handlers: dict[str, Handler] = field(default_factory=dict)
     received: list[ReceivedRequest] = field(default_factory=list)
     n_connections: int = 0
+    client: ServerClient = field(init=False)
 
     def on(self, path: str, answer: Handler | bytes | dict[str, Any]) -> None:
         """Answer requests to a path."""

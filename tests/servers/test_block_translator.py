@@ -32,35 +32,23 @@ def translator(max_blocks: int = 1000) -> BlockTranslator:
     return BlockTranslator("m", SIZE, ServerSalts(), max_blocks)
 
 
+@pytest.fixture
+def ours_of() -> BlockTranslator:
+    return translator()
+
+
 def stored(
-    hashes: Sequence[int],
-    tokens: Sequence[int],
-    parent: int | None = None,
-    **fields: Any,
+    hashes: Sequence[int], tokens: Sequence[int], parent: int | None = None, **fields: Any
 ) -> ServerBlockStored:
-    return ServerBlockStored(
-        block_hashes=tuple(hashes),
-        parent_block_hash=parent,
-        token_ids=tuple(tokens),
-        **{"block_size": SIZE, **fields},
-    )
+    given = {"parent_block_hash": parent, "block_size": SIZE, **fields}
+    return ServerBlockStored(block_hashes=tuple(hashes), token_ids=tuple(tokens), **given)
 
 
 def removed(hashes: Sequence[int], **fields: Any) -> ServerBlockRemoved:
     return ServerBlockRemoved(block_hashes=tuple(hashes), **fields)
 
 
-def test_a_chain_of_events_gives_the_hashes_of_the_whole_prompt() -> None:
-    ours_of = translator()
-    (first,) = ours_of.translate([stored([1, 2], PROMPT[: 2 * SIZE])])
-    (second,) = ours_of.translate([stored([3, 4], PROMPT[2 * SIZE :], parent=2)])
-    assert isinstance(first, BlockStored) and isinstance(second, BlockStored)
-    assert [*first.block_hashes, *second.block_hashes] == ours(PROMPT)
-    assert list(ours_of.held()) == ours(PROMPT)
-
-
-def test_the_salt_of_the_first_block_is_the_salt_of_the_prompt() -> None:
-    ours_of = translator()
+def test_the_salt_of_the_first_block_is_the_salt_of_the_prompt(ours_of: BlockTranslator) -> None:
     ours_of.translate([stored([1, 2], PROMPT[: 2 * SIZE], extra_keys=(("lab\x1f7",), None))])
     ours_of.translate([stored([3], PROMPT[2 * SIZE : 3 * SIZE], parent=2)])
     assert list(ours_of.held()) == ours(PROMPT[: 3 * SIZE], salt="lab\x1f7")
@@ -88,51 +76,20 @@ def test_remembered_salts_are_bounded() -> None:
     assert (salts.our_salt(first), salts.our_salt(last)) == (first, "2@")
 
 
-def test_a_block_that_is_still_in_another_medium_stays_held() -> None:
-    ours_of = translator()
-    first, second = ours(PROMPT[: 2 * SIZE])
-    ours_of.translate([stored([1, 2], PROMPT[: 2 * SIZE], medium="GPU")])
-    assert ours_of.translate([stored([1], PROMPT[:SIZE], medium="CPU")]) == ()
-    (gone,) = ours_of.translate([removed([1, 2], medium="GPU")])
-    assert isinstance(gone, BlockRemoved) and gone.block_hashes == (second,)
-    assert list(ours_of.held()) == [first]
-    (gone,) = ours_of.translate([removed([1], medium="CPU")])
-    assert isinstance(gone, BlockRemoved) and gone.block_hashes == (first,)
-
-
-def test_an_event_without_tokens_moves_known_blocks_and_skips_others() -> None:
-    ours_of = translator()
+def test_an_event_without_tokens_moves_known_blocks_alone(ours_of: BlockTranslator) -> None:
     ours_of.translate([stored([1], PROMPT[:SIZE]), removed([1])])
     (back,) = ours_of.translate([stored([1, 9], (), block_size=0, medium="STORAGE")])
     assert isinstance(back, BlockStored) and list(back.block_hashes) == ours(PROMPT[:SIZE])
     assert ours_of.counts.unknown_parent == 1
 
 
-def test_children_of_an_unknown_parent_are_skipped_until_it_is_known() -> None:
-    ours_of = translator()
-    child = stored([2], PROMPT[SIZE : 2 * SIZE], parent=1)
-    assert ours_of.translate([child]) == ()
-    assert ours_of.counts.unknown_parent == 1
-    ours_of.translate([stored([1], PROMPT[:SIZE]), child])
-    assert list(ours_of.held()) == ours(PROMPT[: 2 * SIZE])
-
-
-def test_a_removed_parent_still_names_the_children_that_outlive_it() -> None:
-    ours_of = translator()
-    ours_of.translate([stored([1], PROMPT[:SIZE]), removed([1])])
-    ours_of.translate([stored([2], PROMPT[SIZE : 2 * SIZE], parent=1)])
-    assert list(ours_of.held()) == ours(PROMPT[: 2 * SIZE])[1:]
-
-
 @pytest.mark.parametrize("fields", [{"lora_id": 1}, {"lora_name": "french"}])
-def test_blocks_of_adapters_are_skipped(fields: dict[str, Any]) -> None:
-    ours_of = translator()
+def test_blocks_of_adapters_are_skipped(ours_of: BlockTranslator, fields: dict[str, Any]) -> None:
     assert ours_of.translate([stored([1], PROMPT[:SIZE], **fields)]) == ()
     assert ours_of.counts.adapter == 1
 
 
-def test_a_chain_ends_before_its_first_image() -> None:
-    ours_of = translator()
+def test_a_chain_ends_before_its_first_image(ours_of: BlockTranslator) -> None:
     keys = (("salt",), None, (("image", 3),), None)
     ours_of.translate([stored([1, 2, 3, 4], PROMPT, extra_keys=keys)])
     assert list(ours_of.held()) == ours(PROMPT[: 2 * SIZE], salt="salt")
@@ -143,20 +100,19 @@ def test_a_chain_ends_before_its_first_image() -> None:
 @pytest.mark.parametrize(
     "keys", [(("image", 0),), ("salt", ("image", 0)), (b"digest",), ("a", "b")]
 )
-def test_a_first_block_of_an_image_or_embeddings_is_no_salted_block(keys: tuple[Any, ...]) -> None:
-    ours_of = translator()
+def test_a_first_block_of_an_image_or_embeddings_is_no_salted_block(
+    ours_of: BlockTranslator, keys: tuple[Any, ...]
+) -> None:
     assert ours_of.translate([stored([1], PROMPT[:SIZE], extra_keys=(keys,))]) == ()
 
 
-def test_a_later_block_has_no_salt() -> None:
-    ours_of = translator()
+def test_a_later_block_has_no_salt(ours_of: BlockTranslator) -> None:
     ours_of.translate([stored([1], PROMPT[:SIZE])])
     later = stored([2], PROMPT[SIZE : 2 * SIZE], parent=1, extra_keys=(("salt",),))
     assert ours_of.translate([later]) == ()
 
 
-def test_layers_of_a_window_are_told_by_their_kind_or_by_their_gaps() -> None:
-    ours_of = translator()
+def test_layers_of_a_window_are_told_by_kind_or_gaps(ours_of: BlockTranslator) -> None:
     windowed = stored([1], PROMPT[:SIZE], group_idx=0, kv_cache_spec_kind="sliding_window")
     assert ours_of.translate([windowed]) == ()
     assert ours_of.translate([stored([2], PROMPT, group_idx=1)]) == ()  # 4 blocks, 3 left out
@@ -165,8 +121,7 @@ def test_layers_of_a_window_are_told_by_their_kind_or_by_their_gaps() -> None:
     assert len(ours_of.translate([stored([1], PROMPT[:SIZE], group_idx=2)])) == 1
 
 
-def test_blocks_of_another_size_are_skipped_and_counted() -> None:
-    ours_of = translator()
+def test_blocks_of_another_size_are_skipped_and_counted(ours_of: BlockTranslator) -> None:
     assert ours_of.translate([stored([1], PROMPT[:32], block_size=32)]) == ()
     assert ours_of.translate([stored([1, 2], PROMPT[:SIZE])]) == ()
     assert (ours_of.counts.wrong_block_size, ours_of.counts.inconsistent) == (1, 2)
@@ -175,13 +130,6 @@ def test_blocks_of_another_size_are_skipped_and_counted() -> None:
 def test_a_block_size_that_halfmoon_does_not_allow_is_refused() -> None:
     with pytest.raises(ProtocolError, match="block_size is 1, allowed are 16 to 512"):
         BlockTranslator("m", 1, ServerSalts())
-
-
-def test_a_cleared_cache_is_empty_and_its_hashes_are_unknown() -> None:
-    ours_of = translator()
-    ours_of.translate([stored([1], PROMPT[:SIZE])])
-    assert ours_of.translate([ServerCacheCleared()]) == (AllBlocksCleared(),)
-    assert list(ours_of.held()) == []
 
 
 def test_blocks_over_the_bound_are_forgotten_oldest_first_and_reported_as_removed() -> None:
@@ -204,8 +152,7 @@ def test_removed_blocks_are_forgotten_before_any_that_is_held() -> None:
     ours_of.check()
 
 
-def test_a_server_that_names_ever_more_media_is_bounded() -> None:
-    ours_of = translator()
+def test_a_server_that_names_ever_more_media_is_bounded(ours_of: BlockTranslator) -> None:
     for index in range(2 * MAX_PLACES):
         ours_of.translate([stored([1], PROMPT[:SIZE], medium=f"tape-{index}")])
         ours_of.translate([removed([1], medium=f"tape-{index}")])
@@ -236,10 +183,7 @@ _stored = st.builds(
         parent=10 * root + start if start else None,
         medium=medium,
     ),
-    st.integers(0, 2),
-    st.integers(0, 3),
-    st.integers(1, 4),
-    _media,
+    *(st.integers(0, 2), st.integers(0, 3), st.integers(1, 4), _media),
 )
 _removed = st.builds(
     lambda hashes, medium: removed(hashes, medium=medium),
@@ -251,9 +195,7 @@ _events = st.lists(st.one_of(_stored, _stored, _removed, st.just(ServerCacheClea
 
 @given(_events, st.integers(1, 12))
 @settings(max_examples=300)
-def test_in_any_order_of_events_the_changes_give_what_is_held(
-    events: list[ServerEvent], max_blocks: int
-) -> None:
+def test_changes_in_any_order_give_what_is_held(events: list[ServerEvent], max_blocks: int) -> None:
     ours_of = translator(max_blocks)
     roomy = translator(1000)
     model: set[tuple[int, str]] = set()  # what the server itself holds, with known parents

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import pytest
@@ -35,8 +35,28 @@ async def publisher() -> AsyncGenerator[EventPublisher, None]:
     await publisher.close()
 
 
+@asynccontextmanager
+async def restarted(publisher: EventPublisher) -> AsyncGenerator[EventPublisher, None]:
+    """A server that begins anew at the ports of another."""
+    await publisher.close()
+    again = EventPublisher(ports=publisher.ports)
+    try:
+        yield again
+    finally:
+        await again.close()
+
+
 def removed(number: int) -> list[Any]:
     return ["BlockRemoved", [number]]
+
+
+@asynccontextmanager
+async def followed(
+    publisher: EventPublisher, limits: SourceLimits = LIMITS
+) -> AsyncGenerator[tuple[KvEventSource, AsyncGenerator[SourceItem, None]], None]:
+    source = KvEventSource(publisher.endpoint, limits)
+    async with aclosing(source.follow()) as items:
+        yield source, items
 
 
 async def numbers(items: AsyncGenerator[SourceItem, None], n: int) -> list[Any]:
@@ -73,8 +93,7 @@ async def test_events_from_before_the_connection_and_after_it_come_in_order(sgla
 
 
 async def test_lost_batches_are_replayed(publisher: EventPublisher) -> None:
-    source = KvEventSource(publisher.endpoint, LIMITS)
-    async with aclosing(source.follow()) as items:
+    async with followed(publisher) as (source, items):
         await publisher.publish(removed(0))
         assert await numbers(items, 1) == [0]
         await publisher.subscribed()
@@ -87,45 +106,19 @@ async def test_lost_batches_are_replayed(publisher: EventPublisher) -> None:
 
 
 async def test_a_restarted_server_starts_with_nothing(publisher: EventPublisher) -> None:
-    source = KvEventSource(publisher.endpoint, LIMITS)
-    async with aclosing(source.follow()) as items:
+    async with followed(publisher) as (source, items):
         await publisher.publish(removed(0))
         await publisher.publish(removed(1))
         assert await numbers(items, 2) == [0, 1]
-        ports = publisher.ports
-        await publisher.close()
-        again = EventPublisher(ports=ports)
-        try:
+        async with restarted(publisher) as again:
             await again.publish(removed(10))
             assert await numbers(items, 1) == ["reset", 10]
             assert source.counts.connections == 2
-        finally:
-            await again.close()
 
 
-async def test_a_server_that_restarted_and_published_nothing_is_reset_all_the_same(
-    publisher: EventPublisher,
-) -> None:
-    source = KvEventSource(publisher.endpoint, LIMITS)
-    async with aclosing(source.follow()) as items:
-        await publisher.publish(removed(0))
-        assert await numbers(items, 1) == [0]
-        ports = publisher.ports
-        await publisher.close()
-        again = EventPublisher(ports=ports)
-        try:
-            async with asyncio.timeout(60):
-                assert await anext(items) == CacheReset()
-        finally:
-            await again.close()
-
-
-async def test_a_replay_that_does_not_come_leaves_a_gap_and_live_events(
-    publisher: EventPublisher,
-) -> None:
+async def test_a_replay_that_does_not_come_leaves_a_gap(publisher: EventPublisher) -> None:
     publisher.answers_replays = False
-    source = KvEventSource(publisher.endpoint, LIMITS)
-    async with aclosing(source.follow()) as items:
+    async with followed(publisher) as (source, items):
         await publisher.publish(removed(0), lost=True)
         waiting = asyncio.create_task(numbers(items, 1))
         await publisher.subscribed()
@@ -138,8 +131,7 @@ async def test_a_replay_over_the_bounds_is_given_up(publisher: EventPublisher) -
     for number in range(20):
         await publisher.publish(removed(number))
     limits = SourceLimits(reconnect_s=0.05, max_replay_batches=5)
-    source = KvEventSource(publisher.endpoint, limits)
-    async with aclosing(source.follow()) as items:
+    async with followed(publisher, limits) as (source, items):
         assert await numbers(items, 5) == [0, 1, 2, 3, 4]
         waiting = asyncio.create_task(numbers(items, 1))
         while source.counts.failed_replays == 0:
@@ -149,11 +141,8 @@ async def test_a_replay_over_the_bounds_is_given_up(publisher: EventPublisher) -
         await asyncio.wait({waiting})
 
 
-async def test_payloads_that_are_none_are_counted_and_the_rest_comes(
-    publisher: EventPublisher,
-) -> None:
-    source = KvEventSource(publisher.endpoint, LIMITS)
-    async with aclosing(source.follow()) as items:
+async def test_broken_payloads_are_counted_and_the_rest_comes(publisher: EventPublisher) -> None:
+    async with followed(publisher) as (source, items):
         await publisher.publish(raw=b"\xc1")
         await publisher.publish(["Unknown", 1], removed(1))
         assert await numbers(items, 1) == [1]
@@ -172,30 +161,21 @@ async def test_frames_that_are_none_are_counted(frames: list[bytes]) -> None:
         waiting = asyncio.create_task(numbers(items, 1))
         await asyncio.wait_for(pub.recv(), 30)
         await pub.send_multipart(frames)
-        number = (0).to_bytes(8, "big")
-        await pub.send_multipart(
-            [b"kv@", number, b"\x92\xca\x3f\x80\x00\x00\x91\x92\xacBlockRemoved\x91\x07"]
-        )
+        right = b"\x92\xca\x3f\x80\x00\x00\x91\x92\xacBlockRemoved\x91\x07"
+        await pub.send_multipart([b"kv@", bytes(8), right])
         assert await waiting == [7]
     assert source.counts.malformed == 1
     pub.close(linger=0)
 
 
-async def test_a_source_waits_for_a_server_that_is_not_there_yet(
-    publisher: EventPublisher,
-) -> None:
-    ports = publisher.ports
+async def test_a_source_waits_for_a_server_that_is_not_there_yet(publisher: EventPublisher) -> None:
     await publisher.close()
-    source = KvEventSource(publisher.endpoint, LIMITS)
-    async with aclosing(source.follow()) as items:
+    async with followed(publisher) as (_, items):
         waiting = asyncio.create_task(numbers(items, 1))
         await asyncio.sleep(0)
-        late = EventPublisher(ports=ports)
-        try:
+        async with restarted(publisher) as late:
             await late.publish(removed(5))
             assert await waiting == [5]
-        finally:
-            await late.close()
 
 
 async def test_an_endpoint_that_is_none_ends_nothing() -> None:
@@ -217,11 +197,5 @@ async def test_a_followed_cache_changes_in_our_hashes(publisher: EventPublisher)
         async with asyncio.timeout(60):
             await anext(changes)
         assert list(translator.held()) == block_hashes(prompt, model="m", block_size=16)
-        ports = publisher.ports
-        await publisher.close()
-        again = EventPublisher(ports=ports)
-        try:
-            async with asyncio.timeout(60):
-                assert await anext(changes) == (AllBlocksCleared(),)
-        finally:
-            await again.close()
+        async with restarted(publisher), asyncio.timeout(60):
+            assert await anext(changes) == (AllBlocksCleared(),)

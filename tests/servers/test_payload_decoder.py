@@ -69,17 +69,10 @@ def test_maps_and_arrays_give_the_same_event_and_what_is_more_is_ignored(
 
 
 def test_short_arrays_of_sglang_have_no_medium() -> None:
-    payload = encode(
-        [
-            1.0,
-            [
-                ["BlockStored", [-5], 3, [1, 2], 2, None],
-                ["BlockRemoved", [-5]],
-                ["AllBlocksCleared"],
-            ],
-        ]
+    stored = ["BlockStored", [-5], 3, [1, 2], 2, None]
+    batch = decode_server_payload(
+        encode([1.0, [stored, ["BlockRemoved", [-5]], ["AllBlocksCleared"]]])
     )
-    batch = decode_server_payload(payload)
     assert batch.events == (
         ServerBlockStored(block_hashes=(-5,), parent_block_hash=3, token_ids=(1, 2), block_size=2),
         ServerBlockRemoved(block_hashes=(-5,)),
@@ -116,9 +109,7 @@ def test_an_event_of_wrong_types_or_sizes_is_malformed(event: Any) -> None:
 
 
 @pytest.mark.parametrize("event", [["AllBlocksCleared"], {"type": "AllBlocksCleared"}])
-def test_payloads_over_the_bounds_are_refused_with_the_bound(
-    event: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_payloads_over_a_bound_name_it(event: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     events = [event] * (MAX_BATCH_EVENTS + 1)
     with pytest.raises(MalformedMessage, match="262145 events, over the limit of 262144"):
         decode_server_payload(encode([1.0, events, None]))
@@ -138,11 +129,8 @@ def test_a_length_that_the_bytes_do_not_have_allocates_nothing(header: bytes) ->
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_batch_or_malformed(data: bytes) -> None:
-    for payload in (
-        data,
-        b"\x92\xca\x3f\x80\x00\x00" + data,
-        b"\x92\xca\x3f\x80\x00\x00\x91" + data,
-    ):
+    head = b"\x92\xca\x3f\x80\x00\x00"
+    for payload in (data, head + data, head + b"\x91" + data):
         try:
             decode_server_payload(payload)
         except MalformedMessage as error:
@@ -152,10 +140,10 @@ def test_any_bytes_are_a_batch_or_malformed(data: bytes) -> None:
 @given(
     st.recursive(
         st.none()
-        | st.integers(-(2**63), 2**64 - 1)
         | st.floats()
         | st.text(max_size=5)
-        | st.binary(),
+        | st.binary()
+        | st.integers(-(2**63), 2**64 - 1),
         lambda inner: st.lists(inner) | st.dictionaries(st.text(max_size=12), inner),
     ),
     st.sampled_from(["BlockStored", "BlockRemoved", "AllBlocksCleared"]),

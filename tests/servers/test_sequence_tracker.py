@@ -19,17 +19,6 @@ def delivered(steps: list[Step]) -> list[bytes]:
     return [step.payload for step in steps if isinstance(step, ApplyBatch)]
 
 
-def test_a_gap_is_filled_by_a_replay_from_the_newest_batch() -> None:
-    tracker = SequenceTracker(can_replay=True)
-    assert delivered(tracker.on_live(0, b"0")) == [b"0"]
-    assert tracker.on_live(3, b"3") == [AskReplay(0)]
-    assert tracker.on_live(4, b"4") == []
-    steps = [tracker.on_replayed(n, b"%d" % n) for n in range(4)]
-    assert [delivered(each) for each in steps] == [[], [b"1"], [b"2"], [b"3"]]
-    assert delivered(tracker.on_replay_ended()) == [b"4"]
-    assert (tracker.n_gaps, tracker.n_restarts) == (0, 0)
-
-
 def test_without_a_replay_a_gap_is_counted_and_the_rest_goes_on() -> None:
     tracker = SequenceTracker(can_replay=False)
     assert tracker.on_connected() == []
@@ -95,9 +84,7 @@ def test_numbers_that_go_on_prove_no_server_when_the_replay_of_a_new_connection_
     assert delivered(steps) == [b"new"]
 
 
-def test_a_server_whose_gaps_no_replay_fills_gets_one_request_for_each(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_gap_that_no_replay_fills_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     tracker = SequenceTracker(can_replay=True)
     tracker.on_live(0, b"0")
     assert tracker.on_live(2, b"2") == [AskReplay(0)]

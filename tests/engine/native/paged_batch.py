@@ -99,24 +99,15 @@ class PagedBatch:
         memory[...] = 0xFF
         self.pages = memory.view(stored).reshape(sizes)
         self.pool = _native.Pool(
-            memory,
-            shape.dtype,
-            shape.n_layers,
-            shape.block_size,
-            shape.n_kv_heads,
-            shape.head_dim,
+            memory, shape.dtype, shape.n_layers, shape.block_size, shape.n_kv_heads, shape.head_dim
         )
         # The last page is in use: its end is the memory's end.
         order = rng.permutation(n_pages - 1)[: sum(self.counts)].astype(np.int32)
         order[-1] = n_pages - 1
         self.order = order
-        self.batch = _native.Batch(
-            self.pool,
-            np.array([n for _, n in shape.runs], np.int64),
-            np.array([before for before, _ in shape.runs], np.int64),
-            np.array(self.counts, np.int64),
-            order,
-        )
+        lengths, starts = [n for _, n in shape.runs], [before for before, _ in shape.runs]
+        columns = [np.array(each, np.int64) for each in (lengths, starts, self.counts)]
+        self.batch = _native.Batch(self.pool, *columns, order)
         width = (shape.n_kv_heads, shape.head_dim)
         self.queries = guarded_floats(
             rng.standard_normal((shape.n_tokens, shape.n_heads, shape.head_dim), np.float32)
@@ -147,25 +138,14 @@ class PagedBatch:
             )
             for side in (self.keys, self.values)
         ]
-        _native.write_kv(
-            self.batch, self.shape.layer, guarded_floats(new[0]), guarded_floats(new[1])
-        )
+        _native.write_kv(self.batch, self.shape.layer, *map(guarded_floats, new))
 
     def attend(self) -> Floats:
         out = guarded(self.queries.nbytes).view(np.float32).reshape(self.queries.shape)
         out[...] = np.nan
         shape = self.shape
-        _native.attend(
-            self.batch,
-            shape.layer,
-            self.queries,
-            out,
-            shape.n_heads,
-            shape.head_dim**-0.5,
-            shape.window,
-            shape.softcap,
-            self.sinks,
-        )
+        form = (shape.n_heads, shape.head_dim**-0.5, shape.window, shape.softcap, self.sinks)
+        _native.attend(self.batch, shape.layer, self.queries, out, *form)
         return out
 
     def stored(self, run: int, side: int) -> npt.NDArray[np.float64]:
@@ -177,11 +157,8 @@ class PagedBatch:
         results, row = [], 0
         for i, (before, n) in enumerate(self.shape.runs):
             queries = self.queries[row : row + n].astype(np.float64)
-            results.append(
-                _attention(
-                    queries, self.stored(i, 0), self.stored(i, 1), before, self.shape, self.sinks
-                )
-            )
+            stored = (self.stored(i, side) for side in (0, 1))
+            results.append(_attention(queries, *stored, before, self.shape, self.sinks))
             row += n
         return np.concatenate(results)
 

@@ -1,5 +1,7 @@
 """Paged attention in C++ computes what float64 says, whatever the instructions and the threads."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -28,44 +30,28 @@ def check(instruction_set: str, shape: Shape, seed: int = 0) -> None:
     assert error < tolerance(instruction_set, shape.dtype), shape
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("head_dim", [32, 33, 40, 64, 80, 96, 128, 256])
-def test_every_head_size_is_computed(instruction_set: str, dtype: str, head_dim: int) -> None:
-    check(instruction_set, Shape(MIXED, dtype, head_dim))
-
-
-@pytest.mark.parametrize("n_shared", [1, 2, 3, 4, 7, 8, 20])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_heads_share_keys_in_any_ratio(instruction_set: str, dtype: str, n_shared: int) -> None:
-    check(instruction_set, Shape(MIXED, dtype, n_kv_heads=1, n_shared=n_shared))
-    check(instruction_set, Shape(MIXED, dtype, n_kv_heads=3, n_shared=n_shared, head_dim=32))
-
-
-@pytest.mark.parametrize("block_size", [1, 5, 16, 24, 128, 512])
-def test_pages_have_any_size(instruction_set: str, block_size: int) -> None:
-    check(instruction_set, Shape(MIXED, block_size=block_size))
+FORMS: list[dict[str, Any]] = [
+    *({"head_dim": size} for size in (32, 33, 40, 64, 80, 96, 128, 256)),
+    *({"n_kv_heads": 1, "n_shared": n} for n in (1, 2, 3, 4, 7, 8, 20)),
+    *({"n_kv_heads": 3, "n_shared": n, "head_dim": 32} for n in (1, 2, 3, 4, 7, 8, 20)),
+    *({"block_size": size} for size in (1, 5, 16, 24, 128, 512)),
+    *({"window": n} for n in (1, 2, 31, 64, 100, 10_000)),
+    *(
+        {"window": window, "softcap": softcap, "sinks": softcap in (0.0, 5.0)}
+        for window in (0, 40)
+        for softcap in (20.0, 0.0, 5.0, 1e6, 1e30, 3e38)
+    ),
+]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("window", [1, 2, 31, 64, 100, 10_000])
-def test_a_window_hides_older_keys(instruction_set: str, dtype: str, window: int) -> None:
-    check(instruction_set, Shape(MIXED, dtype, window=window))
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_every_form_is_computed(instruction_set: str, dtype: str, form: dict[str, Any]) -> None:
+    check(instruction_set, Shape(MIXED, dtype, **form))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("window", [0, 40])
-@pytest.mark.parametrize(
-    ("softcap", "sinks"),
-    [(20.0, False), (0.0, True), (5.0, True), (1e6, False), (1e30, False), (3e38, False)],
-)
-def test_scores_are_capped_and_sinks_take_part(
-    instruction_set: str, dtype: str, window: int, softcap: float, sinks: bool
-) -> None:
-    check(instruction_set, Shape(MIXED, dtype, window=window, softcap=softcap, sinks=sinks))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_long_context_is_split_and_merged(
+def test_long_contexts_are_split_and_merged(
     instruction_set: str, n_threads: int, dtype: str
 ) -> None:
     check(instruction_set, Shape([(32_767, 1)], dtype, head_dim=32, n_kv_heads=1, block_size=64))
@@ -85,7 +71,7 @@ def test_one_token_alone_is_its_own_value(instruction_set: str, n_threads: int) 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("head_dim", [1, 17, 33, 40])
 @pytest.mark.parametrize("run", [(47, 1), (8, 40)])
-def test_nothing_beyond_the_last_slot_is_read(
+def test_nothing_is_read_behind_it(
     instruction_set: str, dtype: str, head_dim: int, run: tuple[int, int]
 ) -> None:
     # The run's last value is the last of the memory: a page without access follows.

@@ -2,8 +2,6 @@
 
 import random
 import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +14,7 @@ from halfmoon_engine.load import open_engine
 from halfmoon_engine.native.native_batch import native_batch
 from halfmoon_protocol.logprobs import TokenScore
 from halfmoon_protocol.sampling import Sampling
+from tests.engine.driver import Driver, Tiny, open_tiny, prompt_of
 
 native: Any = pytest.importorskip(
     "halfmoon_engine_native", reason="needs the engine's extension: make native"
@@ -25,7 +24,7 @@ GREEDY = Draw(Sampling(temperature=0.0))
 
 
 @pytest.fixture(scope="module")
-def engine(tiny: Callable[[str], Path]) -> Engine:
+def engine(tiny: Tiny) -> Engine:
     engine = open_engine(str(tiny("llama")), block_size=16, dtype="float32", native="on", threads=2)
     assert "kernels" in engine.description
     return engine
@@ -46,20 +45,16 @@ def scores_of(engine: Engine, tokens: list[int], chunk: int) -> list[float]:
     return found
 
 
-def test_more_rows_than_a_block_give_what_small_chunks_give(
-    engine: Engine, make_driver: Callable[..., Any], prompt_of: Callable[[int], list[int]]
-) -> None:
-    make_driver(engine, 4096)
+def test_more_rows_than_a_block_give_what_small_chunks_give(engine: Engine) -> None:
+    Driver(engine, 4096)
     tokens = prompt_of(2500)
     whole, parts = scores_of(engine, tokens, 2500), scores_of(engine, tokens, 96)
     assert len(whole) == len(tokens) - 1
     assert whole == pytest.approx(parts, abs=2e-4)
 
 
-def test_few_wanted_rows_of_the_last_layer_equal_those_of_all_rows(
-    engine: Engine, make_driver: Callable[..., Any], prompt_of: Callable[[int], list[int]]
-) -> None:
-    make_driver(engine, 2048)
+def test_few_wanted_rows_of_the_last_layer_equal_those_of_all_rows(engine: Engine) -> None:
+    Driver(engine, 2048)
     tokens = prompt_of(300)
     all_scores = scores_of(engine, tokens, 300)
     found: list[float] = []
@@ -67,67 +62,13 @@ def test_few_wanted_rows_of_the_last_layer_equal_those_of_all_rows(
     pages, others = list(range(n_pages)), list(range(n_pages, 2 * n_pages))
     scoring = PromptScoring(tokens[1:4], 0, lambda s: found.extend(x.logprob for x in s))
     # Behind another run: the wanted rows are not the first ones.
-    engine.forward(
-        [
-            Run(prompt_of(150), 0, others, None),
-            Run(tokens, 0, pages, None, scoring=scoring),
-        ]
-    )
+    wanted = Run(tokens, 0, pages, None, scoring=scoring)
+    engine.forward([Run(prompt_of(150), 0, others, None), wanted])
     assert found == pytest.approx(all_scores[:3], abs=2e-4)
 
 
-def test_hooks_come_layer_by_layer_with_the_new_kv_in_between(
-    engine: Engine, make_driver: Callable[..., Any], prompt_of: Callable[[int], list[int]]
-) -> None:
-    driver = make_driver(engine, 64)
-    seen: list[tuple[str, int, bool]] = []
-    page = bytes(driver.page_bytes(0))
-
-    def note(hook: str) -> Callable[[int], None]:
-        def on(layer: int) -> None:
-            nonlocal page
-            now = bytes(driver.page_bytes(0))
-            seen.append((hook, layer, now != page))
-            page = now
-
-        return on
-
-    engine.forward(
-        [Run(prompt_of(16), 0, [0], GREEDY)], before_layer=note("before"), after_layer=note("after")
-    )
-    n_layers = engine.layout.n_layers
-    assert seen == [
-        entry
-        for layer in range(n_layers)
-        for entry in (("before", layer, False), ("after", layer, True))
-    ]
-
-
-@pytest.mark.parametrize("hook", ["before_layer", "after_layer"])
-def test_an_error_of_a_hook_ends_the_forward_and_the_next_one_runs(
-    engine: Engine,
-    make_driver: Callable[..., Any],
-    prompt_of: Callable[[int], list[int]],
-    hook: str,
-) -> None:
-    make_driver(engine, 64)
-    calls: list[int] = []
-
-    def fail(layer: int) -> None:
-        calls.append(layer)
-        raise ConnectionError("the KV does not come")
-
-    hooks: Any = {hook: fail}
-    with pytest.raises(ConnectionError, match="does not come"):
-        engine.forward([Run(prompt_of(16), 0, [0], GREEDY)], **hooks)
-    assert calls == [0]
-    assert isinstance(engine.forward([Run(prompt_of(16), 0, [0], GREEDY)])[0], int)
-
-
-def test_another_forward_from_within_a_hook_is_refused(
-    engine: Engine, make_driver: Callable[..., Any], prompt_of: Callable[[int], list[int]]
-) -> None:
-    make_driver(engine, 64)
+def test_another_forward_from_within_a_hook_is_refused(engine: Engine) -> None:
+    Driver(engine, 64)
 
     def again(_: int) -> None:
         engine.forward([Run(prompt_of(16), 0, [1], GREEDY)])
@@ -137,6 +78,9 @@ def test_another_forward_from_within_a_hook_is_refused(
 
 
 # The binding itself, with arguments that no caller of ours would give.
+
+
+NORM = ("rms", np.ones(16, np.float32), None, 1e-6)
 
 
 def small_decoder(n_pairs: int = 4, first_layer: int = 0) -> Any:
@@ -149,25 +93,13 @@ def small_decoder(n_pairs: int = 4, first_layer: int = 0) -> Any:
     def linear(n_out: int, n_in: int, gated: bool = False) -> Any:
         return native.Linear(numbers(n_out, n_in), "float32", n_out, n_in, None, gated)
 
-    norm = ("rms", np.ones(16, np.float32), None, 1e-6)
     embedding = numbers(32, 16)
     decoder = native.Decoder(
-        16,
-        2,
-        1,
-        8,
-        n_pairs,
-        embedding,
-        32,
-        "float32",
-        embedding,
-        32,
-        "float32",
-        norm,
+        16, 2, 1, 8, n_pairs, embedding, 32, "float32", embedding, 32, "float32", NORM,
         first_layer=first_layer,
-    )
+    )  # fmt: skip
     decoder.add_layer(
-        norm, linear(32, 16), None, None, 0, 0.35, 0, 0.0, None, linear(16, 16), None, norm,
+        NORM, linear(32, 16), None, None, 0, 0.35, 0, 0.0, None, linear(16, 16), None, NORM,
         linear(24, 16, gated=True), "silu", linear(16, 12), None,
     )  # fmt: skip
     return decoder
@@ -180,15 +112,20 @@ def pool_and_batch(lengths: list[int], starts: list[int]) -> Any:
     return native.Batch(pool, np.array(lengths), np.array(starts), np.ones(n, np.int64), pages)
 
 
+def set_angles(decoder: Any) -> Any:
+    decoder.set_rope(0, np.ones((16, 4), np.float32), np.ones((16, 4), np.float32))
+    return decoder
+
+
+def forward(decoder: Any, batch: Any, row: int = 0, **more: Any) -> None:
+    """Compute one row of logits after tokens that are all zero."""
+    tokens, logits = np.zeros(batch.n_tokens, np.int64), np.zeros((1, 32), np.float32)
+    decoder.forward(batch, tokens, np.array([row]), 1, logits, **more)
+
+
 def test_a_forward_without_angles_is_refused() -> None:
     with pytest.raises(ValueError, match="angles are set for 0"):
-        small_decoder().forward(
-            pool_and_batch([3], [0]),
-            np.zeros(3, np.int64),
-            np.array([2]),
-            1,
-            np.zeros((1, 32), np.float32),
-        )
+        forward(small_decoder(), pool_and_batch([3], [0]), 2)
 
 
 def add_layer_of(decoder: Any, norm: Any, linear: Any) -> None:
@@ -202,7 +139,7 @@ def add_layer_of(decoder: Any, norm: Any, linear: Any) -> None:
 def test_parts_of_other_shapes_are_refused() -> None:
     wrong = native.Linear(np.zeros((8, 8), np.float32), "float32", 8, 8)
     with pytest.raises(ValueError, match="qkv takes 8 numbers and gives 8; 16 and 32 are needed"):
-        add_layer_of(small_decoder(), ("rms", np.ones(16, np.float32), None, 1e-6), wrong)
+        add_layer_of(small_decoder(), NORM, wrong)
     with pytest.raises(ValueError, match="known are rms, layer"):
         add_layer_of(small_decoder(), ("cube", np.ones(16, np.float32), None, 1e-6), wrong)
 
@@ -242,40 +179,18 @@ def test_hostile_forwards_are_refused_or_computed(
     assert sum(lengths) == 0 or bool(np.isfinite(logits).all())
 
 
-def test_a_batch_of_another_pool_shape_is_refused() -> None:
-    decoder = small_decoder()
+def test_a_decoder_whose_layers_are_not_in_the_pool_is_refused() -> None:
     pool = native.Pool(bytearray(8 * 2 * 2 * 16 * 4 * 4), "float32", 2, 16, 1, 4)
     batch = native.Batch(pool, np.array([1]), np.array([0]), np.array([1]), np.zeros(1, np.int32))
-    decoder.set_rope(0, np.ones((16, 4), np.float32), np.ones((16, 4), np.float32))
     with pytest.raises(ValueError, match="a pool of 2 layers"):
-        decoder.forward(batch, np.zeros(1, np.int64), np.array([0]), 1, np.zeros(32, np.float32))
-
-
-def test_a_decoder_whose_layers_are_not_in_the_pool_is_refused() -> None:
-    for first_layer, fits in ((0, True), (1, False)):
-        decoder = small_decoder(first_layer=first_layer)
-        decoder.set_rope(0, np.ones((16, 4), np.float32), np.ones((16, 4), np.float32))
-        logits = np.zeros(32, np.float32)
-        forward = (pool_and_batch([1], [0]), np.zeros(1, np.int64), np.array([0]), 1, logits)
-        if fits:
-            decoder.forward(*forward)
-        else:
-            with pytest.raises(ValueError, match=r"a pool of 1 layers .* the decoder needs 2"):
-                decoder.forward(*forward)
+        forward(set_angles(small_decoder()), batch)
+    forward(set_angles(small_decoder()), pool_and_batch([1], [0]))
+    with pytest.raises(ValueError, match=r"a pool of 1 layers .* the decoder needs 2"):
+        forward(set_angles(small_decoder(first_layer=1)), pool_and_batch([1], [0]))
 
 
 def timed_forward(times: Any, **hooks: Any) -> None:
-    decoder = small_decoder()
-    decoder.set_rope(0, np.ones((16, 4), np.float32), np.ones((16, 4), np.float32))
-    decoder.forward(
-        pool_and_batch([3], [0]),
-        np.zeros(3, np.int64),
-        np.array([2]),
-        1,
-        np.zeros(32, np.float32),
-        part_times=times,
-        **hooks,
-    )
+    forward(set_angles(small_decoder()), pool_and_batch([3], [0]), 2, part_times=times, **hooks)
 
 
 def test_the_time_of_each_part_is_added_where_it_is_asked_for() -> None:
@@ -285,6 +200,8 @@ def test_the_time_of_each_part_is_added_where_it_is_asked_for() -> None:
     assert (once[:, 0] > 0).all()
     timed_forward(times)
     assert (times[:, 0] > once[:, 0]).all()
+    with pytest.raises(ValueError, match="part_times"):
+        timed_forward(np.zeros((len(native.FORWARD_PARTS) - 1, 2)))
 
 
 def test_a_hook_is_a_part_of_its_own_in_which_other_threads_are_idle() -> None:
@@ -303,15 +220,8 @@ def test_a_hook_is_a_part_of_its_own_in_which_other_threads_are_idle() -> None:
     assert idle == pytest.approx(seconds)
 
 
-def test_times_of_another_number_of_parts_are_refused() -> None:
-    with pytest.raises(ValueError, match="part_times"):
-        timed_forward(np.zeros((len(native.FORWARD_PARTS) - 1, 2)))
-
-
-def test_threads_can_change_between_forwards(
-    engine: Engine, make_driver: Callable[..., Any], prompt_of: Callable[[int], list[int]]
-) -> None:
-    make_driver(engine, 512)
+def test_threads_can_change_between_forwards(engine: Engine) -> None:
+    Driver(engine, 512)
     dice, found = random.Random(5), set()
     try:
         for _ in range(12):
@@ -322,11 +232,10 @@ def test_threads_can_change_between_forwards(
     assert len(found) == 1
 
 
-def test_a_decoder_of_a_stage_refuses_what_does_not_fit_it(tiny: Callable[[str], Path]) -> None:
-    options: Any = {"block_size": 16, "dtype": "float32", "native": "on", "n_stages": 3}
+def test_a_decoder_of_a_stage_refuses_what_does_not_fit_it(tiny: Tiny) -> None:
     runners: list[Any] = []
     for index in range(3):
-        engine: Any = open_engine(str(tiny("llama")), stage_index=index, **options)
+        engine = open_tiny(tiny("llama"), native="on", stage_index=index, n_stages=3)
         engine.attach(memoryview(bytearray(engine.layout.block_bytes)))
         runners.append(engine._runner)
     rows, short = memoryview(bytearray(2 * 256)), memoryview(bytearray(2 * 256 - 4))
@@ -348,11 +257,6 @@ def test_a_decoder_of_a_stage_refuses_what_does_not_fit_it(tiny: Callable[[str],
         logits = np.empty((n_rows, decoder._packed.shape["n_logits"]), dtype=np.float32)
         with pytest.raises((ValueError, BufferError), match=named):
             decoder._decoder.forward(
-                batch,
-                np.array([1, 2]),
-                np.arange(n_rows),
-                n_rows,
-                logits,
-                incoming=incoming,
+                batch, np.array([1, 2]), np.arange(n_rows), n_rows, logits, incoming=incoming,
                 outgoing=outgoing,
-            )
+            )  # fmt: skip

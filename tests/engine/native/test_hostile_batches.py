@@ -25,34 +25,20 @@ def make_pool() -> Any:
 
 
 def make_batch(lengths: list[int], starts: list[int], n_pages: list[int], pages: list[int]) -> Any:
-    return _native.Batch(
-        make_pool(),
-        np.array(lengths, np.int64),
-        np.array(starts, np.int64),
-        np.array(n_pages, np.int64),
-        np.array(pages, np.int32),
-    )
+    columns = [np.array(each, np.int64) for each in (lengths, starts, n_pages)]
+    return _native.Batch(make_pool(), *columns, np.array(pages, np.int32))
 
 
 @pytest.mark.parametrize(
     ("lengths", "starts", "n_pages", "pages"),
     [
-        ([0], [0], [1], [0]),
-        ([-1], [0], [1], [0]),
-        ([1], [-1], [1], [0]),
-        ([1], [0], [-1], [0]),
-        ([1], [0], [1], [N_PAGES]),
-        ([1], [0], [1], [-1]),
-        ([17], [0], [1], [0]),
-        ([1], [16], [1], [0]),
-        ([1], [0], [2], [0]),
-        ([1, 1], [0, 0], [1, 1], [0]),
-        ([1], [2**63 - 1], [1], [0]),
-        ([2**63 - 1], [2**63 - 1], [1], [0]),
-        ([2**62], [0], [2**62], [0]),
-        ([1], [0], [2**63 - 1], [0]),
+        ([0], [0], [1], [0]), ([-1], [0], [1], [0]), ([1], [-1], [1], [0]), ([1], [0], [-1], [0]),
+        ([1], [0], [1], [N_PAGES]), ([1], [0], [1], [-1]), ([17], [0], [1], [0]),
+        ([1], [16], [1], [0]), ([1], [0], [2], [0]), ([1, 1], [0, 0], [1, 1], [0]),
+        ([1], [2**63 - 1], [1], [0]), ([2**63 - 1], [2**63 - 1], [1], [0]),
+        ([2**62], [0], [2**62], [0]), ([1], [0], [2**63 - 1], [0]),
     ],
-)
+)  # fmt: skip
 def test_a_run_that_its_pages_cannot_hold_is_refused(
     lengths: list[int], starts: list[int], n_pages: list[int], pages: list[int]
 ) -> None:
@@ -60,13 +46,10 @@ def test_a_run_that_its_pages_cannot_hold_is_refused(
         make_batch(lengths, starts, n_pages, pages)
 
 
-def test_lists_of_unequal_lengths_are_refused() -> None:
+def test_lists_of_unequal_lengths_or_of_broken_numbers_are_refused() -> None:
     for lengths, starts, n_pages in (([1, 1], [0], [1]), ([1], [0, 0], [1]), ([1], [0], [1, 1])):
         with pytest.raises(ValueError, match="bytes"):
             make_batch(lengths, starts, n_pages, [0, 1])
-
-
-def test_lists_of_broken_numbers_are_refused() -> None:
     one = np.ones(1, np.int64)
     for broken in (np.zeros(12, np.uint8), np.zeros(4, np.uint8)):
         with pytest.raises(ValueError, match=r"lengths|starts|n_pages"):
@@ -90,32 +73,32 @@ def test_buffers_of_another_size_are_refused(change: int | None) -> None:
         _native.attend(batch, 0, good, good.copy(), HEADS, 1.0, 0, 0.0, np.zeros(1, np.float32))
 
 
-def test_results_are_not_written_to_read_only_memory() -> None:
-    batch = make_batch([1], [0], [1], [0])
-    queries = np.zeros((1, HEADS, HEAD_DIM), np.float32)
-    with pytest.raises((ValueError, BufferError)):
-        _native.attend(batch, 0, queries, bytes(queries.nbytes), HEADS, 1.0)
-
-
 @pytest.mark.parametrize(
     "changes",
     [
-        {"layer": 2},
-        {"layer": -1},
-        {"n_heads": 0},
-        {"n_heads": -2},
-        {"n_heads": 3},
-        {"window": -1},
-        {"softcap": -1.0},
-        {"softcap": float("nan")},
+        {"layer": 2}, {"layer": -1}, {"n_heads": 0}, {"n_heads": -2}, {"n_heads": 3},
+        {"window": -1}, {"softcap": -1.0}, {"softcap": float("nan")},
     ],
-)
-def test_a_call_with_an_impossible_number_is_refused(changes: dict[str, Any]) -> None:
+)  # fmt: skip
+def test_a_call_with_impossible_numbers_or_read_only_results_fails(changes: dict[str, Any]) -> None:
     batch = make_batch([1], [0], [1], [0])
     queries = np.zeros((1, HEADS, HEAD_DIM), np.float32)
     given = {"layer": 0, "n_heads": HEADS, "scale": 1.0} | changes
     with pytest.raises(ValueError, match=r"layer|heads|window"):
         _native.attend(batch, queries=queries, out=queries.copy(), **given)
+    with pytest.raises((ValueError, BufferError)):
+        _native.attend(batch, 0, queries, bytes(queries.nbytes), HEADS, 1.0)
+
+
+def test_a_pool_of_huge_pages_unknown_instructions_and_numbers_of_threads_are_refused() -> None:
+    huge = 2**31 - 1
+    with pytest.raises(ValueError, match="memory"):
+        _native.Pool(np.zeros(64, np.uint8), "float32", huge, huge, huge, 1024)
+    with pytest.raises(ValueError, match="mmx"):
+        _native.use_instruction_set("mmx")
+    for n in (0, -1, 257, 2**40):
+        with pytest.raises(REFUSED):
+            _native.set_threads(n)
 
 
 anything = st.one_of(st.integers(-3, 40), st.integers(-(2**63), 2**63 - 1))
@@ -164,7 +147,7 @@ def test_any_numbers_are_computed_or_refused(
     dtype=st.sampled_from(["float32", "bfloat16", "float16", "float8", ""]),
     sizes=st.tuples(small, small, small, small),
 )
-def test_any_pool_is_made_or_refused(
+def test_a_pool_is_made_or_refused(
     n_bytes: int, dtype: str, sizes: tuple[int, int, int, int]
 ) -> None:
     memory = guarded(n_bytes)
@@ -178,35 +161,13 @@ def test_any_pool_is_made_or_refused(
     assert pool.n_pages == n_bytes // page > 0
 
 
-def test_a_pool_of_huge_pages_is_refused() -> None:
-    huge = 2**31 - 1
-    with pytest.raises(ValueError, match="memory"):
-        _native.Pool(np.zeros(64, np.uint8), "float32", huge, huge, huge, 1024)
-
-
-def test_instruction_sets_and_threads_out_of_range_are_refused() -> None:
-    with pytest.raises(ValueError, match="mmx"):
-        _native.use_instruction_set("mmx")
-    for n in (0, -1, 257, 2**40):
-        with pytest.raises(REFUSED):
-            _native.set_threads(n)
-
-
 @pytest.mark.parametrize(
     ("pages", "n_pages"),
     [
-        ([[0], [1, 6]], 6),
-        ([[-1]], 6),
-        ([[2**70]], 6),
-        ([["a"]], 6),
-        ([[0.5]], 6),
-        ([0], 6),
-        (7, 6),
-        ([[0]], 0),
-        ([[0]], -1),
-        ([[0]], 2**31),
+        ([[0], [1, 6]], 6), ([[-1]], 6), ([[2**70]], 6), ([["a"]], 6), ([[0.5]], 6), ([0], 6),
+        (7, 6), ([[0]], 0), ([[0]], -1), ([[0]], 2**31),
     ],
-)
+)  # fmt: skip
 def test_pages_outside_of_the_pool_are_not_joined(pages: Any, n_pages: int) -> None:
     with pytest.raises(REFUSED):
         _native.join_pages(pages, n_pages)

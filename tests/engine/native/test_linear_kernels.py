@@ -161,28 +161,35 @@ def test_a_packed_linear_of_any_shape_is_right(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("activation", sorted(ACTIVATIONS))
 @pytest.mark.parametrize("gated", [False, True])
-def test_each_activation_is_right_in_each_dtype(
+def test_activations_are_right_in_each_dtype(
     isa: str, dtype: str, activation: str, gated: bool
 ) -> None:
     native.set_threads(2)
     assert_right(isa, dtype, 98, 65, 9, gated=gated, activation=activation, biased=True)
 
 
+@pytest.mark.parametrize("packed", [True, False], ids=["packed", "row-major"])
 @pytest.mark.parametrize("isa", native.instruction_sets())
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_row_gives_the_same_bits_in_any_batch(isa: str, dtype: str) -> None:
+def test_a_row_gives_the_same_bits_in_any_batch(isa: str, dtype: str, packed: bool) -> None:
     native.use_instruction_set(isa)
     native.set_threads(2)
-    n_out, n_in = 70, 1030
+    n_out, n_in, n_most = (70, 1030, 300) if packed else (67, 150, 40)
     weights, _ = stored(numbers(1, n_out, n_in), dtype)
     linear = native.Linear(weights, dtype, n_out, n_in)
-    x = numbers(2, 300, n_in)
-    many = np.zeros((300, n_out), np.float32)
-    linear.run(x, many, 300)
-    for n_rows in (1, 2, 7, 16, 33, 200):
-        few = np.zeros((n_rows, n_out), np.float32)
-        linear.run(x[:n_rows], few, n_rows)
-        assert np.array_equal(few, many[:n_rows])
+    x = numbers(2, n_most, n_in)
+
+    def results(n_rows: int) -> Floats:
+        y = np.zeros((n_rows, n_out), np.float32)
+        if packed:
+            linear.run(x[:n_rows], y, n_rows)
+        else:
+            native.linear_unpacked(weights, dtype, n_out, n_in, x[:n_rows], y, n_rows)
+        return y
+
+    many = results(n_most)
+    for n_rows in (1, 2, 7, 16, 33, 200) if packed else (*range(1, 18), 33):
+        assert np.array_equal(results(n_rows), many[:n_rows])
 
 
 @pytest.mark.parametrize("isa", native.instruction_sets())
@@ -197,24 +204,6 @@ def test_many_rows_of_one_call_are_not_those_of_the_call_before(isa: str) -> Non
         for row in (0, 150, 299):
             linear.run(x[row : row + 1], few, 1)
             assert np.array_equal(few[0], many[row])
-
-
-@pytest.mark.parametrize("isa", native.instruction_sets())
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_row_gives_the_same_bits_in_any_batch_over_row_major_weights(
-    isa: str, dtype: str
-) -> None:
-    native.use_instruction_set(isa)
-    native.set_threads(2)
-    n_out, n_in = 67, 150
-    weights, _ = stored(numbers(1, n_out, n_in), dtype)
-    x = numbers(2, 40, n_in)
-    many = np.zeros((40, n_out), np.float32)
-    native.linear_unpacked(weights, dtype, n_out, n_in, x, many, 40)
-    for n_rows in (*range(1, 18), 33):
-        few = np.zeros((n_rows, n_out), np.float32)
-        native.linear_unpacked(weights, dtype, n_out, n_in, x[:n_rows], few, n_rows)
-        assert np.array_equal(few, many[:n_rows])
 
 
 @pytest.mark.parametrize("isa", native.instruction_sets())
@@ -255,13 +244,10 @@ def test_sizes_that_the_weights_do_not_have_are_refused(n_out: int, n_in: int, g
         native.Linear(numbers(1, 4, 4), "float32", n_out, n_in, None, gated)
 
 
-@pytest.mark.parametrize("dtype", ["", "float64", "BFLOAT16", "flo"])
-def test_an_unknown_dtype_is_refused(dtype: str) -> None:
-    with pytest.raises(ValueError, match="known are"):
-        native.Linear(numbers(1, 4, 4), dtype, 4, 4)
-
-
-def test_an_odd_gated_linear_is_refused() -> None:
+def test_an_unknown_dtype_and_an_odd_gated_linear_are_refused() -> None:
+    for dtype in ("", "float64", "BFLOAT16", "flo"):
+        with pytest.raises(ValueError, match="known are"):
+            native.Linear(numbers(1, 4, 4), dtype, 4, 4)
     with pytest.raises(ValueError, match="gated linear of 3"):
         native.Linear(numbers(1, 3, 4), "float32", 3, 4, None, True)
 

@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -32,9 +33,7 @@ PROBABILITIES = (1e-300, 1e-9, 0.001, 0.1, 0.5, 0.95, 0.9999, 1.0)
 LAST_DIE = float(np.nextafter(1.0, 0.0))
 
 scores_of_rows = st.builds(
-    lambda seed, n_vocab, spread, digits, masked: make_scores(
-        seed, n_vocab, spread, digits, masked
-    ),
+    lambda **given: make_scores(**given),
     seed=st.integers(0, 2**32 - 1),
     n_vocab=st.sampled_from(SIZES),
     spread=st.sampled_from([0.0, 1e-30, 1e-3, 1.0, 4.0, 30.0, 1e30]),
@@ -63,14 +62,8 @@ def make_scores(seed: int, n_vocab: int, spread: float, digits: int, masked: flo
 
 
 def drawn(scores: Floats, sampling: Sampling, die: float) -> int:
-    row = (
-        exponent_scale(sampling.temperature),
-        min_p_gap(sampling),
-        sampling.top_k,
-        sampling.top_p,
-        die,
-        *(None, None, None),
-    )
+    scale, gap = exponent_scale(sampling.temperature), min_p_gap(sampling)
+    row = (scale, gap, sampling.top_k, sampling.top_p, die, None, None, None)
     (token,) = _native.choose_tokens(scores, len(scores), [row])
     return token
 
@@ -89,7 +82,7 @@ def test_a_draw_is_numpys(
 
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 1.7])
 @pytest.mark.parametrize("spread", [0.5, 4.0])
-def test_draws_beside_the_edges_of_tokens_are_numpys(
+def test_draws_beside_edges_are_numpys(
     instruction_set: str, temperature: float, spread: float
 ) -> None:
     """One weight with another last bit would move all edges after it."""
@@ -172,7 +165,7 @@ def test_rows_on_several_threads_are_those_of_one(n_threads: int) -> None:
 
 @either
 @given(scores=scores_of_rows, share=st.floats(0, LAST_DIE), n_top=st.sampled_from([0, 1, 5, 20]))
-def test_log_probabilities_are_numpys(
+def test_logprobs_are_numpys(
     instruction_set: str, scores: Floats, share: float, n_top: int
 ) -> None:
     token = int(share * len(scores))
@@ -211,14 +204,12 @@ def test_scores_of_rows_that_are_no_numbers_are_numpys() -> None:
     ],
     ids=["all", "top_k", "top_p", "min_p"],
 )
-def test_frequencies_pass_a_chi_square_test(
-    instruction_set: str, sampling: Sampling, seed: int
-) -> None:
+def test_frequencies_pass_a_chi_square(instruction_set: str, sampling: Sampling, seed: int) -> None:
     n_vocab, n = 400, 20_000
     scores = np.random.default_rng(seed).standard_normal(n_vocab).astype(np.float32)
     print(f"seed {seed}, {instruction_set}")
     logits = torch.from_numpy(scores).expand(n, -1)
-    draws = [Draw(Sampling(**_options(sampling), seed=seed))] * n
+    draws = [Draw(msgspec.structs.replace(sampling, seed=seed))] * n
     tokens = choose_tokens(logits, draws, range(n), {}, _native)
     counts = np.bincount(tokens, minlength=n_vocab)
     probabilities = _probabilities(scores, sampling)
@@ -230,11 +221,6 @@ def test_frequencies_pass_a_chi_square_test(
     # Beyond the 99.999th percentile (Wilson and Hilferty's approximation).
     limit = freedom * (1 - 2 / (9 * freedom) + 4.265 * math.sqrt(2 / (9 * freedom))) ** 3
     assert chi_square < limit, f"seed {seed}: {chi_square:.0f} of {freedom} degrees of freedom"
-
-
-def _options(sampling: Sampling) -> dict[str, Any]:
-    names = ("temperature", "top_k", "top_p", "min_p")
-    return {name: getattr(sampling, name) for name in names}
 
 
 def _probabilities(scores: Floats, sampling: Sampling) -> npt.NDArray[np.float64]:
@@ -256,37 +242,25 @@ ROW = (1.44, -math.inf, 0, 1.0, 0.5, None, None, None)
 @pytest.mark.parametrize(
     "row",
     [
-        (),
-        ROW[:-1],
-        list(ROW),
-        (-1.0, *ROW[1:]),
-        (math.nan, *ROW[1:]),
-        (math.inf, *ROW[1:]),
-        (1.0, 0.5, *ROW[2:]),
-        (1.0, math.nan, *ROW[2:]),
-        (*ROW[:2], -1, *ROW[3:]),
-        (*ROW[:2], 2**70, *ROW[3:]),
-        (*ROW[:3], 0.0, *ROW[4:]),
-        (*ROW[:3], math.nan, *ROW[4:]),
-        (*ROW[:4], 1.0, *ROW[5:]),
-        (*ROW[:4], -0.5, *ROW[5:]),
-        (*ROW[:4], math.nan, *ROW[5:]),
-        (*ROW[:5], 3, None, None),
-        (*ROW[:5], ((1,),), None, None),
-        (*ROW[:5], ([1, 2.0],), None, None),
-        (*ROW[:5], ((50, 1.0),), None, None),
-        (*ROW[:5], ((-1, 1.0),), None, None),
-        (*ROW[:6], ([50], 0, 1.1, 0.0, 0.0), None),
-        (*ROW[:6], ([-1], 0, 1.1, 0.0, 0.0), None),
-        (*ROW[:6], (["a"], 0, 1.1, 0.0, 0.0), None),
-        (*ROW[:6], ([2**80], 0, 1.1, 0.0, 0.0), None),
+        (), ROW[:-1], list(ROW),
+        *((scale, *ROW[1:]) for scale in (-1.0, math.nan, math.inf)),
+        *((1.0, gap, *ROW[2:]) for gap in (0.5, math.nan)),
+        *((*ROW[:2], top_k, *ROW[3:]) for top_k in (-1, 2**70)),
+        *((*ROW[:3], top_p, *ROW[4:]) for top_p in (0.0, math.nan)),
+        *((*ROW[:4], die, *ROW[5:]) for die in (1.0, -0.5, math.nan)),
+        *(
+            (*ROW[:5], biases, None, None)
+            for biases in (3, ((1,),), ([1, 2.0],), ((50, 1.0),), ((-1, 1.0),))
+        ),
+        *(
+            (*ROW[:6], (history, 0, 1.1, 0.0, 0.0), None)
+            for history in ([50], [-1], ["a"], [2**80], 7)
+        ),
         (*ROW[:6], ([1], -1, 1.1, 0.0, 0.0), None),
-        (*ROW[:6], (7, 0, 1.1, 0.0, 0.0), None),
         (*ROW[:6], [[1], 0, 1.1, 0.0, 0.0], None),
-        (*ROW[:7], np.ones(49, np.bool_)),
-        (*ROW[:7], "all"),
+        *((*ROW[:7], mask) for mask in (np.ones(49, np.bool_), "all")),
     ],
-)
+)  # fmt: skip
 def test_a_row_of_wrong_parameters_is_refused_and_changes_nothing(row: Any) -> None:
     scores = make_scores(1, 100, 1.0, 6, 0.0)
     before = scores.copy()
@@ -306,8 +280,7 @@ def test_scores_of_another_size_are_refused() -> None:
         with pytest.raises(REFUSED):
             _native.score_tokens(scores, 50, tokens, n_top)  # type: ignore[arg-type]
     first, second = _native.score_tokens(scores, 50, [0, 0], 2**62)
-    assert first is not None
-    assert second is not None
+    assert first is not None and second is not None
     assert sorted(token for token, _ in first[2]) == list(range(50))
     read_only = np.array(scores)
     read_only.flags.writeable = False
