@@ -7,20 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry
 
+from halfmoon_conductor.build_conductor import build_conductor
 from halfmoon_conductor.engine_io.gateway_interface import GenerationRequest, TokenEvent
-from halfmoon_conductor.generation.core_gateway import CoreGateway
-from halfmoon_conductor.observability.metrics.cluster_metrics import ClusterMetrics
-from halfmoon_conductor.workers.shell import Shell
-from halfmoon_conductor.workers.worker_links import WorkerLinks
 from halfmoon_metadata import MemoryStore
 from halfmoon_protocol.ids import ConductorId
 from halfmoon_protocol.messages import Role
 from halfmoon_protocol.sampling import Sampling, Stopping
 from halfmoon_runtime.channels.memory_network import MemoryNetwork
-from halfmoon_runtime.clock import SystemClock
-from halfmoon_scheduling.conductor.conductor_machine import Conductor
 from halfmoon_scheduling.config import SchedulingConfig
 from halfmoon_servers.bridge.pair_releaser import PairReleaser
 from halfmoon_servers.bridge.server_supervisor import ServerSupervisor
@@ -47,19 +41,9 @@ class RoutedServers:
     n_requests: int = 0
 
     async def open(self) -> None:
-        self.core = Conductor(self.config)
-        self.shell = Shell(self.core, SystemClock())
-        self.gateway = CoreGateway(self.shell)
-        links = WorkerLinks(
-            self.network,
-            self.store,
-            ConductorId("conductor-0"),
-            self.shell,
-            self.gateway,
-            ClusterMetrics(self.core, CollectorRegistry()),
-        )
-        self.shell.connect(links, self.gateway)
-        self._start(links.run())
+        built = build_conductor(ConductorId("conductor-0"), self.store, self.network, self.config)
+        self.core, self.shell, self.gateway = built.core, built.shell, built.gateway
+        self._start(built.run())
 
     def bridge(
         self,

@@ -4,7 +4,7 @@ import asyncio
 import signal
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,8 @@ import pytest
 import xxhash
 
 from halfmoon_cli.up.embedded_cluster import ProcessSpec, ServiceProcess
+from halfmoon_kvstore.build_kvstore import build_kvstore
 from halfmoon_kvstore.disk_tier.segment_folder import SegmentFolder
-from halfmoon_kvstore.lent_keys import Holder
-from halfmoon_kvstore.replication.replica_reader import ReplicaReader
 from halfmoon_kvstore.settings import KvstoreSettings
 from halfmoon_kvstore.worker import KvstoreWorker
 from halfmoon_metadata import MemoryStore, open_store
@@ -26,13 +25,12 @@ from halfmoon_protocol.messages import WorkerInfo
 from halfmoon_runtime.channels.memory_network import MemoryNetwork, MemoryPort
 from halfmoon_runtime.channels.zmq_network import ZmqNetwork
 from halfmoon_runtime.clock import Clock
-from halfmoon_runtime.kvstore_clients import KvstoreClients
 from halfmoon_runtime.membership import MEMBERS
 from halfmoon_runtime.observability.tracing import Tracer
+from halfmoon_runtime.worker.worker_env import open_env
 from halfmoon_scheduling.tiers.disk_map import BlockRecord
 from halfmoon_testing.block_client import SMALL_LAYOUT, BlockClient, block_content
 from halfmoon_transfer.engine import TransferEngine
-from halfmoon_transfer.grant_lender import GrantLender
 
 #: On a machine that is busy with vLLM, too.
 READY_WITHIN_S = 120.0
@@ -130,8 +128,6 @@ class Node:
     clock: Any
     network: MemoryNetwork
     store: MemoryStore
-    #: What it wrote to the metadata server.
-    records: list[WorkerInfo]
     #: Closed with it.
     engines: list[TransferEngine]
 
@@ -145,44 +141,32 @@ async def open_node(
     **settings: Any,
 ) -> AsyncIterator[Node]:
     """Start one; `model` is the worker whose KV it stores."""
-    network, store, records = MemoryNetwork(), MemoryStore(), list[WorkerInfo]()
+    network, store = MemoryNetwork(), MemoryStore()
     config = KvstoreSettings(worker_id="kvstore-0", capacity_mib=1, **settings)
-    transfer = TransferEngine.open("kvstore-0", metadata=store, backends=("memory",))
-    memory = transfer.allocate(config.capacity_bytes)
-    port = await network.bind("kvstore-0")
-    info = WorkerInfo(
-        worker_id=WorkerId("kvstore-0"),
-        role="kvstore",
-        generation=1,
-        host="here",
-        commands=port.commands,
-        events=port.events,
-        replicates=True,
+
+    async def open_transfer(generation: int) -> TransferEngine:
+        return TransferEngine.open(
+            "kvstore-0", metadata=store, generation=generation, backends=("memory",)
+        )
+
+    env = await open_env(
+        WorkerId("kvstore-0"), "kvstore", store, network, open_transfer, host_id="here", clock=clock
     )
-
-    async def record(info: WorkerInfo) -> None:
-        records.append(info)
-
-    async def looked_up() -> WorkerInfo | None:
-        return model
-
-    kvstores = KvstoreClients(network, 1.0)
-    copier = ReplicaReader(kvstores, transfer, memory)
-    lender = GrantLender[Holder](transfer, memory.region, config.transfer_grants)
-    worker = KvstoreWorker(
-        port, memory, info, config, clock, record, disk, copier, tracer, looked_up, lender
-    )
-    task = asyncio.create_task(worker.serve())
-    node = Node(worker, task, port, clock, network, store, records, [transfer])
-    try:
-        yield node
-    finally:
-        task.cancel()
-        await asyncio.wait([task])
-        await kvstores.close()
-        await network.close()
-        for engine in node.engines:
-            engine.close()
+    if model is not None:
+        store.put(MEMBERS + model.worker_id, msgspec.json.encode(model))
+    memory = env.transfer.allocate(config.capacity_bytes)
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(network.close)
+        worker = build_kvstore(env, memory, disk, config, stack, tracer).worker
+        task = asyncio.create_task(worker.serve())
+        node = Node(worker, task, env.port, clock, network, store, [env.transfer])  # type: ignore[arg-type]
+        try:
+            yield node
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+            for engine in node.engines:
+                engine.close()
 
 
 @pytest.fixture

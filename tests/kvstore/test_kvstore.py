@@ -21,7 +21,7 @@ from halfmoon_kvstore.replication.replica_reader import ReplicaReader
 from halfmoon_kvstore.settings import KvstoreSettings
 from halfmoon_protocol import error_codes
 from halfmoon_protocol.blocks import block_hashes
-from halfmoon_protocol.ids import BlockHash, ConductorId, Ticket
+from halfmoon_protocol.ids import BlockHash, ConductorId, Ticket, WorkerId
 from halfmoon_protocol.kv_events import (
     BlockRemoved,
     BlockStored,
@@ -57,6 +57,7 @@ from halfmoon_protocol.trace_context import TraceContext
 from halfmoon_runtime.channels.network import WorkerLink
 from halfmoon_runtime.clock import FakeClock
 from halfmoon_runtime.kvstore_clients import KvstoreClients
+from halfmoon_runtime.membership import list_members
 from halfmoon_runtime.observability.otel import OtelTracer
 from halfmoon_scheduling.cache.eviction_policies import EVICTION_POLICIES
 from halfmoon_scheduling.tiers.tier_commands import Erase, Promote, TierOutcome, WriteBack
@@ -454,7 +455,7 @@ async def test_the_first_put_fixes_the_layout_and_all_conductors_of_a_name_hear_
                 pass
             assert welcome.worker.layout == LAYOUT
             assert welcome.worker.n_blocks == N_SLOTS
-        assert [info.layout for info in node.records] == [LAYOUT]
+        assert (await list_members(node.store))[WorkerId("kvstore-0")].layout == LAYOUT
 
 
 async def test_what_can_not_be_put_or_read_is_refused_by_name() -> None:
