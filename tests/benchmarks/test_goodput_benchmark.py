@@ -136,6 +136,7 @@ def test_processor_time_is_that_of_a_process_and_its_children() -> None:
     parent = f"import subprocess; subprocess.run({[sys.executable, '-c', burn]!r})"
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", parent], **pipes) as started:
+        assert started.stdout is not None
         started.stdout.readline()
         found = processor_s([started.pid]), processor_s([2**22 + 1])
         started.communicate(b"\n")

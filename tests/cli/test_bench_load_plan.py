@@ -240,7 +240,7 @@ def trace(tmp_path: Path) -> str:
 
 
 def test_a_trace_twice_as_fast_has_the_same_prompts(trace: str) -> None:
-    settings = {"trace": trace, "block_tokens": 16, "n_requests": 4}
+    settings: dict[str, Any] = {"trace": trace, "block_tokens": 16, "n_requests": 4}
     slow, fast = (
         plan_workload(BenchSettings(**settings, speedup=speedup)).chains for speedup in (1.0, 2.0)
     )

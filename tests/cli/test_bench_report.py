@@ -2,6 +2,7 @@
 
 import asyncio
 from array import array
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -163,7 +164,7 @@ class Run:
 
     def __init__(self, *chains: RequestChain, **more: Any) -> None:
         loop, began_s = asyncio.get_running_loop(), asyncio.get_running_loop().time()
-        self.now = lambda: loop.time() - began_s
+        self.now: Callable[[], float] = lambda: loop.time() - began_s
         self.progress = RunProgress(sum(map(len, chains)))
         self.gate = asyncio.Event()
         self.generator = LoadGenerator(list(chains), self.send, self.now, self.progress, **more)

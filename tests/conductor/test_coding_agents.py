@@ -286,7 +286,8 @@ CLEARING = [
 
 
 async def test_edits_that_clear_are_taken_and_nothing_is_cleared(front: Front) -> None:
-    for given in (None, {"edits": None}, {"edits": []}, {"edits": CLEARING}):
+    nothing: list[dict[str, Any] | None] = [None, {"edits": None}, {"edits": []}]
+    for given in (*nothing, {"edits": CLEARING}):
         await front.ask(MESSAGES, SESSION, context_management=given)
     assert len({each.prompt_token_ids for each in front.gateway.requests}) == 1
 

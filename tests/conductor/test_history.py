@@ -39,7 +39,7 @@ from tests.conductor.watched_core import WatchedCore
 
 HASHES = a_request().block_hashes
 SNAPSHOT = BlocksSnapshot(sequence=0, hashes=HASHES)
-EMPTY = {"n_reserved": 0, "context_tokens": 0, "n_pages": 64, "step_s": 0.03}
+EMPTY: dict[str, Any] = {"n_reserved": 0, "context_tokens": 0, "n_pages": 64, "step_s": 0.03}
 
 
 class Watched(WatchedCore):

@@ -126,7 +126,13 @@ async def test_every_parameter_reaches_the_gateway(front: Front) -> None:
 
 
 async def test_what_is_left_out_or_null_has_openais_defaults(front: Front) -> None:
-    nothing = {"n": 1, "echo": False, "logprobs": None, "logit_bias": {}, "stop": None}
+    nothing: dict[str, Any] = {
+        "n": 1,
+        "echo": False,
+        "logprobs": None,
+        "logit_bias": {},
+        "stop": None,
+    }
     await front.ask(COMPLETIONS, nothing)
     await front.ask(COMPLETIONS)
     first, second = front.gateway.requests

@@ -385,11 +385,11 @@ LAST = (
     "1-000000000000-000000000000-",
     "9" * 5000,
 )
-HOSTILE: list[tuple[list[tuple[str, str | bytes]], str]] = [
-    *(([("idempotency-key", key)], "idempotency-key") for key in KEYS),
+HOSTILE: list[tuple[list[Any], str]] = [
+    *[([("idempotency-key", key)], "idempotency-key") for key in KEYS],
     ([("idempotency-key", "a"), ("idempotency-key", "b")], "idempotency-key"),
     ([("last-event-id", "1-000000000000-000000000000")], "last-event-id"),
-    *(([("idempotency-key", "k"), ("last-event-id", last)], "last-event-id") for last in LAST),
+    *[([("idempotency-key", "k"), ("last-event-id", last)], "last-event-id") for last in LAST],
 ]
 
 

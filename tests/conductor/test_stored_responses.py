@@ -124,7 +124,8 @@ async def test_an_item_that_is_not_stored_or_has_no_id_is_refused_by_name(front:
         error = await front.error(RESPONSES, 404, input=asked)
         assert (error["code"], error["param"]) == ("item_not_found", "input")
         assert "input[1]" in error["message"] and len(error["message"]) < 400
-    for fields in ({"id": 3}, {}, {"id": None}, {"id": []}):
+    wrong: list[dict[str, Any]] = [{"id": 3}, {}, {"id": None}, {"id": []}]
+    for fields in wrong:
         error = await front.refused(RESPONSES, input=[{"type": "item_reference", **fields}])
         assert error["param"].startswith("input")
 

@@ -265,8 +265,8 @@ def test_a_drained_node_leaves_one_of_each(release: Any) -> None:
 
 
 def test_containers_are_nobody_and_write_only_where_they_are_told(example: Example) -> None:
-    for example in ("defaults", "trial", "production", "gpu", "vllm"):
-        release = example(example)
+    for name in ("defaults", "trial", "production", "gpu", "vllm"):
+        release = example(name)
         for workload in [*release.workloads.values(), *release.of("Deployment").values()]:
             spec = pod(workload)
             assert spec["securityContext"]["runAsNonRoot"] is True

@@ -187,7 +187,7 @@ class LiveCluster:
         assert isinstance(found, list)
         return found
 
-    def until(self, condition: Callable[[], bool], within_s: float = 120.0) -> None:
+    def until(self, condition: Callable[..., object], within_s: float = 120.0) -> None:
         deadline = time.monotonic() + within_s
         while not condition():
             assert time.monotonic() < deadline, f"not within {within_s} s\n{self.last_words()}"

@@ -11,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from halfmoon_engine import demo
-from tests.e2e.conftest import LiveCluster
+from tests.e2e.conftest import LiveCluster, StartCluster
 from tools.demo_model.exam import chat_messages, write_exam
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
@@ -39,7 +39,7 @@ ROOM_TOOL = {
 
 
 @pytest.fixture(scope="module")
-def cluster(start_cluster: LiveCluster) -> Iterator[Any]:
+def cluster(start_cluster: StartCluster) -> Iterator[Any]:
     with start_cluster(str(demo.FOLDER)) as cluster:
         yield cluster
 

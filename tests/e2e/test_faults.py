@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import httpx
@@ -71,7 +72,8 @@ def test_a_decode_that_is_killed_or_hangs_in_mid_stream_costs_no_token(
     cluster: LiveCluster, folder: Path, by: signal.Signals, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """And the conductor's journal of it replays to the same commands."""
-    victim, text, usage = "", "", {}
+    victim, text = "", ""
+    usage: dict[str, Any] = {}
     prompt = [int(by), *SHORT]
     ask = {"prompt": prompt, "max_tokens": N_NEW, "temperature": 0}
     events = list[object]()

@@ -196,7 +196,7 @@ def test_a_request_is_one_trace_from_http_to_the_last_token(
             assert parent.began_ns <= span.began_ns <= span.ended_ns <= parent.ended_ns, (
                 f"{span.name} is not within {parent.name}"
             )
-    for name, expected in {
+    computing: dict[str, dict[str, Any]] = {
         "text_completion slow": {
             "gen_ai.usage.input_tokens": 600,
             "gen_ai.usage.output_tokens": 5,
@@ -207,7 +207,8 @@ def test_a_request_is_one_trace_from_http_to_the_last_token(
         "compute": {"halfmoon.tokens": 600, "halfmoon.chunks": 2},
         "landing": {"halfmoon.path": ["shm"]},
         "steps": {"halfmoon.new_tokens": 3},
-    }.items():
+    }
+    for name, expected in computing.items():
         assert expected.items() <= named[name].attributes.items(), name
     assert named["place"].attributes["halfmoon.estimate.ttft_s"] > 0
     assert named["landing"].attributes["halfmoon.bytes"] > 0
@@ -216,7 +217,7 @@ def test_a_request_is_one_trace_from_http_to_the_last_token(
     named = by_name(collector.whole(trace_id_of(again)))
     assert (named["lease"].service, named["lease"].worker) == ("halfmoon-kvstore", "kvstore-0")
     assert named["lease"].parent_id == named["try"].span_id
-    for name, expected in {
+    caching: dict[str, dict[str, Any]] = {
         "lease": {"halfmoon.blocks": 9, "halfmoon.blocks_from_disk": 0},
         "fetch": {
             "halfmoon.blocks": 9,
@@ -226,7 +227,8 @@ def test_a_request_is_one_trace_from_http_to_the_last_token(
         "prefill": {"halfmoon.cached_tokens": 576},
         "compute": {"halfmoon.tokens": 3},
         "text_completion slow": {"gen_ai.usage.cache_read.input_tokens": 576},
-    }.items():
+    }
+    for name, expected in caching.items():
         assert expected.items() <= named[name].attributes.items(), name
     assert named["fetch"].attributes["halfmoon.bytes"] > 0
 

@@ -8,6 +8,7 @@ from typing import Any
 from halfmoon_engine.interface import Draw, Engine, Run
 from halfmoon_engine.load import open_engine
 from halfmoon_protocol.sampling import Sampling, Stopping
+from tests.engine.chained_engine import ChainedEngine
 
 #: The folder of the tiny model of an architecture.
 Tiny = Callable[[str], Path]
@@ -30,8 +31,8 @@ def open_tiny(folder: Path | str, **options: Any) -> Any:
 class Driver:
     """An engine over a pool of its own, with pages handed out in random order."""
 
-    def __init__(self, engine: Engine, n_tokens: int, seed: int = 0) -> None:
-        self.engine = engine
+    def __init__(self, engine: Engine | ChainedEngine, n_tokens: int, seed: int = 0) -> None:
+        self.engine: Any = engine
         self.n_pages = engine.layout.blocks_for(n_tokens) + 8
         # Garbage that no correct computation survives: the pool's unused slots are NaN.
         self.pool = bytearray(b"\xff" * (self.n_pages * engine.layout.block_bytes))

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -32,6 +33,7 @@ while True:
 ENGINE = """
 import multiprocessing, os
 from halfmoon_engine_vllm.rank_lifetime import end_with_parent
+from typing import Any
 
 def run():
     end_with_parent()
@@ -86,7 +88,8 @@ def test_a_killed_rank_is_named_between_passes_and_in_one() -> None:
             os.kill(victim.pid, signal.SIGKILL)
             victim.wait()
 
-        for find in (lambda: server.follow(2, kill, None), server.check_alive):
+        finds: tuple[Any, ...] = (lambda: server.follow(2, kill, None), server.check_alive)
+        for find in finds:
             with pytest.raises(EngineLost, match=f"rank of process {victim.pid} ended"):
                 find()
 

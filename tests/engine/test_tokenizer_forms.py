@@ -313,13 +313,13 @@ def test_mistrals_regex_is_mended_where_the_config_asks(
     assert_equal(tmp_path)
 
 
+WRONG: list[Any] = [{"x": {}}, {"1": 5}, {"1": {"content": 5}}, []]
+
+
 @pytest.mark.parametrize(
     "files",
     [
-        *(
-            config(added_tokens_decoder=wrong)
-            for wrong in ({"x": {}}, {"1": 5}, {"1": {"content": 5}}, [])
-        ),
+        *(config(added_tokens_decoder=wrong) for wrong in WRONG),
         *(config(extra_special_tokens=wrong) for wrong in (5, [5], {"x_token": 5})),
         config(eos_token=5),
         config(additional_special_tokens="x"),

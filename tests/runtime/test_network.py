@@ -5,6 +5,7 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -172,7 +173,7 @@ async def test_kv_events_are_numbered_from_zero_and_lose_their_tokens(network: N
     port = await network.bind("kvstore-0")
     link = await listening(network, port)
     hashes = (b"\x01" * 16, b"\xff" * 16)
-    fields = {"parent_block_hash": None, "block_size": 16, "medium": "CPU"}
+    fields: dict[str, Any] = {"parent_block_hash": None, "block_size": 16, "medium": "CPU"}
     stored, with_tokens = (
         BlockStored(block_hashes=hashes, token_ids=tuple(range(n)), **fields) for n in (0, 32)
     )

@@ -100,7 +100,7 @@ def test_a_worker_begins_no_trace_of_its_own(kept: Kept, traceparent: str) -> No
 
 
 def test_a_context_makes_spans_of_another_service_its_children(kept: Kept) -> None:
-    asked = kept.tracer.serve("asked", {"traceparent": [SAMPLED], "tracestate": ["a=1"]}.get, 1.0)  # type: ignore[arg-type]
+    asked = kept.tracer.serve("asked", {"traceparent": [SAMPLED], "tracestate": ["a=1"]}.get, 1.0)
     there = Kept()
     worked = there.tracer.join(asked.context, "worked", 2.0)
     worked.child("part", 2.5).end(3.0)
@@ -120,6 +120,7 @@ def test_times_of_the_monotonic_clock_become_times_of_day(kept: Kept) -> None:
     span.end(now_s)
     worked, part = kept.spans()["worked"], kept.spans()["part"]
     assert worked.start_time == part.start_time
+    assert worked.start_time is not None and worked.end_time is not None
     assert worked.end_time - worked.start_time == pytest.approx(60e9, abs=1000)
     assert worked.events[0].timestamp - worked.start_time == pytest.approx(2e9, abs=1000)
     assert worked.end_time == pytest.approx(now_ns, abs=10e9)
@@ -132,6 +133,7 @@ def test_a_span_ends_once_and_its_error_shows(kept: Kept) -> None:
     (worked,) = kept.exporter.get_finished_spans()
     assert not worked.status.is_ok
     assert worked.status.description == "the worker was lost"
+    assert worked.start_time is not None and worked.end_time is not None
     assert worked.end_time - worked.start_time == pytest.approx(1e9, abs=1000)
 
 

@@ -101,7 +101,7 @@ async def test_a_server_is_described_by_models_metrics_and_sources(server: Scrip
 
 async def test_sglang_is_described_by_its_server_info(server: ScriptedServer) -> None:
     events = '{"publisher": "zmq", "endpoint": "tcp://*:5557", "topic": "kv"}'
-    info = {"page_size": 64, "max_total_num_tokens": 6400, "dp_size": 2}
+    info: dict[str, Any] = {"page_size": 64, "max_total_num_tokens": 6400, "dp_size": 2}
     be_sglang(server, **info, kv_events_config=events)
     seen = await server.client.describe()
     assert (seen.kind, seen.version, seen.block_size, seen.n_blocks) == ("sglang", "0.5.6", 64, 100)

@@ -37,7 +37,11 @@ HASHES = (BlockHash(b"h" * 16), BlockHash(b"i" * 16))
 def _start(region: Region, address: KvstoreAddress) -> StartPrefill:
     """Start a prompt of which a kvstore has one block, and is to keep the other."""
     landing = Landing(region, tuple(range(8)), LAYOUT)
-    more = {"block_hashes": HASHES, "cached": CachedPrefix(address, 1), "store_in": address}
+    more: dict[str, Any] = {
+        "block_hashes": HASHES,
+        "cached": CachedPrefix(address, 1),
+        "store_in": address,
+    }
     return start_prefill("mine", range(N_TOKENS), landing, **more)
 
 

@@ -86,8 +86,8 @@ def test_a_transfer_alone_has_the_whole_wire_and_no_bytes_take_no_time() -> None
 def test_transfers_share_their(ends: tuple[str, str]) -> None:
     wires = Wires()
     # Both have 50 B/s; after 4 s the second has 100 of its 300 left and 100 B/s.
-    wires.start("first", *ends[0], 200)
-    wires.start("second", *ends[1], 300)
+    for name, way, n_bytes in (("first", ends[0], 200), ("second", ends[1], 300)):
+        wires.start(name, way[0], way[1], n_bytes)
     assert wires.drain() == {"first": 4.0, "second": 5.0}
 
 

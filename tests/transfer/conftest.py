@@ -274,7 +274,7 @@ def _stands_still(pid: int) -> bool:
     return all((each / "stat").read_text().rpartition(")")[2].split()[0] == "T" for each in tasks)
 
 
-def eventually(condition: Callable[[], bool], *, within_s: float = 60.0) -> None:
+def eventually(condition: Callable[..., object], *, within_s: float = 60.0) -> None:
     deadline = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline, "it did not come true"

@@ -107,7 +107,7 @@ class PagedBatch:
         self.order = order
         lengths, starts = [n for _, n in shape.runs], [before for before, _ in shape.runs]
         columns = [np.array(each, np.int64) for each in (lengths, starts, self.counts)]
-        self.batch = _native.Batch(self.pool, *columns, order)
+        self.batch = _native.Batch(self.pool, columns[0], columns[1], columns[2], order)
         width = (shape.n_kv_heads, shape.head_dim)
         self.queries = guarded_floats(
             rng.standard_normal((shape.n_tokens, shape.n_heads, shape.head_dim), np.float32)
@@ -157,8 +157,8 @@ class PagedBatch:
         results, row = [], 0
         for i, (before, n) in enumerate(self.shape.runs):
             queries = self.queries[row : row + n].astype(np.float64)
-            stored = (self.stored(i, side) for side in (0, 1))
-            results.append(_attention(queries, *stored, before, self.shape, self.sinks))
+            keys, values = self.stored(i, 0), self.stored(i, 1)
+            results.append(_attention(queries, keys, values, before, self.shape, self.sinks))
             row += n
         return np.concatenate(results)
 

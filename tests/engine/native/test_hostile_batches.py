@@ -25,8 +25,8 @@ def make_pool() -> Any:
 
 
 def make_batch(lengths: list[int], starts: list[int], n_pages: list[int], pages: list[int]) -> Any:
-    columns = [np.array(each, np.int64) for each in (lengths, starts, n_pages)]
-    return _native.Batch(make_pool(), *columns, np.array(pages, np.int32))
+    a, b, c = (np.array(each, np.int64) for each in (lengths, starts, n_pages))
+    return _native.Batch(make_pool(), a, b, c, np.array(pages, np.int32))
 
 
 @pytest.mark.parametrize(

@@ -189,7 +189,7 @@ def test_what_the_prompt_adds_to_a_step_counts() -> None:
     many_short = DecodeCandidate(D0, 9, 100, 3.0, 0.01)
     few_long = DecodeCandidate(D1, 1, 100, 2.5, 0.02)
     chosen, tbt_s = decoded(many_short, few_long, n_tokens=40)
-    assert (chosen, tbt_s) == (D1, pytest.approx(2.5 + 0.02 * 40))
+    assert chosen == D1 and tbt_s == pytest.approx(2.5 + 0.02 * 40)
     assert decoded(many_short, few_long, n_tokens=60)[0] == D0
 
 
