@@ -22,6 +22,7 @@ from halfmoon_protocol.messages import (
 )
 from halfmoon_protocol.regions import Landing, Region
 from halfmoon_protocol.sampling import Sampling
+from halfmoon_scheduling.prefill.part_pacing import PartPacing
 from halfmoon_testing.worker_caller import WorkerCaller
 from halfmoon_transfer.backends.fault_injection import FaultInjection, FaultPlan
 from tests.services.asking import (
@@ -130,10 +131,12 @@ async def test_the_parts_of_a_prompt_leave_room_for_a_step_of_the_batch(
 async def test_no_part_is_computed_before_steps_made_up_for_the_one_before(
     local_cluster: LocalCluster,
 ) -> None:
-    # A limit that no step keeps: the part that was computed is never made up for beside the batch.
-    spaced = {**LOCAL, "local_prefill_step_s": 0.005, "local_prefill_tbt_s": 1e-9}
+    spaced = {**LOCAL, "local_prefill_step_s": 0.005}
     async with local_cluster(GatedEngine, decode_settings=spaced) as cluster:
         engine = cluster.members["decode-0"].engine
+        # A limit that no step keeps: the part that was computed is never made up for beside the
+        # batch. A conductor that knew it would prefill elsewhere.
+        cluster.worker("decode-0").local_prefills.pacing = PartPacing(1e-9)
         stream = cluster.events(prompt_of(20), 500)
         first = [await anext(stream) for _ in range(3)]
         # The batch runs on when the prompt is there, however late that is.
