@@ -36,7 +36,7 @@ async def test_kv_that_is_damaged_on_its_way_to_decode_is_written_again(
     local_cluster: LocalCluster, inner: str, seed: int
 ) -> None:
     """The faults force no checks here, so bytes are compared only where the worker asks."""
-    faults = FaultInjection(inner, FaultPlan(seed=seed, corrupt_rate=0.3, verify=False))
+    faults = FaultInjection(inner, FaultPlan(seed=seed, corrupt_rate=0.1, verify=False))
     async with local_cluster(backends=(faults,), chunk_tokens=64, n_kvstore=0) as cluster:
         for salt in range(10):
             prompt = prompt_of(300, salt)
