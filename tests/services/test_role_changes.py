@@ -119,7 +119,6 @@ async def open_roles(
     more = {"model": "fake://fake", "role_cooldown_s": 0.0, "roles": "prefill,decode", **settings}
     config = (kind or FlexibleDecodeSettings)(
         worker_id=FLEXIBLE,
-        served_model_name="m",
         block_size=ORACLE.layout.block_size,
         pool_mib=8,
         metadata=url,
