@@ -215,7 +215,7 @@ BUGS = {
         "services go on", membership, "until_done", _once, seed=0
     ),
     "the core is not told of a lost worker": PlantedBug(
-        "a success soon after the last fault", WorkerLinks, "_lose", _silent_loss, seed=632
+        "ends within its bound", WorkerLinks, "_lose", _silent_loss, seed=1
     ),
     "no request waits for a worker that comes back": PlantedBug(
         "a loss costs no request", RequestAdmission, "on_worker_lost", _impatient, seed=216

@@ -1,11 +1,13 @@
 """The simulation of a cluster: what it holds, that it repeats itself, and what it finds."""
 
 import os
+import random
 import socket
 import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -16,6 +18,7 @@ from greenlet import greenlet
 
 from halfmoon_testing.sim_cluster.__main__ import main
 from halfmoon_testing.sim_cluster.sim_run import SimResult, run_seed
+from halfmoon_testing.sim_cluster.sim_shape import draw_shape
 from tests.nightly import by_day
 from tests.sim_cluster.machine_clock import clock_reads
 from tests.sim_cluster.planted_bugs import BUGS, PlantedBug
@@ -59,18 +62,25 @@ def test_a_seed_repeats_itself_to_the_byte_in_another_process() -> None:
 def test_a_run_uses_no_thread_no_socket_and_no_clock_of_the_machine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    run_seed(3)  # imports are over
+    shapes = {seed: draw_shape(random.Random(f"{seed}/shape")) for seed in range(100)}
+    group = next(seed for seed, shape in shapes.items() if shape.is_group)
+    local = next(seed for seed, shape in shapes.items() if shape.local_prefill_tokens > 100)
+    seeds = (3, 15, group, local)
+    for seed in seeds:
+        run_seed(seed)  # imports are over
+    used = []
 
     def refuse(*args: object, **more: object) -> None:
+        used.append(traceback.format_stack())
         raise AssertionError("the machine's threads, sockets and clock are out of bounds")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
     monkeypatch.setattr(socket, "socket", refuse)
     monkeypatch.setattr(time, "sleep", refuse)
     with clock_reads() as reads:
-        results = [run_seed(seed) for seed in (3, 15)]
+        results = [run_seed(seed) for seed in seeds]
     assert all(result.violation is None for result in results)
-    assert reads == set()
+    assert reads == set() and not used, "".join(used[0])
 
 
 def test_clocks_of_the_machine_are_noticed_also_in_defaults_and_in_threads() -> None:

@@ -197,6 +197,7 @@ class FakeEngine:
             block_size=self._layout.block_size,
             stage_index=index,
             n_stages=n_stages,
+            sleep=self._sleep,
         )
 
     def attach(self, pool: memoryview) -> None:

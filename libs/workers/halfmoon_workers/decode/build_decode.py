@@ -71,7 +71,9 @@ def build_decode(
         watch=placed.watch,
         open_forward=start.threads.open_forward,
         putter=putter if settings.keep_answers else None,
-        prefill_parts=LocalPrefillParts(env.transfer, start.memory, replicas, start.tracer),
+        prefill_parts=LocalPrefillParts(
+            env.transfer, start.memory, replicas, start.tracer, start.threads
+        ),
     )
 
     def on_writers(nearby: bool) -> None:

@@ -12,7 +12,7 @@ its pages while a pass or a transfer of the prompt touches them.
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from halfmoon_engine.interface import Engine
 from halfmoon_prefix_cache.replica_selector import ReplicaSelector
@@ -54,6 +54,7 @@ from halfmoon_workers.prefill.prefill_metrics import queue_metrics, replica_metr
 from halfmoon_workers.prefill.prefill_shell import PrefillShell
 from halfmoon_workers.prefill.prefill_validation import start_failure
 from halfmoon_workers.prefill.prefix_cache_client import PrefixCacheClient
+from halfmoon_workers.start.worker_start import WorkerThreads
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ class LocalPrefillParts:
     replicas: ReplicaSelector
     #: None: no traces.
     tracer: Tracer | None = None
+    threads: WorkerThreads = field(default_factory=WorkerThreads)
 
 
 class LocalPrefills:
@@ -128,6 +130,7 @@ class LocalPrefills:
             layout,
             clock,
             patience_s=settings.kvstore_read_s,
+            checksum_thread=parts.threads.checksums,
         )
         self.shell = PrefillShell(
             self.machine,
@@ -140,7 +143,13 @@ class LocalPrefills:
             tracer=parts.tracer,
             on_ended=lambda job: pages.release(job.pages),
         )
-        forward = PrefillForward(engine, parts.transfer.submit, parts.memory.region, clock)
+        forward = PrefillForward(
+            engine,
+            parts.transfer.submit,
+            parts.memory.region,
+            clock,
+            wait_for=parts.threads.wait_for,
+        )
         self._loop = ForwardLoop(
             self.machine, self.shell.jobs, forward, watch, clock, self.shell.post
         )
