@@ -36,7 +36,7 @@ def a_world(*asks: TraceRequest, gain: float = 1.2, **more: Any) -> ClusterSim:
 
 
 def records(*asks: TraceRequest, **more: Any) -> list[SimRequestRecord]:
-    return records(*asks, **more)
+    return audited(a_world(*asks, **more)).records
 
 
 def test_a_prompt_goes_through_the_stages_chunk_by_chunk() -> None:

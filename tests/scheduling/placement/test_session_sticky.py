@@ -123,12 +123,12 @@ def test_a_conductor_sends_the_next_turn_where_the_one_before_it_was_prefilled()
     core = Core("decode-0", placement="session_sticky")
     for name in ("prefill-0", "prefill-1"):
         core.join(name, prefill_cost=PrefillCost(c0_s=2.0, c1_s=0.0))
-    core.arrive("cmpl-1", prompt=1)
-    core.arrive("cmpl-2", prompt=2)  # while prefill-0 is busy
+    for number in (1, 2):  # the second one while prefill-0 is busy
+        core.arrive(f"cmpl-{number}", prompt=number)
+        core.reserved(rid=f"cmpl-{number}")
     core.now = 2.0
-    for worker, rid in ((P0, "cmpl-1"), (P1, "cmpl-2")):
-        core.reserved(rid=rid)
-        core.prefilled(worker, rid, compute_s=2.0)
+    core.prefilled(P0, "cmpl-1", compute_s=2.0)
+    core.prefilled(P1, "cmpl-2", compute_s=2.0)
     core.now = 5.0
     core.arrive("cmpl-3", prompt=2, n_tokens=60)
     why = [explain_placement(each.placement, SessionSticky) for each in core.conductor.decisions]
