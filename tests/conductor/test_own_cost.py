@@ -40,7 +40,7 @@ async def test_only_a_few_token_ids_are_read_on_the_event_loop(
 ) -> None:
     threads = CountingThreads()
     asyncio.get_running_loop().set_default_executor(threads)
-    await front.ask(COMPLETIONS, COMPLETION, prompt=prompt)
+    await front.post(COMPLETIONS, COMPLETION, prompt=prompt)
     assert threads.n_tasks == n_threads
 
 
