@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.nightly import is_night
+
 KEPT = Path(__file__).resolve().parents[1] / ".ci" / "durations.json"
 _LEAST_S = 2.0
 
@@ -26,11 +28,12 @@ class DurationRecorder:
         """Add the seconds of one phase of a test."""
         self.seconds[report.nodeid.partition("::")[0]] += report.duration
 
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Keep them, after a run of all tests by day."""
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        """Keep them, after a run of all tests to its end."""
         kept = read_durations()
         renewed = renewed_durations(kept, self.seconds)
-        if not session.testsfailed and renewed != kept:
+        ended = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+        if ended and renewed != kept:
             KEPT.write_text(json.dumps(renewed, indent=1, sort_keys=True) + "\n")
 
 
@@ -53,7 +56,9 @@ def renewed_durations(kept: Mapping[str, float], seen: Mapping[str, float]) -> d
 def pytest_configure(config: pytest.Config) -> None:
     """Record where all tests run; workers of xdist report to one process."""
     of_all = config.args_source is pytest.Config.ArgsSource.TESTPATHS
-    if of_all and not hasattr(config, "workerinput") and not config.option.keyword:
+    if is_night() or hasattr(config, "workerinput") or config.option.keyword:
+        return
+    if of_all:
         config.pluginmanager.register(DurationRecorder(), "durations")
 
 

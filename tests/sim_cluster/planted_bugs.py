@@ -233,7 +233,7 @@ BUGS = {
         "all is given back", BlockCache, "expire", _nothing, seed=18
     ),
     "gaps in KV events are not noticed": PlantedBug(
-        "the index equals the stores", KvEventFollower, "on_events", _gap_is_fine, seed=95
+        "the index equals the stores", KvEventFollower, "on_events", _gap_is_fine, seed=118
     ),
     "long prompts are refused after their prefill": PlantedBug(
         "a refused request used no prefill", DecodeHandover, "on_prefill_done", _decide_late, seed=1
