@@ -194,7 +194,7 @@ def _kept_open(right: object) -> Callable[..., Any]:
 #: By what they are.
 BUGS = {
     "keys of landings stay open": PlantedBug(
-        "no wrong token", GrantLender, "begin_take_back", _kept_open, seed=194
+        "no wrong token", GrantLender, "begin_take_back", _kept_open, seed=522
     ),
     "decode leaves spans of its requests open": PlantedBug(
         "each span ends", DecodeSpans, "on_ended", _nothing, seed=0
