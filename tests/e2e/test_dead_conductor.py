@@ -296,27 +296,3 @@ def test_a_connection_that_breaks_costs_no_second_computation_at_the_same_conduc
     assert tokens_of(first, rest) == tokens_of(pair.events(pair.dying, "dropped", temperature=1))
     metrics = httpx.get(f"{pair.staying}/metrics", timeout=10).text
     assert 'halfmoon_resumed_streams_total{source="kept"} 1.0' in metrics
-
-
-def test_a_conductor_goes_on_from_a_response_that_another_one_stored(pair: Pair) -> None:
-    ours, theirs = (f"{url}/v1/responses" for url in (pair.staying, pair.dying))
-    body = {"model": pair.model, "input": "Hi", "max_output_tokens": 4}
-
-    def answered(at: str, **fields: Any) -> dict[str, Any]:
-        answer = httpx.post(at, json={**body, **fields}, timeout=60)
-        assert answer.status_code == 200, answer.text
-        said: dict[str, Any] = answer.json()
-        return said
-
-    first = answered(ours)
-    second = answered(theirs, input="Sure?", previous_response_id=first["id"])
-    hi, sure = ({"role": "user", "content": text} for text in ("Hi", "Sure?"))
-    whole = answered(ours, input=[hi, *first["output"], sure])
-    alone = answered(theirs, input="Sure?")
-    n_tokens = [each["usage"]["input_tokens"] for each in (second, whole, alone)]
-    assert n_tokens[0] == n_tokens[1] > n_tokens[2]
-    assert httpx.get(f"{theirs}/{first['id']}", timeout=10).json() == first
-    # Both ways, and removed for all.
-    answered(ours, input="Sure?", previous_response_id=second["id"])
-    assert httpx.delete(f"{theirs}/{first['id']}", timeout=10).status_code == 200
-    assert httpx.get(f"{ours}/{first['id']}", timeout=10).status_code == 404

@@ -277,19 +277,25 @@ def test_the_wheel_moves_batches(side: Side, op: str) -> None:
 
 
 @pytest.mark.parametrize("op", ["write", "read"])
-def test_the_wheel_is_refused_what_is_not_ours_or_no_more(side: Side, op: str) -> None:
-    wheel, name, memory = side.wheel, side.mooncake.name, side.engine.allocate(10_000)
+def test_the_wheel_is_refused_what_is_not_ours(side: Side, op: str) -> None:
+    wheel = side.wheel
     before = bytes(side.memory.view[-5000:])
     for offset, n_bytes in ((ROOM - 4000, 4001), (1, ROOM), (-8, 16)):
-        assert wheel.ask(op, name, wheel.address, side.address + offset, n_bytes) < 0
+        address = side.address + offset
+        assert wheel.ask(op, side.mooncake.name, wheel.address, address, n_bytes) < 0
     assert bytes(side.memory.view[-5000:]) == before
     # And goes on.
+    assert wheel.ask(op, side.mooncake.name, wheel.address, side.address, 4096) == 0
+
+
+def test_the_wheel_is_refused_what_we_took_back(side: Side) -> None:
+    wheel, memory = side.wheel, side.engine.allocate(10_000)
     address = side.mooncake.address(memory.region)
-    assert wheel.ask(op, name, wheel.address, address, 10_000) == 0
+    assert wheel.ask("write", side.mooncake.name, wheel.address, address, 10_000) == 0
     side.engine.unregister(memory.region)
-    assert wheel.ask(op, name, wheel.address, address, 10_000) < 0
+    assert wheel.ask("write", side.mooncake.name, wheel.address, address, 10_000) < 0
     # Other regions are as before, over the same connection.
-    assert wheel.ask(op, name, wheel.address, side.address, 10_000) == 0
+    assert wheel.ask("write", side.mooncake.name, wheel.address, side.address, 10_000) == 0
 
 
 def test_the_wheel_finds_us_alive_and_notifies_us_after_its_data(side: Side) -> None:
