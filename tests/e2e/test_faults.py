@@ -184,11 +184,12 @@ def test_workers_need_no_restart_when_the_embedded_metadata_server_starts_again(
     def index_blocks() -> float:
         return cluster.metrics()["halfmoon_index_blocks"]
 
-    cluster.ask(SHORT, 4)
-    cluster.until(lambda: index_blocks() > 2)
+    cluster.until(lambda: cluster.ask(SHORT, 4)[1] > 100)
+    n_blocks = index_blocks()
     stop(cluster, "conductor-0", by=by)
     cluster.restart("conductor-0")
-    cluster.until(lambda: index_blocks() > 2)  # the kvstore has told what it holds
+    # The kvstore has told what it holds.
+    cluster.until(lambda: index_blocks() >= n_blocks)
     tokens, n_cached = cluster.ask(SHORT, 4)
     assert (tokens, n_cached > 100) == (ORACLE.expected(SHORT, 4), True)
 
