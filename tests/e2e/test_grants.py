@@ -12,7 +12,7 @@ def test_without_a_setting_landings_have_keys_where_no_prefill_worker_shares_the
     start_cluster: StartCluster,
 ) -> None:
     extra = {"decode": ["--host-id", "elsewhere"]}
-    with start_cluster("fake://", n_decode=2, extra=extra) as cluster:
+    with start_cluster("fake://", extra=extra) as cluster:
 
         def own_keys() -> bool:
             """Whether decode has said so last; it begins without."""
