@@ -2,33 +2,26 @@
 
 import gc
 import mmap
-import os
-import signal
 import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from halfmoon_metadata.stores.memory_store import MemoryStore
 from halfmoon_testing.processes.segment_process import SegmentProcess, on_device
-from halfmoon_transfer import ClusterKey, Memory, Piece, TransferEngine, TransferSettings
+from halfmoon_transfer import ClusterKey, Memory, TransferEngine, TransferSettings
 from halfmoon_transfer.backends import BACKENDS, backend_class
 from halfmoon_transfer.backends.backend_interface import BackendCapabilities
 from halfmoon_transfer.backends.fault_injection import FaultInjection, FaultPlan
 from halfmoon_transfer.backends.rdma import verbs
 from halfmoon_transfer.backends.tcp import native
-from halfmoon_transfer.interface import BackendUnavailable, Op, Report
-from halfmoon_transfer.metadata import descriptor as records
-from halfmoon_transfer.metadata.descriptor import Endpoint
-
-PATIENCE_S = 60.0
+from halfmoon_transfer.interface import BackendUnavailable
 
 
 def _devices() -> tuple[tuple[str, ...], tuple[str, ...]] | None:
@@ -198,87 +191,16 @@ class World:
             engine.check()
 
 
-class _NearEnd:
-    """An engine "here", its memory, and a piece that goes on all of it."""
-
-    here: TransferEngine
-    local: Memory
-    piece: Piece
-
-    def move(self, op: Op = "write", *pieces: Piece, **more: Any) -> Report:
-        """Move these pieces, or all of the memory, by a plan."""
-        return self.here.submit(op, pieces or [self.piece], **more).result(PATIENCE_S)
-
-
-class Ends(_NearEnd):
-    """Engines "here" and "there" of a world, and memory of equal size at each."""
-
-    def __init__(
-        self, world: Any, n_bytes: int, *, here: Any = None, there: Any = None, **both: Any
-    ) -> None:
-        """Open both with the overrides of both, and with their own."""
-        self.here = world.open("here", **both, **(here or {}))
-        self.there: TransferEngine = world.open("there", **both, **(there or {}))
-        self.local, self.remote = self.here.allocate(n_bytes), self.there.allocate(n_bytes)
-        self.piece = Piece(self.local.region, 0, self.remote.region, 0, n_bytes)
-
-
-class FarEnds(_NearEnd):
-    """An engine "here", and a segment "there" in another process."""
-
-    def __init__(self, world: Any, n_bytes: int, **here: Any) -> None:
-        self.here = world.open("here", **here)
-        self.there: SegmentProcess = world.start("there", 1, n_bytes)
-        self.local = self.here.allocate(n_bytes)
-        self.piece = Piece(self.local.region, 0, self.there.region, 0, n_bytes)
-
-
-def found_at(world: Any, engine: TransferEngine, endpoint: Endpoint) -> None:
-    """Have the metadata say that an engine listens at this place for TCP."""
-    moved = msgspec.structs.replace(engine.descriptor, endpoints={"tcp": endpoint})
-    world.metadata.put(records.PREFIX + engine.name, records.encode(moved))
-
-
-@contextmanager
-def dialled(engine: TransferEngine, backend: str = "shm") -> Iterator[socket.socket]:
-    """A bare socket to what an engine offers other processes of this host."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
-        sock.settimeout(PATIENCE_S)
-        sock.connect("\0" + engine.descriptor.endpoints[backend].address)
-        yield sock
-
-
-def read_to_the_end(sock: socket.socket) -> bytes:
-    """All that comes until the other side hangs up, perhaps on bytes that it had not read."""
-    got = bytearray()
-    with suppress(ConnectionError):
-        while data := sock.recv(65536):
-            got += data
-    return bytes(got)
-
-
-@contextmanager
-def standing_still(pid: int) -> Iterator[None]:
-    """Stop a process; it goes on afterwards."""
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        # The signal takes its time: a thread that still runs would answer.
-        eventually(lambda: _stands_still(pid))
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
-
-
-def _stands_still(pid: int) -> bool:
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return all((each / "stat").read_text().rpartition(")")[2].split()[0] == "T" for each in tasks)
-
-
-def eventually(condition: Callable[..., object], *, within_s: float = 60.0) -> None:
+def eventually(condition: Callable[[], bool], *, within_s: float = 60.0) -> None:
     deadline = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline, "it did not come true"
         time.sleep(0.005)
+
+
+@pytest.fixture(name="eventually")
+def eventually_fixture() -> Callable[..., None]:
+    return eventually
 
 
 def _our_descriptors() -> list[str]:
@@ -323,7 +245,13 @@ FAR: dict[str, tuple[str, type[TransferEngine]]] = {
 
 
 #: Backends, and after a slash whose regions are memory of a device.
-ON_DEVICES = ["tcp/both", "shm/here", "mooncake/here", "cuda/there", "faults(memory)/both"]
+ON_DEVICES = [
+    "tcp/both",
+    "shm/here",
+    "mooncake/here",
+    "cuda/there",
+    "faults(memory)/both",
+]
 #: TCP with the extension in C at neither end, or at one; "tcp" has it at both where it is built.
 PURE_ENDS = {
     "tcp, pure": (False, False),
@@ -347,7 +275,15 @@ ENCRYPTED_TCP = [
 ]
 
 
-WORLDS = [*_worlds(), *PURE_TCP, *ENCRYPTED_TCP, "tcp, IPv6", "faults(memory)", *FAR, *ON_DEVICES]
+WORLDS = [
+    *_worlds(),
+    *PURE_TCP,
+    *ENCRYPTED_TCP,
+    "tcp, IPv6",
+    "faults(memory)",
+    *FAR,
+    *ON_DEVICES,
+]
 
 
 @pytest.fixture
@@ -355,6 +291,15 @@ def tested() -> set[str]:
     """The backends that the suite runs over here."""
     kinds = [each if isinstance(each, str) else str(each.values[0]) for each in WORLDS]
     return {kind.partition("/")[0] for kind in kinds}
+
+
+@pytest.fixture(params=WORLDS)
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    """Every backend, and every kind of memory."""
+    with ExitStack() as stack:
+        world = _world_of(request.param, stack)
+        yield world
+        world.check()
 
 
 def _world_of(param: str, stack: ExitStack) -> World:
@@ -374,30 +319,36 @@ def _world_of(param: str, stack: ExitStack) -> World:
     return World(kind, stack, far, on_device=on_device)
 
 
-def _opened(params: Iterable[Any], *, checked: bool = False) -> Any:
-    """A fixture of worlds, whose engines may be looked into at the end."""
-
-    @pytest.fixture(params=params)
-    def opened(request: pytest.FixtureRequest) -> Iterator[World]:
-        with ExitStack() as stack:
-            world = _world_of(request.param, stack)
-            yield world
-            if checked:
-                world.check()
-
-    return opened
-
-
-#: Every backend, and every kind of memory.
-world = _opened(WORLDS, checked=True)
-#: Every backend that leads into another process.
-far_world = _opened(
-    [*_worlds(far=True), *PURE_TCP, "tcp, encrypted", "shm,tcp", "shm, not mapped", "tcp/both"]
+@pytest.fixture(
+    params=[
+        *_worlds(far=True),
+        *PURE_TCP,
+        "tcp, encrypted",
+        "shm,tcp",
+        "shm, not mapped",
+        "tcp/both",
+    ]
 )
-#: Every backend that reaches memory of the host.
-host_world = _opened(_worlds(host_memory=True))
-#: Backends whose owner checks each access, the last one beside one that maps memory.
-checked_world = _opened(["memory", "tcp", *PURE_TCP, "shm,tcp"], checked=True)
+def far_world(request: pytest.FixtureRequest) -> Iterator[World]:
+    """Every backend that leads into another process."""
+    with ExitStack() as stack:
+        yield _world_of(request.param, stack)
+
+
+@pytest.fixture(params=_worlds(host_memory=True))
+def host_world(request: pytest.FixtureRequest) -> Iterator[World]:
+    """Every backend that reaches memory of the host."""
+    with ExitStack() as stack:
+        yield _world_of(request.param, stack)
+
+
+@pytest.fixture(params=["memory", "tcp", *PURE_TCP, "shm,tcp"])
+def checked_world(request: pytest.FixtureRequest) -> Iterator[World]:
+    """Backends whose owner checks each access, the last one beside one that maps memory."""
+    with ExitStack() as stack:
+        world = _world_of(request.param, stack)
+        yield world
+        world.check()
 
 
 @pytest.fixture(params=BACKENDS)

@@ -6,9 +6,10 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,7 +18,6 @@ from halfmoon_metadata.stores.memory_store import MemoryStore
 from halfmoon_transfer import (
     ClusterKey,
     Memory,
-    Op,
     Piece,
     TransferEngine,
     TransferSettings,
@@ -39,25 +39,22 @@ from halfmoon_transfer.backends.tcp.tcp_frames import (
     TcpRequest,
 )
 from halfmoon_transfer.cluster_key import NONCE_BYTES, PROOF_BYTES, ProverRole, make_nonce
+from halfmoon_transfer.metadata import descriptor as records
 from halfmoon_transfer.metadata.descriptor import Endpoint, SegmentDescriptor
 from halfmoon_transfer.notification_queue import NotificationQueue
 from halfmoon_transfer.regions.access import AccessRefused
 from halfmoon_transfer.regions.region_table import RegionTable
-from tests.transfer.conftest import PATIENCE_S, Ends, found_at, read_to_the_end
 
+Eventually = Callable[..., None]
+PATIENCE_S = 60.0
 SECRET = "the moon is made of green cheese"
 OTHER_SECRET = "the moon is made of blue cheese"
 KEY = ClusterKey(SECRET)
 OTHER = ClusterKey(OTHER_SECRET)
 
 
-OPS: tuple[Op, ...] = ("write", "read")
-
-
-def keyed(key: ClusterKey | None, encryption: bool = True) -> TransferSettings:
-    return TransferSettings(
-        cluster_key=key, max_connections=20, stall_timeout_s=PATIENCE_S, encryption=encryption
-    )
+def keyed(key: ClusterKey | None) -> TransferSettings:
+    return TransferSettings(cluster_key=key, max_connections=20, stall_timeout_s=PATIENCE_S)
 
 
 def write(here: TransferEngine, there: TransferEngine) -> Memory:
@@ -71,24 +68,27 @@ def write(here: TransferEngine, there: TransferEngine) -> Memory:
 # The key itself.
 
 
-def test_a_key_is_given_by_a_text_and_not_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_is_not_printed() -> None:
     shown = f"{KEY} {KEY!r} {TransferSettings(cluster_key=KEY)!r} {[KEY]}"
     assert "cheese" not in shown
+
+
+def test_a_key_that_could_be_guessed_is_refused_without_being_repeated() -> None:
     with pytest.raises(ValueError, match="a cluster key of 7 characters") as refused:
         ClusterKey("hunter2")
     assert "hunter2" not in str(refused.value)
+
+
+def test_no_text_is_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ClusterKey.given("") is None
     monkeypatch.delenv("HALFMOON_CLUSTER_KEY", raising=False)
     assert ClusterKey.from_environment() is None
     monkeypatch.setenv("HALFMOON_CLUSTER_KEY", SECRET)
     assert ClusterKey.from_environment() == KEY
-    # Computed with `openssl dgst -sha256 -hmac`, for those who write it in another language.
-    proof = KEY.prove(ProverRole.INITIATOR, b"asked", b"answered")
-    assert proof.hex() == "62c17bc274e06a19ee9e2cd5b10d51d4c098e458dfa0d958e6a9651a038b5b4e"
 
 
 @given(st.binary(max_size=50), st.binary(max_size=50), st.sampled_from(ProverRole))
-def test_a_proof_is_good_for_one_talk_one_role_and_one_key(
+def test_a_proof_is_good_for_one_conversation_one_role_and_one_key(
     asked: bytes, answered: bytes, role: ProverRole
 ) -> None:
     proof = KEY.prove(role, asked, answered)
@@ -106,7 +106,21 @@ def test_a_proof_is_good_for_one_talk_one_role_and_one_key(
     assert bool(answered) != KEY.accepts(proof, role, *moved)
 
 
+def test_a_proof_is_what_the_protocol_says() -> None:
+    """Computed with `openssl dgst -sha256 -hmac`, for those who write it in another language."""
+    proof = KEY.prove(ProverRole.INITIATOR, b"asked", b"answered")
+    assert proof.hex() == "62c17bc274e06a19ee9e2cd5b10d51d4c098e458dfa0d958e6a9651a038b5b4e"
+
+
 # Two engines.
+
+
+@pytest.mark.parametrize("key", [None, KEY])
+def test_who_agrees_about_the_key_moves_bytes(make_world: Any, key: ClusterKey | None) -> None:
+    world = make_world("tcp")
+    here, there = world.open("here", settings=keyed(key)), world.open("there", settings=keyed(key))
+    assert bytes(write(here, there).view) == b"0123456789"
+    assert bytes(write(there, here).view) == b"0123456789"
 
 
 #: What each process has, step by step, while a cluster's key is changed.
@@ -127,10 +141,30 @@ def test_while_a_key_is_changed_neighbouring_steps_move_bytes(
     make_world: Any, ours: int, theirs: int, encryption: bool
 ) -> None:
     world = make_world("tcp")
-    here = world.open("here", settings=keyed(STEPS[ours], encryption))
-    there = world.open("there", settings=keyed(STEPS[theirs], encryption))
+
+    def at(step: int) -> TransferSettings:
+        return msgspec.structs.replace(keyed(STEPS[step]), encryption=encryption)
+
+    here, there = world.open("here", settings=at(ours)), world.open("there", settings=at(theirs))
     assert bytes(write(here, there).view) == b"0123456789"
     assert bytes(write(there, here).view) == b"0123456789"
+
+
+@pytest.mark.parametrize(("ours", "theirs"), TOO_FAR)
+def test_while_a_key_is_changed_a_left_out_step_is_refused_without_a_byte(
+    make_world: Any, caplog: pytest.LogCaptureFixture, ours: int, theirs: int
+) -> None:
+    world = make_world("tcp")
+    caplog.set_level(logging.DEBUG)
+    here = world.open("here", settings=keyed(STEPS[ours]))
+    there = world.open("there", settings=keyed(STEPS[theirs]))
+    local, remote = here.allocate(10), there.allocate(10)
+    local.view[:] = b"0123456789"
+    told = "another cluster key is set there than here"
+    with pytest.raises(Untrusted, match=told) as refused:
+        here.submit("write", [Piece(local.region, 0, remote.region, 0, 10)]).result(PATIENCE_S)
+    assert bytes(remote.view) == bytes(10)
+    assert "cheese" not in f"{refused.value} {caplog.text}"
 
 
 def test_an_owner_answers_with_the_key_that_was_proven() -> None:
@@ -158,18 +192,17 @@ def test_every_rail_asks_for_the_key(make_world: Any) -> None:
     write(here, there)
     stranger = world.open("stranger", settings=keyed(OTHER))
     for rail in there.descriptor.endpoints.values():
-        found_at(world, there, rail)
+        only = msgspec.structs.replace(there.descriptor, endpoints={"tcp": rail})
+        world.metadata.put(records.PREFIX + "there", records.encode(only))
         stranger.release_peer("there")
         with pytest.raises(Untrusted):
             write(stranger, there)
 
 
-ANOTHER = "another cluster key is set there than here"
 REFUSALS = [
-    pytest.param(OTHER, KEY, ANOTHER, id="another"),
+    pytest.param(OTHER, KEY, "another cluster key is set there than here", id="another"),
     pytest.param(None, KEY, "a cluster key is set there and none here", id="none here"),
     pytest.param(KEY, None, "a cluster key is set here and none there", id="none there"),
-    *(pytest.param(STEPS[i], STEPS[j], ANOTHER, id=f"steps {i} and {j}") for i, j in TOO_FAR),
 ]
 
 
@@ -181,17 +214,19 @@ def test_a_peer_with_another_key_is_refused_and_told(
     theirs: ClusterKey | None,
     told: str,
 ) -> None:
+    world = make_world("tcp")
     caplog.set_level(logging.DEBUG)
-    here, there = {"settings": keyed(ours)}, {"settings": keyed(theirs)}
-    ends = Ends(make_world("tcp"), 10, here=here, there=there)
-    ends.local.view[:] = b"0123456789"
-    for op in OPS:
+    here = world.open("here", settings=keyed(ours))
+    there = world.open("there", settings=keyed(theirs))
+    local, remote = here.allocate(10), there.allocate(10)
+    local.view[:] = b"0123456789"
+    for op in ("write", "read"):
         with pytest.raises(Untrusted, match=told) as refused:
-            ends.move(op)
+            here.submit(op, [Piece(local.region, 0, remote.region, 0, 10)]).result(PATIENCE_S)
         assert "segment there at 127.0.0.1:" in str(refused.value)
         assert "cheese" not in str(refused.value)
-    assert bytes(ends.remote.view) == bytes(10)
-    assert bytes(ends.local.view) == b"0123456789"
+    assert bytes(remote.view) == bytes(10)
+    assert bytes(local.view) == b"0123456789"
     assert "cheese" not in caplog.text
     if theirs is not None:
         assert "segment here at 127.0.0.1: refused" in caplog.text
@@ -202,10 +237,13 @@ def test_a_peer_that_moved_is_found_although_a_stranger_has_its_place(make_world
     world = make_world("tcp")
     here, there = world.open("here", settings=keyed(KEY)), world.open("there", settings=keyed(KEY))
     stranger = make_world("tcp").open("there", generation=there.generation, settings=keyed(OTHER))
-    found_at(world, there, stranger.descriptor.endpoints["tcp"])
+    wrong = msgspec.structs.replace(
+        there.descriptor, endpoints={"tcp": stranger.descriptor.endpoints["tcp"]}
+    )
+    world.metadata.put(records.PREFIX + "there", records.encode(wrong))
     with pytest.raises(Untrusted):
         write(here, there)
-    found_at(world, there, there.descriptor.endpoints["tcp"])
+    world.metadata.put(records.PREFIX + "there", records.encode(there.descriptor))
     assert bytes(write(here, there).view) == b"0123456789"
 
 
@@ -239,9 +277,11 @@ class Owner:
 
 @pytest.fixture
 def owner() -> Iterator[Owner]:
-    settings = keyed(KEY, encryption=False)
     with TransferEngine.open(
-        "owner", metadata=MemoryStore(), backends=("tcp",), settings=settings
+        "owner",
+        metadata=MemoryStore(),
+        backends=("tcp",),
+        settings=msgspec.structs.replace(keyed(KEY), encryption=False),
     ) as engine:
         made = Owner(engine)
         yield made
@@ -258,6 +298,16 @@ def hear_hello(sock: socket.socket) -> bytes:
 def hear_proof(sock: socket.socket) -> TcpProof:
     header = receive(sock, tcp_frames.HELLO_HEADER_BYTES)
     return tcp_frames.decode_proof(receive(sock, tcp_frames.proof_bytes(header)))
+
+
+def read_to_the_end(sock: socket.socket) -> bytes:
+    got = bytearray()
+    try:
+        while data := sock.recv(65536):
+            got += data
+    except ConnectionResetError:
+        pass  # it hung up on bytes that it had not read
+    return bytes(got)
 
 
 def test_what_was_said_on_one_connection_opens_no_other(owner: Owner) -> None:
@@ -303,17 +353,22 @@ def test_the_owners_own_proof_is_not_good_for_the_initiator(owner: Owner) -> Non
 def test_an_owner_that_has_proven_nothing_gets_no_bytes(make_world: Any) -> None:
     """Somebody at the right address who says yes to everything."""
     world = make_world("tcp")
-    ends = Ends(world, 10, settings=keyed(KEY, encryption=False))
+    plain = msgspec.structs.replace(keyed(KEY), encryption=False)
+    here, there = world.open("here", settings=plain), world.open("there", settings=plain)
     with socket.create_server(("127.0.0.1", 0)) as impostor:
-        found_at(world, ends.there, Endpoint(f"127.0.0.1:{impostor.getsockname()[1]}"))
-        transfer = ends.here.submit("write", [ends.piece])
+        address = Endpoint(f"127.0.0.1:{impostor.getsockname()[1]}")
+        moved = msgspec.structs.replace(there.descriptor, endpoints={"tcp": address})
+        world.metadata.put(records.PREFIX + "there", records.encode(moved))
+        local, remote = here.allocate(10), there.allocate(10)
+        transfer = here.submit("write", [Piece(local.region, 0, remote.region, 0, 10)])
         impostor.settimeout(PATIENCE_S)
         sock, _ = impostor.accept()
         with sock:
             sock.settimeout(PATIENCE_S)
             asked = hear_hello(sock)
-            hello = TcpHello("there", ends.there.generation, nonce=make_nonce())
-            answer = tcp_frames.encode_hello(hello)
+            answer = tcp_frames.encode_hello(
+                TcpHello("there", there.generation, nonce=make_nonce())
+            )
             sock.sendall(answer)
             theirs = hear_proof(sock)
             answered = answer[tcp_frames.HELLO_HEADER_BYTES :]
@@ -367,13 +422,17 @@ def test_a_nonce_has_its_length(n_bytes: int) -> None:
 
 
 @given(st.binary(max_size=64), st.text(max_size=50))
-def test_a_proof_is_read_as_it_was_written_and_garbage_is_none(made: bytes, refused: str) -> None:
+def test_a_proof_is_read_as_it_was_written(made: bytes, refused: str) -> None:
     frame = tcp_frames.encode_proof(TcpProof(made, refused))
     header, body = frame[: tcp_frames.HELLO_HEADER_BYTES], frame[tcp_frames.HELLO_HEADER_BYTES :]
     assert tcp_frames.proof_bytes(header) == len(body)
     assert tcp_frames.decode_proof(body) == TcpProof(made, refused)
+
+
+@given(st.binary(max_size=50))
+def test_garbage_is_no_proof_and_raises_its_type(body: bytes) -> None:
     with contextlib.suppress(TcpFrameError):
-        tcp_frames.decode_proof(made)
+        tcp_frames.decode_proof(body)
 
 
 # RDMA's side channel. No device is needed to be refused there.
@@ -385,9 +444,13 @@ def test_a_proof_is_read_as_it_was_written_and_garbage_is_none(made: bytes, refu
         *REFUSALS,
         pytest.param(KEY, KEY, "", id="the same"),
         *(pytest.param(STEPS[i], STEPS[j], "", id=f"steps {i} and {j}") for i, j in NEIGHBOURS),
+        *(
+            pytest.param(STEPS[i], STEPS[j], "another cluster key", id=f"too far, {i} and {j}")
+            for i, j in TOO_FAR
+        ),
     ],
 )
-def test_rdma_asks_for_the_key(
+def test_a_side_channel_asks_for_the_key(
     ours: ClusterKey | None, theirs: ClusterKey | None, told: str
 ) -> None:
     regions = RegionTable("there", 5)
@@ -446,7 +509,7 @@ def connect_as(user: int, address: str) -> int:
 
 @as_root
 @pytest.mark.parametrize(("key", "answered"), [(None, 32), (KEY, 0)])
-def test_with_a_key_memory_is_one_users(
+def test_with_a_key_memory_is_shared_within_one_user(
     make_world: Any, key: ClusterKey | None, answered: int
 ) -> None:
     there = make_world("shm").open("there", settings=keyed(key))
@@ -456,4 +519,8 @@ def test_with_a_key_memory_is_one_users(
 
 
 def test_with_a_key_shared_memory_is_used_as_before(make_world: Any) -> None:
-    assert Ends(make_world("shm,tcp"), 10, settings=keyed(KEY)).move().path == ("shm",)
+    world = make_world("shm,tcp")
+    here, there = world.open("here", settings=keyed(KEY)), world.open("there", settings=keyed(KEY))
+    local, remote = here.allocate(10), there.allocate(10)
+    report = here.submit("write", [Piece(local.region, 0, remote.region, 0, 10)]).result(PATIENCE_S)
+    assert report.path == ("shm",)

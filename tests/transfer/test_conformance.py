@@ -1,9 +1,9 @@
 """What every backend must do, inside one process and between processes."""
 
 import asyncio
-import contextlib
 import os
 import random
+import signal
 import threading
 from typing import Any
 
@@ -27,11 +27,11 @@ from halfmoon_transfer import (
 from halfmoon_transfer.backends.fault_injection import FaultInjection, FaultPlan
 from halfmoon_transfer.regions.byte_ops import checksum
 from tests.nightly import by_day
-from tests.transfer.conftest import PATIENCE_S, Ends, FarEnds, standing_still
 
 World = Any
 MIB = 1024 * 1024
 SIZES = [1, 2, 3, 1000, 4095, 50_000, 65_537, MIB + 3, 8 * MIB][:: by_day(2, at_night=1)]
+PATIENCE_S = 60.0
 
 
 def fill(memory: Memory, seed: int) -> None:
@@ -45,7 +45,9 @@ def move(engine: TransferEngine, op: Any, *pieces: Piece, deadline_s: float = PA
 # The registry.
 
 
-def test_every_backend_is_tested_here_or_says_why_not(registered: str, tested: set[str]) -> None:
+def test_every_registered_backend_is_tested_here_or_says_why_not(
+    registered: str, tested: set[str]
+) -> None:
     assert registered in tested
 
 
@@ -53,23 +55,31 @@ def test_every_backend_is_tested_here_or_says_why_not(registered: str, tested: s
 
 
 @pytest.mark.parametrize("n_bytes", SIZES)
-def test_exactly_these_bytes_are_written_there_and_read_here(world: World, n_bytes: int) -> None:
-    ends = Ends(world, n_bytes + 20)
-    local, remote = ends.local, ends.remote
-    fill(local, 1)
-    report = ends.move("write", Piece(local.region, 7, remote.region, 5, n_bytes))
-    assert remote.view[5 : 5 + n_bytes] == local.view[7 : 7 + n_bytes]
-    assert bytes(remote.view[:5]) + bytes(remote.view[5 + n_bytes :]) == bytes(20)
+def test_a_write_puts_exactly_these_bytes_there(world: World, n_bytes: int) -> None:
+    here, there = world.open("here"), world.open("there")
+    source, target = here.allocate(n_bytes + 20), there.allocate(n_bytes + 20)
+    fill(source, 1)
+    report = move(here, "write", Piece(source.region, 7, target.region, 5, n_bytes))
+    assert target.view[5 : 5 + n_bytes] == source.view[7 : 7 + n_bytes]
+    assert bytes(target.view[:5]) + bytes(target.view[5 + n_bytes :]) == bytes(20)
     assert (report.n_bytes, report.path) == (n_bytes, (world.kind,))
-    assert ends.here.stats().bytes_by_path == {(world.kind, "write"): n_bytes}
-    fill(remote, 2)
-    local.view[:] = bytes(n_bytes + 20)
-    ends.move("read", Piece(local.region, 3, remote.region, 11, n_bytes))
-    assert local.view[3 : 3 + n_bytes] == remote.view[11 : 11 + n_bytes]
-    assert bytes(local.view[:3]) + bytes(local.view[3 + n_bytes :]) == bytes(20)
+    assert here.stats().bytes_by_path == {(world.kind, "write"): n_bytes}
 
 
-@settings(max_examples=by_day(5, at_night=30), deadline=None)
+@pytest.mark.parametrize("n_bytes", SIZES)
+def test_a_read_brings_exactly_these_bytes_here(world: World, n_bytes: int) -> None:
+    here, there = world.open("here"), world.open("there")
+    target, source = here.allocate(n_bytes + 20), there.allocate(n_bytes + 20)
+    fill(source, 2)
+    move(here, "read", Piece(target.region, 3, source.region, 11, n_bytes))
+    assert target.view[3 : 3 + n_bytes] == source.view[11 : 11 + n_bytes]
+    assert bytes(target.view[:3]) + bytes(target.view[3 + n_bytes :]) == bytes(20)
+
+
+@settings(
+    max_examples=by_day(5, at_night=30),
+    deadline=None,
+)
 @given(data=st.data())
 def test_a_scatter_list_is_as_good_as_its_pieces(world: World, data: st.DataObject) -> None:
     room = 300_000
@@ -105,14 +115,15 @@ def test_a_scatter_list_is_as_good_as_its_pieces(world: World, data: st.DataObje
 
 
 def test_a_write_waits_while_writes_are_held_and_a_read_does_not(world: World) -> None:
-    ends = Ends(world, 5000)
-    here, source, target, piece = ends.here, ends.local, ends.remote, ends.piece
+    here, there = world.open("here"), world.open("there")
+    source, target = here.allocate(5000), there.allocate(5000)
     fill(source, 3)
-    ends.move("read")  # the ways are known from now on, and connections are idle
+    piece = Piece(source.region, 0, target.region, 0, 5000)
+    move(here, "read", piece)  # the ways are known from now on, and connections are idle
     fill(source, 4)
     before, may_write = bytes(target.view), threading.Event()
     here.allow_writes_while(may_write.is_set)
-    ends.move("read", Piece(here.allocate(9).region, 0, target.region, 0, 9))
+    move(here, "read", Piece(here.allocate(9).region, 0, target.region, 0, 9))
     held = here.submit("write", [piece])
     given_up = here.submit("write", [piece])
     late = here.submit("write", [piece], deadline_s=0.2)
@@ -201,53 +212,63 @@ def test_many_threads_may_use_one_engine(world: World) -> None:
 
 
 async def test_many_transfers_may_be_awaited_at_once(world: World) -> None:
-    ends = Ends(world, 600_000)
-    fill(ends.local, 6)
-    local, remote = ends.local.region, ends.remote.region
-
-    async def move(at: int) -> int:
-        report = await ends.here.submit("write", [Piece(local, at, remote, at, 10_000)])
-        return report.n_bytes
-
-    moved = await asyncio.gather(*map(move, range(0, 600_000, 10_000)))
-    assert sum(moved) == 600_000
-    assert ends.remote.view == ends.local.view
-
-
-def slowed(world: World, delay_s: float) -> dict[str, Any]:
-    """Overrides of an engine each of whose slices takes so long."""
-    inner = world.kind.removeprefix("faults(").removesuffix(")")
-    return {"backends": (FaultInjection(inner, FaultPlan(delay_s=delay_s)),)}
+    here, there = world.open("here"), world.open("there")
+    source, target = here.allocate(600_000), there.allocate(600_000)
+    fill(source, 6)
+    reports = await asyncio.gather(
+        *(
+            _awaited(here, Piece(source.region, i * 10_000, target.region, i * 10_000, 10_000))
+            for i in range(60)
+        )
+    )
+    assert sum(report.n_bytes for report in reports) == 600_000
+    assert target.view == source.view
 
 
-def test_giving_up_waiting_cancels_no_transfer_though_the_loop_is_closed(world: World) -> None:
-    ends = Ends(world, 1000, here=slowed(world, 0.2))
-    fill(ends.local, 7)
-    transfer = ends.here.submit("write", [ends.piece])
+async def _awaited(engine: TransferEngine, piece: Piece) -> Any:
+    return await engine.submit("write", [piece])
+
+
+async def test_giving_up_waiting_does_not_cancel_the_transfer(world: World) -> None:
+    slow = FaultInjection(
+        world.kind.removeprefix("faults(").removesuffix(")"), FaultPlan(delay_s=0.2)
+    )
+    here, there = world.open("here", backends=(slow,)), world.open("there")
+    source, target = here.allocate(1000), there.allocate(1000)
+    fill(source, 7)
+    transfer = here.submit("write", [Piece(source.region, 0, target.region, 0, 1000)])
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(transfer, 0.01)
+    await transfer
+    assert target.view == source.view
+
+
+def test_a_loop_that_closed_meanwhile_does_no_harm(world: World) -> None:
+    slow = FaultInjection(
+        world.kind.removeprefix("faults(").removesuffix(")"), FaultPlan(delay_s=0.2)
+    )
+    here, there = world.open("here", backends=(slow,)), world.open("there")
+    source, target = here.allocate(1000), there.allocate(1000)
+    transfer = here.submit("write", [Piece(source.region, 0, target.region, 0, 1000)])
 
     async def give_up() -> None:
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(transfer, 0.01)
 
-    async def wait() -> int:
-        return (await transfer).n_bytes
-
     asyncio.run(give_up())
-    assert asyncio.run(wait()) == 1000
-    assert ends.remote.view == ends.local.view
+    assert transfer.result(PATIENCE_S).n_bytes == 1000
 
 
-def test_a_callback_is_called_when_it_is_done_or_at_once_and_done_it_stays(world: World) -> None:
-    ends = Ends(world, 1000)
+def test_a_callback_is_called_when_it_is_done_or_at_once(world: World) -> None:
+    here, there = world.open("here"), world.open("there")
+    source, target = here.allocate(1000), there.allocate(1000)
     called = threading.Event()
-    transfer = ends.here.submit("write", [ends.piece])
+    transfer = here.submit("write", [Piece(source.region, 0, target.region, 0, 1000)])
     transfer.add_done_callback(lambda done: called.set() if done.done() else None)
     assert called.wait(PATIENCE_S)
     again: list[object] = []
     transfer.add_done_callback(again.append)
     assert again == [transfer]
-    transfer.cancel()
-    assert transfer.result().n_bytes == 1000
 
 
 # What is refused.
@@ -255,61 +276,75 @@ def test_a_callback_is_called_when_it_is_done_or_at_once_and_done_it_stays(world
 
 def test_bounds_are_checked_here_with_offset_length_and_limit(world: World) -> None:
     here, there = world.open("here"), world.open("there")
-    local, remote = here.allocate(1000).region, there.allocate(500).region
+    local, remote = here.allocate(1000), there.allocate(500)
     with pytest.raises(Rejected, match=r"100 bytes at remote offset 450.*500 bytes"):
-        move(here, "write", Piece(local, 0, remote, 450, 100))
+        move(here, "write", Piece(local.region, 0, remote.region, 450, 100))
     with pytest.raises(Rejected, match=r"100 bytes at local offset 950.*1000 bytes"):
-        move(here, "read", Piece(local, 950, remote, 0, 100))
+        move(here, "read", Piece(local.region, 950, remote.region, 0, 100))
     with pytest.raises(Rejected, match="offset -1"):
-        move(here, "read", Piece(local, 0, remote, -1, 100))
+        move(here, "read", Piece(local.region, 0, remote.region, -1, 100))
 
 
-def test_the_owner_checks_bounds_whatever_the_peer_believes(world: World) -> None:
-    ends = Ends(world, 500)
-    local, remote = ends.local, ends.remote
+@pytest.mark.parametrize("op", ["read", "write"])
+def test_the_owner_checks_bounds_whatever_the_peer_believes(world: World, op: str) -> None:
+    here, there = world.open("here"), world.open("there")
+    local, remote = here.allocate(1000), there.allocate(500)
     fill(local, 8)
     forged = msgspec.structs.replace(remote.region, length=10**12)
-    for op in ("read", "write"):
-        for offset in (450, 500, 10**11):
-            with pytest.raises(Rejected, match=f"100 bytes at offset {offset} .*500 bytes"):
-                move(ends.here, op, Piece(local.region, 0, forged, offset, 100))
+    for offset in (450, 500, 10**11):
+        with pytest.raises(Rejected, match=f"100 bytes at offset {offset} .*500 bytes"):
+            move(here, op, Piece(local.region, 0, forged, offset, 100))
     assert bytes(remote.view) == bytes(500)
-    # A good piece beside a refused one does not hide it.
+
+
+def test_a_good_piece_beside_a_refused_one_does_not_hide_it(world: World) -> None:
+    here, there = world.open("here"), world.open("there")
+    local, remote = here.allocate(1000), there.allocate(500)
+    forged = msgspec.structs.replace(remote.region, length=10**12)
     with pytest.raises(Rejected):
-        ends.move(
+        move(
+            here,
             "write",
             Piece(local.region, 0, remote.region, 0, 100),
             Piece(local.region, 200, forged, 450, 100),
             Piece(local.region, 400, remote.region, 200, 100),
         )
-    ends.move()  # the path is in order afterwards
-    assert remote.view == local.view
+    # The path is in order afterwards.
+    move(here, "write", Piece(local.region, 0, remote.region, 0, 500))
 
 
-def test_a_region_that_is_unknown_or_was_taken_back_is_refused(world: World) -> None:
-    ends = Ends(world, 100)
-    forged = msgspec.structs.replace(ends.remote.region, key=os.urandom(16))
+def test_an_unknown_key_is_refused(world: World) -> None:
+    here, there = world.open("here"), world.open("there")
+    local, remote = here.allocate(100), there.allocate(100)
+    forged = msgspec.structs.replace(remote.region, key=os.urandom(16))
     with pytest.raises(Rejected, match="no region of this key"):
-        ends.move("read", Piece(ends.local.region, 0, forged, 0, 100))
-    ends.move("read")
-    with pytest.raises(Rejected, match="not a region"):
-        ends.here.unregister(ends.remote.region)
-    ends.there.unregister(ends.remote.region)
-    fill(ends.local, 9)
+        move(here, "read", Piece(local.region, 0, forged, 0, 100))
+
+
+def test_a_region_that_was_taken_back_is_refused(world: World) -> None:
+    here, there = world.open("here"), world.open("there")
+    local, remote = here.allocate(100), there.allocate(100)
+    fill(local, 9)
+    piece = Piece(local.region, 0, remote.region, 0, 100)
+    move(here, "read", piece)
+    there.unregister(remote.region)
+    fill(local, 9)
     with pytest.raises(Rejected, match="no region of this key"):
-        ends.move()
-    assert bytes(ends.remote.view) == bytes(100)
+        move(here, "write", piece)
+    assert bytes(remote.view) == bytes(100)
     with pytest.raises(Rejected, match="not a region"):
-        ends.there.unregister(ends.remote.region)
+        there.unregister(remote.region)
 
 
 def test_a_local_region_that_is_not_ours_is_refused(world: World) -> None:
-    ends = Ends(world, 100)
-    gone = ends.here.allocate(100).region
-    ends.here.unregister(gone)
-    for region in (ends.there.allocate(100).region, gone):
-        with pytest.raises(Rejected, match="register it first"):
-            ends.move("write", Piece(region, 0, ends.remote.region, 0, 100))
+    here, there = world.open("here"), world.open("there")
+    remote, other = there.allocate(100), there.allocate(100)
+    with pytest.raises(Rejected, match="register it first"):
+        move(here, "write", Piece(other.region, 0, remote.region, 0, 100))
+    gone = here.allocate(100)
+    here.unregister(gone.region)
+    with pytest.raises(Rejected, match="register it first"):
+        move(here, "write", Piece(gone.region, 0, remote.region, 0, 100))
 
 
 def test_read_only_memory_can_be_read_and_not_written(host_world: World) -> None:
@@ -340,49 +375,80 @@ def test_a_region_of_an_earlier_start_is_refused_with_both_generations(world: Wo
     assert new.view == local.view
 
 
-def test_a_segment_that_was_closed_or_that_nobody_has_heard_of_is_lost(world: World) -> None:
-    ends = Ends(world, 100)
+def test_a_segment_that_nobody_has_heard_of_is_lost(world: World) -> None:
+    here = world.open("here")
+    local = here.allocate(100)
     nobody = Region("nobody", 1, bytes(16), 100)
     with pytest.raises(Lost, match="nobody is not in the metadata store"):
-        ends.move("read", Piece(ends.local.region, 0, nobody, 0, 100))
-    ends.move()
-    ends.there.close()
+        move(here, "read", Piece(local.region, 0, nobody, 0, 100))
+
+
+def test_a_segment_that_was_closed_is_lost(world: World) -> None:
+    here, there = world.open("here"), world.open("there")
+    local, remote = here.allocate(100), there.allocate(100)
+    piece = Piece(local.region, 0, remote.region, 0, 100)
+    move(here, "write", piece)
+    there.close()
     with pytest.raises(Lost):
-        ends.move()
+        move(here, "write", piece)
 
 
 # Stopping.
 
 
-def stuck(world: World, n_bytes: int) -> Ends:
-    """Ends whose transfers don't get anywhere by themselves."""
-    return Ends(world, n_bytes, here=slowed(world, 600))
+def stuck(world: World) -> TransferEngine:
+    """An engine whose transfers don't get anywhere by themselves."""
+    inner = world.kind.removeprefix("faults(").removesuffix(")")
+    engine: TransferEngine = world.open(
+        "stuck", backends=(FaultInjection(inner, FaultPlan(delay_s=600)),)
+    )
+    return engine
 
 
-def test_a_transfer_goes_on_while_it_is_waited_for_and_ends_when_cancelled(world: World) -> None:
-    ends = stuck(world, 10 * MIB)
-    transfer = ends.here.submit("write", [ends.piece])
-    with pytest.raises(TimedOut, match="it goes on"):
-        transfer.result(0.01)
+def test_a_cancelled_transfer_ends_and_says_so(world: World) -> None:
+    here, there = stuck(world), world.open("there")
+    local, remote = here.allocate(10 * MIB), there.allocate(10 * MIB)
+    transfer = here.submit("write", [Piece(local.region, 0, remote.region, 0, 10 * MIB)])
     assert not transfer.done()
     transfer.cancel()
     with pytest.raises(Cancelled, match="write of 10485760 bytes"):
         transfer.result(PATIENCE_S)
     transfer.cancel()
-    assert ends.here.stats().n_live == 0
+    assert here.stats().n_live == 0
+
+
+def test_a_transfer_that_is_done_can_not_be_cancelled(world: World) -> None:
+    here, there = world.open("here"), world.open("there")
+    local, remote = here.allocate(10), there.allocate(10)
+    transfer = here.submit("write", [Piece(local.region, 0, remote.region, 0, 10)])
+    transfer.result(PATIENCE_S)
+    transfer.cancel()
+    assert transfer.result().n_bytes == 10
 
 
 def test_a_deadline_ends_a_transfer(world: World) -> None:
-    ends = stuck(world, 10 * MIB)
+    here, there = stuck(world), world.open("there")
+    local, remote = here.allocate(10 * MIB), there.allocate(10 * MIB)
+    piece = Piece(local.region, 0, remote.region, 0, 10 * MIB)
     with pytest.raises(TimedOut, match=r"not done after 0\.05 s"):
-        ends.move(deadline_s=0.05)
+        move(here, "write", piece, deadline_s=0.05)
     with pytest.raises(TimedOut):
-        ends.move(deadline_s=0.0)
+        move(here, "write", piece, deadline_s=0.0)
+
+
+def test_waiting_for_a_while_leaves_the_transfer_going(world: World) -> None:
+    here, there = stuck(world), world.open("there")
+    local, remote = here.allocate(10), there.allocate(10)
+    transfer = here.submit("write", [Piece(local.region, 0, remote.region, 0, 10)])
+    with pytest.raises(TimedOut, match="it goes on"):
+        transfer.result(0.01)
+    assert not transfer.done()
 
 
 def test_closing_the_engine_cancels_what_is_live(world: World) -> None:
-    ends = stuck(world, 1000)
-    here, pieces = ends.here, [ends.piece]
+    here, there = stuck(world), world.open("there")
+    local, remote = here.allocate(1000), there.allocate(1000)
+    pieces = [Piece(local.region, 0, remote.region, 0, 1000)]
     transfers = [here.submit("read", pieces) for _ in range(10)]
     here.close()
     here.close()
@@ -434,67 +500,90 @@ def test_a_view_of_our_own_memory_needs_nobody(world: World) -> None:
 
 
 def test_bytes_cross_process_borders_both_ways(far_world: World) -> None:
+    here = far_world.open("here")
     size = 3 * MIB + 17
-    ends = FarEnds(far_world, size)
-    report = ends.move("read")
-    assert bytes(ends.local.view) == segment_pattern(size)
+    there = far_world.start("there", 1, size)
+    local = here.allocate(size)
+    report = move(here, "read", Piece(local.region, 0, there.region, 0, size))
+    assert bytes(local.view) == segment_pattern(size)
     assert report.path == (far_world.kind.split(",")[0],)
-    fill(ends.local, 13)
-    ends.move("write")
-    assert ends.there.ask("digest") == str(checksum(ends.local.view))
+    fill(local, 13)
+    move(here, "write", Piece(local.region, 0, there.region, 0, size))
+    assert there.ask("digest") == str(checksum(local.view))
 
 
 def test_another_process_refuses_what_it_has_taken_back(far_world: World) -> None:
-    ends = FarEnds(far_world, 1000)
-    fill(ends.local, 14)
-    ends.move("write")
-    before = ends.there.ask("digest")
-    ends.there.ask("unregister")
-    fill(ends.local, 15)
+    here = far_world.open("here")
+    there = far_world.start("there", 1, 1000)
+    local = here.allocate(1000)
+    fill(local, 14)
+    piece = Piece(local.region, 0, there.region, 0, 1000)
+    move(here, "write", piece)
+    before = there.ask("digest")
+    there.ask("unregister")
+    fill(local, 15)
     with pytest.raises(Rejected, match="no region of this key"):
-        ends.move("write")
-    assert ends.there.ask("digest") == before
-    assert (ends.here.view(ends.local.region, 0, 10) is None) == bool(far_world.on_device)
+        move(here, "write", piece)
+    assert there.ask("digest") == before
+    assert (here.view(local.region, 0, 10) is None) == bool(far_world.on_device)
 
 
 def test_a_peer_that_is_killed_in_the_middle_is_lost_and_nothing_hangs(far_world: World) -> None:
-    ends = FarEnds(far_world, 4 * MIB)
-    ends.move("write")
-    transfers = [ends.here.submit("write", [ends.piece], PATIENCE_S) for _ in range(200)]
+    here = far_world.open("here")
+    size = 4 * MIB
+    there = far_world.start("there", 1, size)
+    local = here.allocate(size)
+    piece = Piece(local.region, 0, there.region, 0, size)
+    move(here, "write", piece)
+    transfers = [here.submit("write", [piece], PATIENCE_S) for _ in range(200)]
     transfers[3].result(PATIENCE_S)
-    ends.there.kill()
-    for i, transfer in enumerate(transfers):
-        with contextlib.suppress(*([Lost] if i != 3 else [])):
+    there.kill()
+    ends = []
+    for transfer in transfers:
+        try:
             transfer.result(PATIENCE_S)
+            ends.append("done")
+        except Lost:
+            ends.append("lost")
+    assert ends[3] == "done"
     with pytest.raises(Lost, match="there"):
-        ends.move("read")
-    ends.here.check()
+        move(here, "read", piece)
+    here.check()
 
 
 def test_a_restarted_peer_is_another_one(far_world: World) -> None:
-    ends = FarEnds(far_world, 1000)
-    ends.move("read")
-    ends.there.kill()
+    here = far_world.open("here")
+    first = far_world.start("there", 1, 1000)
+    local = here.allocate(1000)
+    move(here, "read", Piece(local.region, 0, first.region, 0, 1000))
+    first.kill()
     second = far_world.start("there", 2, 1000)
-    fill(ends.local, 16)
+    fill(local, 16)
     with pytest.raises(Rejected, match=r"generation 2 now.*generation 1"):
-        ends.move("write")
+        move(here, "write", Piece(local.region, 0, first.region, 0, 1000))
     assert second.ask("digest") == str(checksum(memoryview(segment_pattern(1000))))
-    ends.move("write", Piece(ends.local.region, 0, second.region, 0, 1000))
-    assert second.ask("digest") == str(checksum(ends.local.view))
+    move(here, "write", Piece(local.region, 0, second.region, 0, 1000))
+    assert second.ask("digest") == str(checksum(local.view))
 
 
 def test_a_peer_that_stands_still_costs_no_more_than_the_deadline(make_world: Any) -> None:
-    ends = FarEnds(make_world("tcp"), 32 * MIB)
-    ends.move("write", Piece(ends.local.region, 0, ends.there.region, 0, 1000))
-    with standing_still(ends.there.pid):
+    world = make_world("tcp")
+    here = world.open("here")
+    there = world.start("there", 1, 32 * MIB)
+    local = here.allocate(32 * MIB)
+    piece = Piece(local.region, 0, there.region, 0, 32 * MIB)
+    move(here, "write", Piece(local.region, 0, there.region, 0, 1000))
+    os.kill(there.pid, signal.SIGSTOP)
+    try:
         with pytest.raises(TimedOut, match="segment there at 127"):
-            ends.move("write", deadline_s=0.3)
-        transfer = ends.here.submit("read", [ends.piece], PATIENCE_S)
+            move(here, "write", piece, deadline_s=0.3)
+        transfer = here.submit("read", [piece], PATIENCE_S)
         transfer.cancel()
         with pytest.raises(Cancelled):
             transfer.result(PATIENCE_S)
-    ends.move("write")
+    finally:
+        os.kill(there.pid, signal.SIGCONT)
+    move(here, "write", piece)
 
 
 def test_a_peer_that_stands_still_delays_no_other_peer(make_world: Any) -> None:
@@ -502,11 +591,11 @@ def test_a_peer_that_stands_still_delays_no_other_peer(make_world: Any) -> None:
     here = world.open("here")
     still, live = world.start("still", 1, MIB), world.open("live")
     local, remote = here.allocate(MIB), live.allocate(MIB)
-    with standing_still(still.pid):
-        stuck_ones = [
-            here.submit("write", [Piece(local.region, 0, still.region, 0, MIB)], PATIENCE_S)
-            for _ in range(40)
-        ]
-        for _ in range(20):
-            move(here, "write", Piece(local.region, 0, remote.region, 0, MIB))
-        assert not any(transfer.done() for transfer in stuck_ones)
+    os.kill(still.pid, signal.SIGSTOP)
+    stuck_ones = [
+        here.submit("write", [Piece(local.region, 0, still.region, 0, MIB)], PATIENCE_S)
+        for _ in range(40)
+    ]
+    for _ in range(20):
+        move(here, "write", Piece(local.region, 0, remote.region, 0, MIB))
+    assert not any(transfer.done() for transfer in stuck_ones)

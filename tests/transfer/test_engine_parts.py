@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -25,7 +26,10 @@ from halfmoon_transfer.regions.access import AccessRefused
 from halfmoon_transfer.regions.region_table import RegionTable
 from halfmoon_transfer.threads.deadline_watcher import DeadlineWatcher
 from halfmoon_transfer.threads.fair_thread_pool import FairThreadPool
-from tests.transfer.conftest import PATIENCE_S, Ends, eventually
+
+Eventually = Callable[..., None]
+PATIENCE_S = 60.0
+
 
 # The segment's record.
 
@@ -44,12 +48,16 @@ def test_a_segment_is_published_without_keys_and_withdrawn() -> None:
     assert store.get("halfmoon/segments/here") is None
 
 
-def test_a_record_that_the_store_lost_comes_back_with_its_renewal_or_before() -> None:
+def test_a_record_that_the_store_lost_comes_back(eventually: Eventually) -> None:
     store = MemoryStore()
     settings = TransferSettings(lease_s=0.05)
     with TransferEngine.open("here", metadata=store, settings=settings):
         store.delete("halfmoon/segments/here")
         eventually(lambda: store.get("halfmoon/segments/here") is not None)
+
+
+def test_an_owner_can_restore_its_record_before_the_next_renewal() -> None:
+    store = MemoryStore()
     with TransferEngine.open("here", metadata=store) as engine:
         store.delete("halfmoon/segments/here")
         engine.restore_record()
@@ -58,7 +66,20 @@ def test_a_record_that_the_store_lost_comes_back_with_its_renewal_or_before() ->
     assert store.get("halfmoon/segments/here") is None, "it is closed"
 
 
-def test_a_metadata_server_that_never_answers_does_not_keep_an_engine_open() -> None:
+def test_a_later_start_keeps_the_record_that_an_earlier_one_would_restore() -> None:
+    store = MemoryStore()
+    with (
+        TransferEngine.open("here", metadata=store, generation=1) as engine,
+        TransferEngine.open("here", metadata=store, generation=2),
+    ):
+        later = store.get("halfmoon/segments/here")
+        engine.restore_record()
+        assert store.get("halfmoon/segments/here") == later
+
+
+def test_a_metadata_server_that_never_answers_does_not_keep_an_engine_open(
+    eventually: Eventually,
+) -> None:
     class Silent(MemoryStore):
         go_on = threading.Event()
         is_silent = False
@@ -87,14 +108,17 @@ def test_the_record_of_a_process_that_died_ends_with_its_lease() -> None:
         assert store.get("halfmoon/segments/here") is None
 
 
-def test_generations_are_counted_when_none_is_given_and_never_below_a_record() -> None:
+def test_generations_are_counted_when_none_is_given() -> None:
     store = MemoryStore()
     seen = []
     for _ in range(3):
         with TransferEngine.open("here", metadata=store, backends=("memory",)) as engine:
             seen.append(engine.generation)
     assert seen == sorted(set(seen))
-    # The store has lost its counter, but for the record.
+
+
+def test_a_counter_that_the_store_lost_goes_on_above_the_record_that_is_there() -> None:
+    store = MemoryStore()
     store.put(records.PREFIX + "a", records.encode(records.SegmentDescriptor("a", 6, "here", {})))
     with TransferEngine.open("a", metadata=store, backends=["memory"]) as engine:
         assert engine.generation == 7
@@ -107,11 +131,10 @@ def test_a_later_start_replaces_the_record_and_an_earlier_one_may_not() -> None:
     store = MemoryStore()
     first = TransferEngine.open("here", metadata=store, generation=1, backends=("memory",))
     second = TransferEngine.open("here", metadata=store, generation=2, backends=("memory",))
-    value = store.get("halfmoon/segments/here")
-    assert value is not None and records.decode(value).generation == 2
-    first.restore_record()
     first.close()
-    assert store.get("halfmoon/segments/here") == value
+    value = store.get("halfmoon/segments/here")
+    assert value is not None
+    assert records.decode(value).generation == 2
     with pytest.raises(Rejected, match="generation 2 already"):
         TransferEngine.open("here", metadata=store, generation=1, backends=("memory",))
     second.close()
@@ -126,7 +149,7 @@ def test_an_engine_that_can_not_publish_leaves_nothing_open() -> None:
         TransferEngine.open("here", metadata=Down(), generation=1)
 
 
-def test_a_store_that_is_down_makes_peers_lost_not_hang(make_world: Any) -> None:
+def test_a_store_that_is_down_makes_peers_lost_not_hang() -> None:
     class Flaky(MemoryStore):
         down = False
 
@@ -135,32 +158,39 @@ def test_a_store_that_is_down_makes_peers_lost_not_hang(make_world: Any) -> None
                 raise MetadataUnreachable("no answer")
             return super().get(key)
 
-    world = make_world("memory")
-    store = world.metadata = Flaky()
-    ends = Ends(world, 10)
-    store.down = True
-    with pytest.raises(Lost, match="can't be looked up: no answer"):
-        ends.move("read")
-    store.down = False
-    ends.move("read")
-    # From here on the descriptor is known.
-    store.down = True
-    ends.move("read")
-    store.down = False
+    store = Flaky()
+    with (
+        TransferEngine.open("here", metadata=store, backends=("memory",)) as here,
+        TransferEngine.open("there", metadata=store, backends=("memory",)) as there,
+    ):
+        pieces = [Piece(here.allocate(10).region, 0, there.allocate(10).region, 0, 10)]
+        store.down = True
+        with pytest.raises(Lost, match="can't be looked up: no answer"):
+            here.submit("read", pieces).result(PATIENCE_S)
+        store.down = False
+        here.submit("read", pieces).result(PATIENCE_S)
+        # From here on the descriptor is known.
+        store.down = True
+        here.submit("read", pieces).result(PATIENCE_S)
+        store.down = False
 
 
-def test_a_broken_record_is_lost_with_its_name(make_world: Any) -> None:
-    world = make_world("memory")
-    ends = Ends(world, 10)
-    world.metadata.put("halfmoon/segments/there", b"{broken")
-    with pytest.raises(Lost, match="record of segment there is broken"):
-        ends.move("read")
+def test_a_broken_record_is_lost_with_its_name() -> None:
+    store = MemoryStore()
+    with (
+        TransferEngine.open("here", metadata=store, backends=("memory",)) as here,
+        TransferEngine.open("there", metadata=store, backends=("memory",)) as there,
+    ):
+        pieces = [Piece(here.allocate(10).region, 0, there.allocate(10).region, 0, 10)]
+        store.put("halfmoon/segments/there", b"{broken")
+        with pytest.raises(Lost, match="record of segment there is broken"):
+            here.submit("read", pieces).result(PATIENCE_S)
 
 
-def test_a_name_that_does_not_print_is_refused() -> None:
-    for name in ("", "a\nb", "x" * 201):
-        with pytest.raises(ValueError, match="segment name"):
-            TransferEngine.open(name, metadata=MemoryStore())
+@pytest.mark.parametrize("name", ["", "a\nb", "x" * 201])
+def test_a_name_that_does_not_print_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="segment name"):
+        TransferEngine.open(name, metadata=MemoryStore())
 
 
 # Couriers.
@@ -209,7 +239,9 @@ def test_peers_take_turns_and_one_that_hangs_delays_nobody() -> None:
 
 
 @pytest.mark.parametrize("n_idle", [0, 1, 2])
-def test_all_lanes_of_a_peer_are_used_however_many_threads_were_idle(n_idle: int) -> None:
+def test_all_lanes_of_a_peer_are_used_however_many_threads_were_idle(
+    eventually: Eventually, n_idle: int
+) -> None:
     couriers = FairThreadPool("halfmoon-transfer-test", threads=8, lanes=3)
     warm_up, together = threading.Barrier(max(1, n_idle)), threading.Barrier(3)
     for number in range(n_idle):
@@ -233,7 +265,7 @@ def _meet(barrier: threading.Barrier) -> None:
     barrier.wait(PATIENCE_S)
 
 
-def test_idle_couriers_go_home() -> None:
+def test_idle_couriers_go_home(eventually: Eventually) -> None:
     couriers = FairThreadPool("halfmoon-transfer-test", threads=3, lanes=2, linger_s=0.02)
     done = threading.Event()
     couriers.submit("peer", done.set)
@@ -242,6 +274,11 @@ def test_idle_couriers_go_home() -> None:
     again = threading.Event()
     couriers.submit("peer", again.set)
     assert again.wait(PATIENCE_S)
+    couriers.close()
+
+
+def test_closed_couriers_drop_jobs() -> None:
+    couriers = FairThreadPool("halfmoon-transfer-test", threads=1, lanes=1)
     couriers.close()
     couriers.submit("peer", lambda: pytest.fail("it ran"))
 
@@ -292,88 +329,105 @@ def test_removing_a_region_waits_for_its_last_access() -> None:
     table.check()
 
 
-def test_memory_that_can_not_be_moved_is_neither_registered_nor_allocated(make_world: Any) -> None:
-    engine = make_world("memory").open("here")
-    for buffer in (bytearray(0), memoryview(bytearray(10))[::2]):
-        with pytest.raises(ValueError, match="contiguous"):
-            engine.register(buffer)
-    with pytest.raises(ValueError, match="at least 1"):
+@pytest.mark.parametrize("buffer", [bytearray(0), memoryview(bytearray(10))[::2]])
+def test_a_buffer_that_can_not_be_moved_is_not_registered(buffer: Any) -> None:
+    with (
+        TransferEngine.open("here", metadata=MemoryStore(), backends=("memory",)) as engine,
+        pytest.raises(ValueError, match="contiguous"),
+    ):
+        engine.register(buffer)
+
+
+def test_memory_of_no_bytes_is_not_allocated() -> None:
+    with (
+        TransferEngine.open("here", metadata=MemoryStore(), backends=("memory",)) as engine,
+        pytest.raises(ValueError, match="at least 1"),
+    ):
         engine.allocate(0)
 
 
 # The engine under load.
 
 
-def stuck(make_world: Any, **here: Any) -> Ends:
-    """Ends whose transfers don't get anywhere."""
+def test_live_transfers_are_bounded() -> None:
+    store = MemoryStore()
     slow = FaultInjection("memory", FaultPlan(delay_s=600))
-    return Ends(make_world("memory"), 10, here={"backends": (slow,), **here})
+    with (
+        TransferEngine.open(
+            "here", metadata=store, backends=(slow,), settings=TransferSettings(max_live=5)
+        ) as here,
+        TransferEngine.open("there", metadata=store, backends=("memory",)) as there,
+    ):
+        pieces = [Piece(here.allocate(10).region, 0, there.allocate(10).region, 0, 10)]
+        live = [here.submit("read", pieces) for _ in range(5)]
+        with pytest.raises(Overloaded, match="5 transfers are live"):
+            here.submit("read", pieces).result(0)
+        live[0].cancel()
+        with pytest.raises(TransferError):
+            live[0].result(PATIENCE_S)
+        assert not here.submit("read", pieces).done()
+        assert here.stats().n_live == 5
 
 
-def test_live_transfers_are_bounded(make_world: Any) -> None:
-    ends = stuck(make_world, settings=TransferSettings(max_live=5))
-    here, pieces = ends.here, [ends.piece]
-    live = [here.submit("read", pieces) for _ in range(5)]
-    with pytest.raises(Overloaded, match="5 transfers are live"):
-        here.submit("read", pieces).result(0)
-    live[0].cancel()
-    with pytest.raises(TransferError):
-        live[0].result(PATIENCE_S)
-    assert not here.submit("read", pieces).done()
-    assert here.stats().n_live == 5
+def test_a_transfer_behind_one_that_hangs_still_meets_its_own_deadline() -> None:
+    store = MemoryStore()
+    slow = FaultInjection("memory", FaultPlan(delay_s=600))
+    with (
+        TransferEngine.open("here", metadata=store, backends=(slow,)) as here,
+        TransferEngine.open("there", metadata=store, backends=("memory",)) as there,
+    ):
+        pieces = [Piece(here.allocate(10).region, 0, there.allocate(10).region, 0, 10)]
+        patient = [here.submit("read", pieces, 600.0) for _ in range(10)]
+        with pytest.raises(TimedOut):
+            here.submit("read", pieces, 0.05).result(PATIENCE_S)
+        assert not any(each.done() for each in patient)
 
 
-def test_a_transfer_behind_one_that_hangs_still_meets_its_own_deadline(make_world: Any) -> None:
-    ends = stuck(make_world)
-    patient = [ends.here.submit("read", [ends.piece], 600.0) for _ in range(10)]
-    with pytest.raises(TimedOut):
-        ends.move("read", deadline_s=0.05)
-    assert not any(each.done() for each in patient)
-
-
-def test_a_fault_of_a_backend_ends_in_lost(
-    make_world: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_backend_with_a_fault_of_its_own_ends_in_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     from halfmoon_transfer.backends.memory_backend import MemoryBackend
 
     def explode(*_: object) -> None:
         raise ZeroDivisionError("a mistake of ours")
 
-    world = make_world("memory")
-    here, there = world.open("here"), world.open("there")
-    # What is logged holds the memory: it is not of the kind that must be gone after a test.
-    piece = Piece(here.register(bytearray(10)), 0, there.register(bytearray(10)), 0, 10)
-    monkeypatch.setattr(MemoryBackend, "carry", explode)
-    with pytest.raises(Lost, match="a mistake of ours"):
-        here.submit("read", [piece]).result(PATIENCE_S)
+    store = MemoryStore()
+    with (
+        TransferEngine.open("here", metadata=store, backends=("memory",)) as here,
+        TransferEngine.open("there", metadata=store, backends=("memory",)) as there,
+    ):
+        local, remote = here.register(bytearray(10)), there.register(bytearray(10))
+        pieces = [Piece(local, 0, remote, 0, 10)]
+        monkeypatch.setattr(MemoryBackend, "carry", explode)
+        with pytest.raises(Lost, match="a mistake of ours"):
+            here.submit("read", pieces).result(PATIENCE_S)
 
 
-def test_a_region_that_can_not_be_one_is_refused(make_world: Any) -> None:
-    here = make_world("tcp").open("here")
-    local = here.register(bytearray(100))
-    changes: list[dict[str, Any]] = [
-        {"key": b"short"},
-        {"generation": -1},
-        {"length": 2**70},
-        {"generation": 2**64},
-    ]
-    for change in changes:
+@pytest.mark.parametrize(
+    "change", [{"key": b"short"}, {"generation": -1}, {"length": 2**70}, {"generation": 2**64}]
+)
+def test_a_region_that_can_not_be_one_is_refused(change: dict[str, Any]) -> None:
+    with TransferEngine.open("here", metadata=MemoryStore(), backends=("tcp",)) as here:
+        local = here.register(bytearray(100))
         forged = msgspec.structs.replace(local, **change)
         with pytest.raises(Rejected):
             here.submit("read", [Piece(local, 0, forged, 0, 10)]).result(PATIENCE_S)
-    with pytest.raises(ValueError, match="not a 'move'"):
-        here.submit("move", [])
+        with pytest.raises(ValueError, match="not a 'move'"):
+            here.submit("move", [])  # type: ignore[arg-type]
 
 
-def test_stats_count_what_happened(make_world: Any) -> None:
-    ends = Ends(make_world("memory"), 500)
-    local, remote = ends.local.region, ends.remote.region
-    ends.move("write", Piece(local, 0, remote, 0, 400))
-    ends.move("read", Piece(local, 0, remote, 0, 300))
-    with pytest.raises(Rejected):
-        ends.move("read", Piece(local, 0, remote, 0, 600))
-    stats = ends.here.stats()
-    assert (stats.bytes_written, stats.bytes_read) == (400, 300)
-    assert stats.bytes_by_path == {("memory", "write"): 400, ("memory", "read"): 300}
-    assert (stats.n_transfers, stats.n_failures, stats.n_live) == (2, 1, 0)
-    assert stats.n_regions == 1
+def test_stats_count_what_happened() -> None:
+    store = MemoryStore()
+    with (
+        TransferEngine.open("here", metadata=store, backends=("memory",)) as here,
+        TransferEngine.open("there", metadata=store, backends=("memory",)) as there,
+    ):
+        local, remote = here.allocate(1000), there.allocate(500)
+        here.submit("write", [Piece(local.region, 0, remote.region, 0, 400)]).result(PATIENCE_S)
+        here.submit("read", [Piece(local.region, 0, remote.region, 0, 300)]).result(PATIENCE_S)
+        with pytest.raises(Rejected):
+            here.submit("read", [Piece(local.region, 0, remote.region, 0, 600)]).result(PATIENCE_S)
+        stats = here.stats()
+        assert (stats.bytes_written, stats.bytes_read) == (400, 300)
+        assert stats.bytes_by_path == {("memory", "write"): 400, ("memory", "read"): 300}
+        assert (stats.n_transfers, stats.n_failures, stats.n_live) == (2, 1, 0)
+        assert stats.n_regions == 1
+        del local, remote

@@ -19,9 +19,9 @@ from halfmoon_transfer import Corrupted, Memory, Piece, Rejected, TransferEngine
 from halfmoon_transfer.backends.fault_injection import FaultInjection, FaultPlan
 from halfmoon_transfer.regions.file_region import BLOCK_BYTES, FileRegion
 from halfmoon_transfer.regions.file_thread_pool import FileThreadPool
-from tests.transfer.conftest import PATIENCE_S, Ends
 
 World = Any
+PATIENCE_S = 60.0
 SIZE = 300_000
 
 
@@ -73,18 +73,15 @@ def test_bytes_of_a_file_come_and_go(
 
 
 def test_a_region_may_be_a_range_of_a_file(make_world: Any, path: Path) -> None:
-    n_bytes = SIZE - 10_000
-    ends = Ends(make_world("faults(memory)"), n_bytes)  # damage on the way is repaired
+    world = make_world("tcp")
+    here, there = world.open("here"), world.open("there")
     before = path.read_bytes()
-    region = ends.there.register_file(path, offset=5_001, length=n_bytes)
-    written = ends.local.view[:] = random.Random(2).randbytes(n_bytes)
-    ends.move("write", Piece(ends.local.region, 0, region, 0, n_bytes))
-    assert path.read_bytes() == before[:5_001] + written + before[5_001 + n_bytes :]
-    ends.local.view[:] = bytes(n_bytes)
-    ends.move("read", Piece(ends.local.region, 0, region, 0, n_bytes))
-    assert ends.local.view == written
-    with pytest.raises(Rejected, match=f"{n_bytes} bytes"):
-        ends.move("write", Piece(ends.local.region, 0, region, 1, n_bytes))
+    region = there.register_file(path, offset=5_001, length=20_002)
+    source = filled(here, 20_002, 2)
+    move(here, "write", Piece(source.region, 0, region, 0, 20_002))
+    assert path.read_bytes() == before[:5_001] + bytes(source.view) + before[25_003:]
+    with pytest.raises(Rejected, match="20002 bytes"):
+        move(here, "write", Piece(source.region, 0, region, 1, 20_002))
 
 
 def test_writers_that_meet_inside_a_block_do_not_undo_each_other(path: Path) -> None:
@@ -142,14 +139,15 @@ def test_any_range_from_any_memory_is_exact(
 
 
 def test_a_read_only_file_can_not_be_written(make_world: Any, path: Path) -> None:
-    ends = Ends(make_world("tcp"), 100)
+    world = make_world("tcp")
+    here, there = world.open("here"), world.open("there")
     path.chmod(0o444)
-    region = ends.there.register_file(path, writable=False)
-    piece = Piece(ends.local.region, 0, region, 0, 100)
+    region = there.register_file(path, writable=False)
+    local = here.allocate(100)
     with pytest.raises(Rejected, match="read-only"):
-        ends.move("write", piece)
-    ends.move("read", piece)
-    assert ends.local.view == path.read_bytes()[:100]
+        move(here, "write", Piece(local.region, 0, region, 0, 100))
+    move(here, "read", Piece(local.region, 0, region, 0, 100))
+    assert local.view == path.read_bytes()[:100]
 
 
 @pytest.mark.parametrize("op", ["read", "write"])
@@ -166,18 +164,22 @@ def test_a_file_that_got_shorter_is_refused_and_not_made_longer_again(
     move(here, op, Piece(local.region, 0, region, 0, 100_000))
 
 
-def test_a_removed_file_stays_until_it_is_unregistered(make_world: Any, path: Path) -> None:
-    ends = Ends(make_world("tcp"), SIZE)
+def test_a_file_that_was_removed_stays_until_it_is_unregistered(
+    make_world: Any, path: Path
+) -> None:
+    world = make_world("tcp")
+    here, there = world.open("here"), world.open("there")
     before = path.read_bytes()
-    region = ends.there.register_file(path)
+    region = there.register_file(path)
     path.unlink()
-    ends.move("read", Piece(ends.local.region, 0, region, 0, SIZE))
-    assert ends.local.view == before
+    local = here.allocate(SIZE)
+    move(here, "read", Piece(local.region, 0, region, 0, SIZE))
+    assert local.view == before
     assert _open_descriptors_of(path)
-    ends.there.unregister(region)
+    there.unregister(region)
     assert not _open_descriptors_of(path)
     with pytest.raises(Rejected, match="no region of this key"):
-        ends.move("read", Piece(ends.local.region, 0, region, 0, 1))
+        move(here, "read", Piece(local.region, 0, region, 0, 1))
 
 
 def _open_descriptors_of(path: Path) -> list[int]:
@@ -235,7 +237,9 @@ def test_a_device_with_larger_blocks_is_accessed_through_the_page_cache(
         pytest.skip("the file system of the temporary folder does not take O_DIRECT")
     before = path.read_bytes()
     failing(
-        monkeypatch, errno.EINVAL, lambda fd: bool(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT)
+        monkeypatch,
+        errno.EINVAL,
+        lambda fd: bool(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT),
     )
     with file.lend_buffer(10, SIZE - 10) as room:
         file.load(10, room)
@@ -245,14 +249,39 @@ def test_a_device_with_larger_blocks_is_accessed_through_the_page_cache(
 
 
 def test_bytes_that_arrive_damaged_do_not_reach_the_file(make_world: Any, path: Path) -> None:
-    faults = FaultInjection("tcp", FaultPlan(corrupt_rate=1.0))
-    here = {"backends": (faults,), "settings": TransferSettings(tries_per_path=1)}
-    ends = Ends(make_world("tcp"), SIZE, here=here)
+    world = make_world("tcp")
+    here = world.open(
+        "here",
+        backends=(FaultInjection("tcp", FaultPlan(corrupt_rate=1.0)),),
+        settings=TransferSettings(tries_per_path=1),
+    )
     before = path.read_bytes()
-    ends.local.view[:] = random.Random(5).randbytes(SIZE)
+    region = world.open("there").register_file(path)
+    source = filled(here, SIZE, 5)
     with pytest.raises(Corrupted):
-        ends.move("write", Piece(ends.local.region, 0, ends.there.register_file(path), 0, SIZE))
+        move(here, "write", Piece(source.region, 0, region, 0, SIZE))
     assert path.read_bytes() == before
+
+
+def test_damage_on_the_way_from_a_file_is_repaired(make_world: Any, path: Path) -> None:
+    world = make_world("faults(memory)")
+    here, there = world.open("here"), world.open("there")
+    region = there.register_file(path)
+    source, back = filled(here, SIZE, 6), here.allocate(SIZE)
+    move(here, "write", Piece(source.region, 0, region, 0, SIZE))
+    move(here, "read", Piece(back.region, 0, region, 0, SIZE))
+    assert back.view == source.view
+    assert path.read_bytes() == source.view
+
+
+def test_sync_asks_the_device_before_it_acknowledges(path: Path) -> None:
+    for sync in (True, False):
+        file = FileRegion(path, sync=sync)
+        opened = _open_descriptors_of(path)
+        assert opened
+        for fd in opened:
+            assert bool(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DSYNC) is sync
+        file.close()
 
 
 def test_what_is_no_range_of_a_file_can_not_be_registered(make_world: Any, path: Path) -> None:
@@ -286,22 +315,21 @@ def test_a_file_has_no_view_and_is_not_the_local_side(make_world: Any, path: Pat
 
 
 def test_a_file_beside_memory_goes_over_the_next_path(make_world: Any, path: Path) -> None:
-    ends = Ends(make_world("shm,tcp"), SIZE + 1000)
-    memory, region = filled(ends.there, 1000, 7), ends.there.register_file(path)
-    report = ends.move(
-        "read",
-        Piece(ends.local.region, 0, region, 0, SIZE),
-        Piece(ends.local.region, SIZE, memory.region, 0, 1000),
-    )
-    assert ends.local.view == path.read_bytes() + bytes(memory.view)
+    world = make_world("shm,tcp")
+    here, there = world.open("here"), world.open("there")
+    region, memory = there.register_file(path), filled(there, 1000, 7)
+    local = here.allocate(SIZE + 1000)
+    pieces = [
+        Piece(local.region, 0, region, 0, SIZE),
+        Piece(local.region, SIZE, memory.region, 0, 1000),
+    ]
+    report = here.submit("read", pieces).result(PATIENCE_S)
+    assert local.view == path.read_bytes() + bytes(memory.view)
     assert set(report.path) == {"shm", "tcp"}
 
 
-@pytest.mark.parametrize("sync", [True, False])
-def test_a_file_is_closed_after_its_last_access_and_asks_the_device_as_told(
-    path: Path, sync: bool
-) -> None:
-    file = FileRegion(path, sync=sync)
+def test_a_file_is_closed_after_its_last_access(path: Path) -> None:
+    file = FileRegion(path)
     inside, let_go = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -314,10 +342,7 @@ def test_a_file_is_closed_after_its_last_access_and_asks_the_device_as_told(
     thread.start()
     assert inside.wait(PATIENCE_S)
     file.close()
-    opened = _open_descriptors_of(path)
-    assert opened
-    for fd in opened:
-        assert bool(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DSYNC) is sync
+    assert _open_descriptors_of(path)
     let_go.set()
     thread.join()
     assert not _open_descriptors_of(path)

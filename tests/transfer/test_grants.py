@@ -132,11 +132,10 @@ def test_grants_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     table.check()
 
 
-def test_ranges_that_are_none_are_refused() -> None:
-    none: list[list[tuple[int, int]]] = [[], [(0, 0)], [(-1, 5)], [(5, 6)], [(0, 1), (11, 1)]]
-    for ranges in none:
-        with pytest.raises(ValueError, match="can't grant"):
-            RegionGrant(ranges, "read", 10, 1.0)
+@pytest.mark.parametrize("ranges", [[], [(0, 0)], [(-1, 5)], [(5, 6)], [(0, 1), (11, 1)]])
+def test_ranges_that_are_none_are_refused(ranges: list[tuple[int, int]]) -> None:
+    with pytest.raises(ValueError, match="can't grant"):
+        RegionGrant(ranges, "read", 10, 1.0)
 
 
 @pytest.mark.random_seeds(20)

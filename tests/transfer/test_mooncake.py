@@ -3,11 +3,11 @@
 import contextlib
 import socket
 import struct
+import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,8 +18,17 @@ from hypothesis import strategies as st
 from halfmoon_metadata.store_interface import MetadataError, MetadataUnreachable
 from halfmoon_metadata.store_registry import open_store
 from halfmoon_metadata.stores.memory_store import MemoryStore
+from halfmoon_sandbox.bound_process import start_bound
 from halfmoon_testing.processes.etcd_server import EtcdServer
-from halfmoon_transfer import Lost, Memory, Piece, Rejected, TransferEngine, TransferSettings
+from halfmoon_transfer import (
+    Lost,
+    Memory,
+    Piece,
+    Rejected,
+    TransferEngine,
+    TransferError,
+    TransferSettings,
+)
 from halfmoon_transfer.backends import addresses
 from halfmoon_transfer.backends.mooncake import (
     mooncake_frames,
@@ -39,11 +48,11 @@ from halfmoon_transfer.backends.mooncake.mooncake_records import (
 from halfmoon_transfer.backends.socket_io import receive
 from halfmoon_transfer.metadata.descriptor import Endpoint, SegmentDescriptor
 from halfmoon_transfer.settings import MooncakeSettings
-from tests.e2e.redis_server import RedisServer
 from tests.installed_programs import skip_without
-from tests.transfer.conftest import PATIENCE_S, Ends, eventually, read_to_the_end
 
 World = Any
+Eventually = Callable[..., None]
+PATIENCE_S = 60.0
 MIB = 1024 * 1024
 
 
@@ -62,28 +71,38 @@ requests = st.builds(
 )
 
 
-def test_requests_and_statuses_have_the_bytes_that_mooncake_sends() -> None:
+def test_a_request_has_the_bytes_that_mooncake_sends() -> None:
     request = MooncakeRequest(write=True, address=0x7F00_1122_3344, size=4096, version=2)
     expected = bytes.fromhex("0010000000000000 44332211007f0000 81 00000000000000")
     assert mooncake_frames.encode_request(request) == expected
-    old = msgspec.structs.replace(request, write=False, version=1)
-    assert mooncake_frames.encode_request(old)[16] == 0
-    assert mooncake_frames.encode_status(1) == bytes.fromhex("01000000") + b"VTCM"
-    applied = mooncake_frames.encode_status(0)
-    assert mooncake_frames.decode_status(applied) == mooncake_frames.APPLIED
-    with pytest.raises(MooncakeFrameError, match="is it version 1"):
-        mooncake_frames.decode_status(b"raw data")
+    assert (
+        mooncake_frames.encode_request(msgspec.structs.replace(request, write=False, version=1))[16]
+        == 0
+    )
 
 
-@given(requests, st.binary(min_size=24, max_size=24))
-def test_24_bytes_are_a_request_or_a_typed_error(request: MooncakeRequest, header: bytes) -> None:
+@given(requests)
+def test_a_request_comes_back_as_it_was(request: MooncakeRequest) -> None:
     assert mooncake_frames.decode_request(mooncake_frames.encode_request(request)) == request
+
+
+@given(st.binary(min_size=24, max_size=24))
+def test_any_24_bytes_are_a_request_or_a_typed_error(header: bytes) -> None:
     try:
-        read = mooncake_frames.decode_request(header)
+        request = mooncake_frames.decode_request(header)
     except MooncakeFrameError:
         assert header[16] & 0x7F > 1
     else:
-        assert (read.size, read.address) == struct.unpack("<QQ", header[:16])
+        assert (request.size, request.address) == struct.unpack("<QQ", header[:16])
+
+
+def test_a_status_word_carries_its_magic() -> None:
+    assert mooncake_frames.encode_status(1) == bytes.fromhex("01000000") + b"VTCM"
+    assert (
+        mooncake_frames.decode_status(mooncake_frames.encode_status(0)) == mooncake_frames.APPLIED
+    )
+    with pytest.raises(MooncakeFrameError, match="is it version 1"):
+        mooncake_frames.decode_status(b"raw data")
 
 
 # Records.
@@ -93,13 +112,17 @@ THEIRS = b"""{"name":"nodeA","protocol":"tcp","tcp_data_port":15876,"tcp_data_ho
 "buffers":[{"name":"nodeA","addr":139969831747600,"length":1048576}],"news":[1]}\n"""
 
 
-def test_a_record_of_theirs_is_read_also_of_an_old_release() -> None:
+def test_a_record_of_theirs_is_read() -> None:
     record = mooncake_records.decode_segment(THEIRS)
     assert (record.tcp_data_host, record.tcp_data_port) == ("127.0.0.1", 15876)
     assert (record.tcp_proto_version, record.halfmoon) == (2, None)
     assert [(each.addr, each.length) for each in record.buffers] == [(139969831747600, 1048576)]
-    old = b'{"name":"a","protocol":"tcp","tcp_data_port":1,"buffers":[]}'
-    record = mooncake_records.decode_segment(old)
+
+
+def test_a_record_of_an_old_release_is_version_1() -> None:
+    record = mooncake_records.decode_segment(
+        b'{"name":"a","protocol":"tcp","tcp_data_port":1,"buffers":[]}'
+    )
     assert (record.tcp_proto_version, record.tcp_data_host) == (1, "")
 
 
@@ -194,9 +217,6 @@ def test_a_length_beyond_the_limit_is_refused_before_anything_is_read(length: in
 # Hostile peers.
 
 
-ENDPOINTS = ["mooncake-v2", "mooncake"]
-
-
 class Owner:
     """An engine that is talked to with bare sockets."""
 
@@ -223,14 +243,6 @@ class Owner:
             MooncakeRequest(False, self.address + offset, size, version)
         )
 
-    def refuses(self, request: bytes) -> None:
-        with self.dial() as sock:
-            with contextlib.suppress(ConnectionError):  # it may have hung up already
-                sock.sendall(request)
-            assert mooncake_frames.decode_status(receive(sock, 8)) == mooncake_frames.REFUSED
-            assert read_to_the_end(sock) == b""
-        self.require_alive()
-
     def require_alive(self) -> None:
         """It still serves a well-behaved peer, and nothing was written anywhere."""
         assert bytes(self.memory.view) == bytes(10_000)
@@ -255,22 +267,44 @@ def owner() -> Iterator[Owner]:
         del made.memory
 
 
-@given(st.sampled_from(ENDPOINTS), st.binary(max_size=100))
-@settings(max_examples=60, deadline=None)
-def test_garbage_on_either_port_does_no_harm(owner: Owner, endpoint: str, data: bytes) -> None:
-    with owner.dial(endpoint) as sock:
+def rest(sock: socket.socket) -> bytes:
+    """All that comes until the other side hangs up."""
+    came = bytearray()
+    with contextlib.suppress(ConnectionError):
+        while data := sock.recv(65536):
+            came += data
+    return bytes(came)
+
+
+@given(st.binary(max_size=100))
+@settings(max_examples=30, deadline=None)
+def test_garbage_on_the_data_port_writes_nothing(owner: Owner, data: bytes) -> None:
+    with owner.dial() as sock:
         with contextlib.suppress(OSError):  # it may have hung up already
             sock.sendall(data)
             sock.shutdown(socket.SHUT_WR)
-        read_to_the_end(sock)
+        rest(sock)
     owner.require_alive()
 
 
-@pytest.mark.parametrize("endpoint", ENDPOINTS)
-def test_nonsense_ends_the_connection_and_is_counted(owner: Owner, endpoint: str) -> None:
+@given(st.binary(max_size=100))
+@settings(max_examples=30, deadline=None)
+def test_garbage_on_the_handshake_port_does_no_harm(owner: Owner, data: bytes) -> None:
+    with owner.dial("mooncake") as sock:
+        with contextlib.suppress(OSError):  # it may have hung up already
+            sock.sendall(data)
+            sock.shutdown(socket.SHUT_WR)
+        rest(sock)
+    owner.require_alive()
+
+
+@pytest.mark.parametrize("endpoint", ["mooncake-v2", "mooncake"])
+def test_nonsense_ends_the_connection_and_is_counted(
+    owner: Owner, endpoint: str, eventually: Eventually
+) -> None:
     with owner.dial(endpoint) as sock:
         sock.sendall(b"\xff" * 24)
-        assert read_to_the_end(sock) == b""
+        assert rest(sock) == b""
     eventually(lambda: owner.engine.stats().n_malformed == 1)
     owner.require_alive()
 
@@ -283,25 +317,51 @@ def test_a_write_that_is_cut_off_frees_the_connection(owner: Owner, n: int) -> N
     owner.require_alive()
 
 
-@pytest.mark.parametrize("write", [True, False])
-def test_what_lies_in_no_region_is_refused(owner: Owner, write: bool) -> None:
-    for offset, size in (
-        (-1, 10), (9_995, 6), (0, 10_001), (10_000, 1), (-(2**40), 5), (0, 0), (20_000, 8 * MIB)
-    ):  # fmt: skip
-        owner.refuses(owner.write(offset, b"x" * size) if write else owner.read(offset, size))
-    if not write:
-        beyond = MooncakeRequest(False, 2**64 - 1, 2**64 - 1)
-        owner.refuses(mooncake_frames.encode_request(beyond))
-
-
-def test_version_1_is_served_byte_by_byte_and_refused_without_a_word(owner: Owner) -> None:
+def test_bytes_may_come_one_at_a_time(owner: Owner) -> None:
     with owner.dial() as sock:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for byte in owner.write(10, b"old", 1) + owner.read(9, 5, 1):
+        for byte in owner.write(100, b"slow"):
             sock.send(bytes([byte]))
+        assert mooncake_frames.decode_status(receive(sock, 8)) == mooncake_frames.APPLIED
+    assert bytes(owner.memory.view[100:104]) == b"slow"
+
+
+@pytest.mark.parametrize(
+    ("offset", "size"), [(-1, 10), (9_995, 6), (0, 10_001), (10_000, 1), (-(2**40), 5), (0, 0)]
+)
+@pytest.mark.parametrize("write", [True, False])
+def test_what_lies_in_no_region_is_refused(
+    owner: Owner, offset: int, size: int, write: bool
+) -> None:
+    ask = owner.write(offset, b"x" * size) if write else owner.read(offset, size)
+    with owner.dial() as sock:
+        sock.sendall(ask)
+        assert mooncake_frames.decode_status(receive(sock, 8)) == mooncake_frames.REFUSED
+        assert rest(sock) == b""
+    owner.require_alive()
+
+
+def test_an_address_beyond_the_last_is_refused(owner: Owner) -> None:
+    with owner.dial() as sock:
+        sock.sendall(mooncake_frames.encode_request(MooncakeRequest(False, 2**64 - 1, 2**64 - 1)))
+        assert mooncake_frames.decode_status(receive(sock, 8)) == mooncake_frames.REFUSED
+    owner.require_alive()
+
+
+def test_a_large_refused_write_is_told_so(owner: Owner) -> None:
+    with owner.dial() as sock:
+        with contextlib.suppress(ConnectionError):
+            sock.sendall(owner.write(20_000, bytes(8 * MIB)))
+        assert mooncake_frames.decode_status(receive(sock, 8)) == mooncake_frames.REFUSED
+    owner.require_alive()
+
+
+def test_version_1_is_served_and_refused_without_a_word(owner: Owner) -> None:
+    with owner.dial() as sock:
+        sock.sendall(owner.write(10, b"old", 1) + owner.read(9, 5, 1))
         assert bytes(receive(sock, 5)) == b"\0old\0"
         sock.sendall(owner.write(9_999, b"ab", 1))
-        assert read_to_the_end(sock) == b""
+        assert rest(sock) == b""
     owner.memory.view[10:13] = bytes(3)
     owner.require_alive()
 
@@ -310,20 +370,26 @@ def test_two_neighbouring_regions_are_not_one(owner: Owner) -> None:
     memory = bytearray(2000)
     left = owner.engine.register(memoryview(memory)[:1000])
     owner.engine.register(memoryview(memory)[1000:])
-    across = MooncakeRequest(True, owner.mooncake.address(left) + 999, 2)
-    owner.refuses(mooncake_frames.encode_request(across) + b"ab")
+    address = owner.mooncake.address(left)
+    with owner.dial() as sock:
+        sock.sendall(
+            mooncake_frames.encode_request(MooncakeRequest(True, address + 999, 2)) + b"ab"
+        )
+        assert mooncake_frames.decode_status(receive(sock, 8)) == mooncake_frames.REFUSED
     assert memory == bytes(2000)
 
 
-def test_one_connection_too_many_is_turned_away(owner: Owner) -> None:
+def test_one_connection_too_many_is_turned_away(owner: Owner, eventually: Eventually) -> None:
     with ExitStack() as stack:
         socks = [stack.enter_context(owner.dial()) for _ in range(21)]
-        assert read_to_the_end(socks[-1]) == b""
+        assert rest(socks[-1]) == b""
     eventually(lambda: owner.engine.stats().n_connections == 0)
     owner.require_alive()
 
 
-def test_a_peer_that_stalls_in_a_region_is_cut_off_when_it_is_taken_back(owner: Owner) -> None:
+def test_a_peer_that_stalls_in_a_region_is_cut_off_when_it_is_taken_back(
+    owner: Owner, eventually: Eventually
+) -> None:
     other = owner.engine.allocate(1000)
     with owner.dial() as sock:
         address = owner.mooncake.address(other.region)
@@ -332,7 +398,7 @@ def test_a_peer_that_stalls_in_a_region_is_cut_off_when_it_is_taken_back(owner: 
         )
         eventually(lambda: other.view[998] == ord("x"))
         owner.engine.unregister(other.region)
-        assert read_to_the_end(sock) == b""
+        assert rest(sock) == b""
     assert bytes(other.view[999:]) == b"\0"
     owner.require_alive()
 
@@ -341,12 +407,8 @@ def test_a_peer_that_stalls_in_a_region_is_cut_off_when_it_is_taken_back(owner: 
 
 
 def test_a_bound_connection_ends_once_any_region_was_taken_back(owner: Owner) -> None:
-    with owner.dial("mooncake") as sock:
-        record = mooncake_handshake.exchange_records(sock, SegmentRecord("absent", "tcp", 1))
-    (buffer,) = record.buffers
-    assert (buffer.addr, buffer.length) == (owner.address, 10_000)
-    assert owner.memory.region.key.hex().encode() not in mooncake_records.encode(record)
-    other, mark = owner.engine.allocate(100), record.halfmoon
+    other = owner.engine.allocate(100)
+    mark = handshake_record(owner).halfmoon
     assert mark is not None
     greeting = mooncake_frames.encode_request(MooncakeRequest(False, int(mark.epoch, 16), 0))
     with owner.dial() as bound, owner.dial() as plain:
@@ -359,6 +421,18 @@ def test_a_bound_connection_ends_once_any_region_was_taken_back(owner: Owner) ->
     with owner.dial() as late:
         late.sendall(greeting)
         assert mooncake_frames.decode_status(receive(late, 8)) == mooncake_frames.REFUSED
+
+
+def handshake_record(owner: Owner) -> SegmentRecord:
+    with owner.dial("mooncake") as sock:
+        return mooncake_handshake.exchange_records(sock, SegmentRecord("absent", "tcp", 1))
+
+
+def test_keys_are_not_in_the_record(owner: Owner) -> None:
+    record = handshake_record(owner)
+    (buffer,) = record.buffers
+    assert (buffer.addr, buffer.length) == (owner.address, 10_000)
+    assert owner.memory.region.key.hex().encode() not in mooncake_records.encode(record)
 
 
 def test_memory_that_is_registered_anew_is_not_reached_by_its_old_key(make_world: Any) -> None:
@@ -379,20 +453,22 @@ def test_memory_that_is_registered_anew_is_not_reached_by_its_old_key(make_world
 
 
 def test_transfers_go_on_while_other_regions_come_and_go(make_world: Any) -> None:
-    ends = Ends(make_world("mooncake"), 400_000)
+    world = make_world("mooncake")
+    here, there = world.open("here"), world.open("there")
+    local, remote = here.allocate(400_000), there.allocate(400_000)
     stop = threading.Event()
 
     def churn() -> None:
         while not stop.wait(0.005):
-            ends.there.unregister(ends.there.allocate(10).region)
+            there.unregister(there.allocate(10).region)
 
     thread = threading.Thread(target=churn)
     thread.start()
     try:
         for seed in range(30):
-            ends.local.view[:] = bytes([seed]) * 400_000
-            ends.move()
-            assert ends.remote.view == ends.local.view
+            local.view[:] = bytes([seed]) * 400_000
+            move(here, "write", Piece(local.region, 0, remote.region, 0, 400_000))
+            assert remote.view == local.view
     finally:
         stop.set()
         thread.join()
@@ -454,6 +530,28 @@ def test_a_refused_piece_does_not_stop_the_others(pair: tuple[Owner, Owner]) -> 
             Piece(here.memory.region, 0, buffer.region, 0, 10),
         )
     assert bytes(there.memory.view[:10]) == b"y" * 10
+
+
+def test_version_1_writes_are_confirmed_by_reading_back(pair: tuple[Owner, Owner]) -> None:
+    here, there = pair
+    data = there.engine.descriptor.endpoints["mooncake-v2"]
+    here.engine.add_peer(SegmentDescriptor("old", 1, "", {"mooncake-v1": data}))
+    region = msgspec.structs.replace(
+        there.memory.region,
+        segment="old",
+        generation=1,
+        key=foreign_key(there.address, 10_000),
+    )
+    here.memory.view[:] = b"1" * 10_000
+    move(here.engine, "write", Piece(here.memory.region, 0, region, 0, 10_000))
+    assert there.memory.view == here.memory.view
+    here.memory.view[:] = bytes(10_000)
+    move(here.engine, "read", Piece(here.memory.region, 0, region, 0, 10_000))
+    assert there.memory.view == here.memory.view
+    forged = msgspec.structs.replace(region, length=10**9)
+    for op in ("write", "read"):
+        with pytest.raises(Lost, match="version 1 also refuses"):
+            move(here.engine, op, Piece(here.memory.region, 0, forged, 9_999, 2))
 
 
 def test_a_version_1_write_that_is_swallowed_is_not_reported_done() -> None:
@@ -520,6 +618,9 @@ def test_a_segment_that_can_not_be_opened_says_why(owner: Owner) -> None:
         owner.mooncake.open("nodeA")
     with pytest.raises(Lost, match="no host name"):
         owner.mooncake.open("a" * 300 + ":15000")
+
+
+def test_the_engine_must_have_the_backend() -> None:
     with (
         TransferEngine.open("plain", metadata=MemoryStore(), backends=("memory",)) as plain,
         pytest.raises(ValueError, match="no backend 'mooncake'; it has memory"),
@@ -530,22 +631,33 @@ def test_a_segment_that_can_not_be_opened_says_why(owner: Owner) -> None:
 # Messages and signs of life.
 
 
-def test_messages_wait_until_they_are_taken_within_limits(make_world: Any) -> None:
-    world = make_world("mooncake")
-    tuning = TransferSettings(mooncake=MooncakeSettings(max_notifications=2))
-    here, there = Mooncake(world.open("here")), Mooncake(world.open("there", settings=tuning))
-    here.notify(there.name, "here", "written ✓")
-    here.notify(there.name, "here", "again")
-    with pytest.raises(Rejected, match="2 messages wait here already"):
-        here.notify(there.name, "a", "b")
-    assert there.notifications() == [
+def test_messages_wait_until_they_are_taken(pair: tuple[Owner, Owner]) -> None:
+    here, there = pair
+    here.mooncake.notify(there.mooncake.name, "here", "written ✓")
+    here.mooncake.notify(there.mooncake.name, "here", "again")
+    assert there.mooncake.notifications() == [
         MooncakeNotification("here", "written ✓"),
         MooncakeNotification("here", "again"),
     ]
-    assert there.notifications() == []
+    assert there.mooncake.notifications() == []
+
+
+def test_one_message_too_many_is_refused(make_world: Any) -> None:
+    world = make_world("mooncake")
+    tuning = TransferSettings(mooncake=MooncakeSettings(max_notifications=2))
+    here, there = Mooncake(world.open("here")), Mooncake(world.open("there", settings=tuning))
+    for _ in range(2):
+        here.notify(there.name, "a", "b")
+    with pytest.raises(Rejected, match="2 messages wait here already"):
+        here.notify(there.name, "a", "b")
+    assert len(there.notifications()) == 2
     here.notify(there.name, "a", "b")
+
+
+def test_a_message_that_is_too_long_is_not_sent(pair: tuple[Owner, Owner]) -> None:
+    here, there = pair
     with pytest.raises(ValueError, match="at most"):
-        here.notify(there.name, "here", "x" * MIB)
+        here.mooncake.notify(there.mooncake.name, "here", "x" * MIB)
 
 
 def test_a_peer_that_is_gone_gives_no_sign_of_life(pair: tuple[Owner, Owner]) -> None:
@@ -567,20 +679,11 @@ def test_a_connection_for_rdma_is_declined(owner: Owner) -> None:
 # The metadata server.
 
 
-def served_by(url: str, **more: Any) -> dict[str, Any]:
-    """Overrides of an engine whose Mooncake records are in this metadata server."""
-    return {"settings": TransferSettings(mooncake=MooncakeSettings(metadata=url, **more))}
-
-
-@pytest.fixture
-def url() -> str:
-    """An empty store in memory."""
-    return f"memory://{time.monotonic_ns()}"
-
-
-def test_records_follow_the_regions(make_world: Any, url: str) -> None:
+def test_records_follow_the_regions(make_world: Any) -> None:
+    url = f"memory://{time.monotonic_ns()}"
     store = open_store(url)
-    engine = make_world("mooncake").open("us", **served_by(url, name="node", cluster="blue"))
+    tuning = TransferSettings(mooncake=MooncakeSettings(metadata=url, name="node", cluster="blue"))
+    engine = make_world("mooncake").open("us", settings=tuning)
 
     def published() -> list[int]:
         value = store.get("mooncake/blue/ram/node")
@@ -605,21 +708,40 @@ def test_records_follow_the_regions(make_world: Any, url: str) -> None:
 
 
 @pytest.fixture(params=["redis", "etcd"])
-def server_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+def server_url(request: pytest.FixtureRequest) -> Iterator[str]:
     """A Redis or an etcd of our own."""
     if request.param == "etcd":
         skip_without("etcd")
-        with EtcdServer() as etcd:
-            yield etcd.url
+        with EtcdServer() as server:
+            yield server.url
         return
-    redis = RedisServer(tmp_path)
-    yield redis.url
-    redis.kill()
+    skip_without("redis-server")
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+    options = ["--bind", "127.0.0.1", "--port", str(port), "--save", "", "--appendonly", "no"]
+    with start_bound(["redis-server", *options], stdout=subprocess.DEVNULL) as process:
+        try:
+            yield f"redis://127.0.0.1:{port}/0"
+        finally:
+            process.kill()
 
 
-def test_other_servers_hold_the_same_keys_and_json(make_world: Any, server_url: str) -> None:
-    store, world = open_store(server_url), make_world("mooncake")
-    here, there = (Owner(world.open(name, **served_by(server_url))) for name in ("here", "there"))
+def test_other_servers_hold_the_same_keys_and_json(
+    make_world: Any, server_url: str, eventually: Eventually
+) -> None:
+    store = open_store(server_url)
+
+    def answers() -> bool:
+        with contextlib.suppress(MetadataError):
+            store.get("anything")
+            return True
+        return False
+
+    eventually(answers)
+    world = make_world("mooncake")
+    tuning = TransferSettings(mooncake=MooncakeSettings(metadata=server_url))
+    here, there = (Owner(world.open(name, settings=tuning)) for name in ("here", "there"))
     value = store.get("mooncake/ram/there")
     assert value is not None
     assert [each.addr for each in mooncake_records.decode_segment(value).buffers] == [there.address]
@@ -636,9 +758,11 @@ def test_other_servers_hold_the_same_keys_and_json(make_world: Any, server_url: 
     store.close()
 
 
-def test_segments_of_one_server_open_each_other_by_name(make_world: Any, url: str) -> None:
+def test_segments_of_one_server_open_each_other_by_name(make_world: Any) -> None:
+    url = f"memory://{time.monotonic_ns()}"
     world = make_world("mooncake")
-    here, there = (Owner(world.open(name, **served_by(url))) for name in ("here", "there"))
+    tuning = TransferSettings(mooncake=MooncakeSettings(metadata=url))
+    here, there = (Owner(world.open(name, settings=tuning)) for name in ("here", "there"))
     (buffer,) = here.mooncake.open("there").buffers
     move(here.engine, "read", Piece(here.memory.region, 0, buffer.region, 0, 10_000))
     here.mooncake.notify("there", "here", "read")
@@ -651,11 +775,13 @@ def test_segments_of_one_server_open_each_other_by_name(make_world: Any, url: st
         here.mooncake.open("broken")
 
 
-def test_a_crashed_start_is_written_over_and_a_later_one_is_not(make_world: Any, url: str) -> None:
+def test_a_crashed_start_is_written_over_and_a_later_one_left_alone(make_world: Any) -> None:
+    url = f"memory://{time.monotonic_ns()}"
     store = open_store(url)
     store.put("mooncake/ram/us", b"old")
     store.put("mooncake/rpc_meta/us", b"old")
-    engine = make_world("mooncake").open("us", **served_by(url))
+    tuning = TransferSettings(mooncake=MooncakeSettings(metadata=url))
+    engine = make_world("mooncake").open("us", settings=tuning)
     assert b"old" not in store.list("mooncake").values()
     store.put("mooncake/rpc_meta/us", b"later")
     engine.close()
@@ -663,9 +789,11 @@ def test_a_crashed_start_is_written_over_and_a_later_one_is_not(make_world: Any,
 
 
 def test_a_region_that_can_not_be_announced_is_not_registered(
-    make_world: Any, monkeypatch: pytest.MonkeyPatch, url: str
+    make_world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = make_world("mooncake").open("us", **served_by(url))
+    url = f"memory://{time.monotonic_ns()}"
+    tuning = TransferSettings(mooncake=MooncakeSettings(metadata=url))
+    engine = make_world("mooncake").open("us", settings=tuning)
 
     def fail(*_: object, **__: object) -> None:
         raise MetadataUnreachable("down")
@@ -676,3 +804,4 @@ def test_a_region_that_can_not_be_announced_is_not_registered(
             engine.allocate(100)
         assert engine.stats().n_regions == 0
     engine.allocate(100)
+    assert issubclass(Lost, TransferError)

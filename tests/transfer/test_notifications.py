@@ -12,7 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halfmoon_protocol.regions import Region
-from halfmoon_transfer import Lost, Notification, Piece, Rejected, TransferError, TransferSettings
+from halfmoon_transfer import (
+    Lost,
+    Notification,
+    Piece,
+    Rejected,
+    TransferEngine,
+    TransferError,
+    TransferSettings,
+)
 from halfmoon_transfer.backends.fault_injection import FaultInjection, FaultPlan
 from halfmoon_transfer.backends.shm import shm_wire
 from halfmoon_transfer.backends.tcp import tcp_frames
@@ -20,9 +28,9 @@ from halfmoon_transfer.interface import MAX_NOTIFICATION_BYTES
 from halfmoon_transfer.notification_queue import NotificationQueue
 from halfmoon_transfer.planning.transfer_plan import OutgoingNotification
 from halfmoon_transfer.regions.access import AccessRefused, AccessStatus
-from tests.transfer.conftest import PATIENCE_S, Ends, FarEnds
 
 World = Any
+PATIENCE_S = 60.0
 
 
 @pytest.fixture(autouse=True)
@@ -34,63 +42,73 @@ def a_way_that_carries_notifications(request: pytest.FixtureRequest) -> None:
                 pytest.skip(f"{world.kind} carries no notifications: the next path does")
 
 
+def pair(world: World, **overrides: Any) -> tuple[TransferEngine, TransferEngine, Piece]:
+    here, there = world.open("here"), world.open("there", **overrides)
+    local, remote = here.allocate(200_000), there.allocate(200_000)
+    return here, there, Piece(local.region, 0, remote.region, 0, 200_000)
+
+
 # What every backend does.
 
 
 @pytest.mark.parametrize("op", ["read", "write"])
 def test_a_notification_is_there_when_the_transfer_is_done(world: World, op: Any) -> None:
-    ends = Ends(world, 200_000)
-    report = ends.move(op, notify=b"block 7")
-    assert ends.there.notifications() == Notification("here", b"block 7")
-    assert ends.there.notifications() is None
+    here, there, piece = pair(world)
+    report = here.submit(op, [piece], PATIENCE_S, notify=b"block 7").result(PATIENCE_S)
+    assert there.notifications() == Notification("here", b"block 7")
+    assert there.notifications() is None
     assert (report.n_bytes, report.path) == (200_000, (world.kind,))
 
 
 def test_the_data_is_there_when_the_notification_is(world: World) -> None:
-    ends = Ends(world, 300_000)
+    here, there = world.open("here"), world.open("there")
+    local, remote = here.allocate(300_000), there.allocate(300_000)
     for number in range(1, 11):
-        ends.local.view[:] = bytes([number]) * 300_000
-        transfer = ends.here.submit("write", [ends.piece], PATIENCE_S, notify=bytes([number]))
-        assert ends.there.notifications(PATIENCE_S) == Notification("here", bytes([number]))
-        assert ends.remote.view == ends.local.view
+        local.view[:] = bytes([number]) * 300_000
+        piece = Piece(local.region, 0, remote.region, 0, 300_000)
+        transfer = here.submit("write", [piece], PATIENCE_S, notify=bytes([number]))
+        assert there.notifications(PATIENCE_S) == Notification("here", bytes([number]))
+        assert remote.view == local.view
         transfer.result(PATIENCE_S)
 
 
 def test_many_notifications_arrive_once_each(world: World) -> None:
-    ends = Ends(world, 100)
+    here, there, piece = pair(world)
+    small = msgspec.structs.replace(piece, length=100)
     messages = [str(number).encode() for number in range(200)]
-    transfers = [ends.here.submit("write", [ends.piece], notify=each) for each in messages]
+    transfers = [here.submit("write", [small], PATIENCE_S, notify=each) for each in messages]
     for transfer in transfers:
         transfer.result(PATIENCE_S)
     got = []
-    while (notification := ends.there.notifications()) is not None:
+    while (notification := there.notifications()) is not None:
         got.append(notification.message)
     assert Counter(got) == Counter(messages)
 
 
 def test_a_full_queue_refuses_and_says_so(world: World) -> None:
-    settings = TransferSettings(max_notifications=2, cluster_key=world.key)
-    ends = Ends(world, 200_000, there={"settings": settings})
+    here, there, piece = pair(
+        world, settings=TransferSettings(max_notifications=2, cluster_key=world.key)
+    )
     for message in (b"1", b"2"):
-        ends.move(notify=message)
+        here.submit("write", [piece], PATIENCE_S, notify=message).result(PATIENCE_S)
     with pytest.raises(Rejected, match="there has 2 unread notifications, the limit"):
-        ends.move(notify=b"3")
-    assert [ends.there.notifications() for _ in range(3)] == [
+        here.submit("write", [piece], PATIENCE_S, notify=b"3").result(PATIENCE_S)
+    assert [there.notifications(), there.notifications(), there.notifications()] == [
         Notification("here", b"1"),
         Notification("here", b"2"),
         None,
     ]
-    ends.move(notify=b"4")
-    assert ends.there.notifications() == Notification("here", b"4")
+    here.submit("write", [piece], PATIENCE_S, notify=b"4").result(PATIENCE_S)
+    assert there.notifications() == Notification("here", b"4")
 
 
 def test_a_transfer_that_fails_notifies_nobody(world: World) -> None:
-    ends = Ends(world, 200_000)
-    forged = msgspec.structs.replace(ends.piece.remote, key=os.urandom(16))
-    bad = msgspec.structs.replace(ends.piece, remote=forged)
+    here, there, piece = pair(world)
+    forged = msgspec.structs.replace(piece.remote, key=os.urandom(16))
+    bad = msgspec.structs.replace(piece, remote=forged)
     with pytest.raises(Rejected, match="no region of this key"):
-        ends.move("write", ends.piece, bad, notify=b"done")
-    assert ends.there.notifications() is None
+        here.submit("write", [piece, bad], PATIENCE_S, notify=b"done").result(PATIENCE_S)
+    assert there.notifications() is None
 
 
 def test_every_peer_of_a_transfer_is_told_also_one_with_nothing_to_move(world: World) -> None:
@@ -116,14 +134,14 @@ def test_an_engine_may_notify_itself(world: World) -> None:
 
 
 def test_a_notification_has_a_limit_and_an_address(world: World) -> None:
-    ends = Ends(world, 200_000)
+    here, there, piece = pair(world)
     longest = os.urandom(MAX_NOTIFICATION_BYTES)
-    ends.move(notify=longest)
-    assert ends.there.notifications() == Notification("here", longest)
+    here.submit("write", [piece], PATIENCE_S, notify=longest).result(PATIENCE_S)
+    assert there.notifications() == Notification("here", longest)
     with pytest.raises(ValueError, match=r"4097 bytes.*at most 4096"):
-        ends.move(notify=longest + b"!")
+        here.submit("write", [piece], notify=longest + b"!")
     with pytest.raises(ValueError, match="0 pieces"):
-        ends.here.submit("write", [], notify=b"to whom?")
+        here.submit("write", [], notify=b"to whom?")
 
 
 def test_a_segment_of_another_generation_is_not_notified(world: World) -> None:
@@ -140,20 +158,19 @@ def test_a_segment_of_another_generation_is_not_notified(world: World) -> None:
 
 
 async def test_notifications_can_be_awaited(world: World) -> None:
-    ends = Ends(world, 200_000)
-    there = ends.there
+    here, there, piece = pair(world)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(there.next_notification(), 0.01)
     assert await there.next_notification(0.01) is None
     waiter = asyncio.create_task(there.next_notification(PATIENCE_S))
-    await ends.here.submit("write", [ends.piece], PATIENCE_S, notify=b"awaited")
+    await here.submit("write", [piece], PATIENCE_S, notify=b"awaited")
     assert await waiter == Notification("here", b"awaited")
 
 
 async def test_a_cancellation_that_comes_with_a_notification_is_obeyed_and_loses_nothing() -> None:
     for turns in range(8):  # at whichever turn of the loop it comes
         inbox = NotificationQueue("there", 1, capacity=4)
-        waiter = asyncio.create_task(inbox.wait(30.0 if turns % 2 else None))
+        waiter = asyncio.create_task(inbox.wait(30.0))
         await asyncio.sleep(0)
         inbox.deliver(1, OutgoingNotification(b"id", "here", b"hello"))
         for _ in range(turns):
@@ -186,12 +203,15 @@ async def test_closing_the_engine_wakes_who_waits_for_notifications(world: World
 
 
 def test_a_notification_crosses_process_borders(far_world: World) -> None:
-    ends = FarEnds(far_world, 1000)
-    ends.move(notify=b"over there")
-    assert ends.there.ask("notification") == "here: over there"
-    ends.there.kill()
+    here = far_world.open("here")
+    there = far_world.start("there", 1, 1000)
+    local = here.allocate(1000)
+    piece = Piece(local.region, 0, there.region, 0, 1000)
+    here.submit("write", [piece], PATIENCE_S, notify=b"over there").result(PATIENCE_S)
+    assert there.ask("notification") == "here: over there"
+    there.kill()
     with pytest.raises(Lost):
-        ends.move(notify=b"anybody?")
+        here.submit("write", [piece], PATIENCE_S, notify=b"anybody?").result(PATIENCE_S)
 
 
 # Bad luck.
@@ -199,21 +219,28 @@ def test_a_notification_crosses_process_borders(far_world: World) -> None:
 
 @pytest.mark.parametrize("inner", ["memory", "shm", "tcp"])
 def test_what_is_sent_again_is_delivered_once(make_world: Any, inner: str) -> None:
+    world = make_world(inner)
     faults = FaultInjection(inner, FaultPlan(seed=3, drop_rate=0.4))
-    patient = {"backends": (faults,), "settings": TransferSettings(tries_per_path=40)}
-    ends = Ends(make_world(inner), 100, here=patient)
+    patient = TransferSettings(tries_per_path=40)
+    here, there = world.open("here", backends=(faults,), settings=patient), world.open("there")
+    local, remote = here.allocate(100), there.allocate(100)
+    piece = Piece(local.region, 0, remote.region, 0, 100)
     for number in range(60):
-        ends.move(notify=bytes([number]))
-        assert ends.there.notifications() == Notification("here", bytes([number]))
-        assert ends.there.notifications() is None
-    assert ends.here.stats().n_retries > 0
+        here.submit("write", [piece], PATIENCE_S, notify=bytes([number])).result(PATIENCE_S)
+        assert there.notifications() == Notification("here", bytes([number]))
+        assert there.notifications() is None
+    assert here.stats().n_retries > 0
 
 
 def test_a_way_that_carries_no_notifications_leaves_them_to_the_next(make_world: Any) -> None:
+    world = make_world("memory,tcp")
     faults = FaultInjection("memory", FaultPlan(fail_after_n=1))
-    ends = Ends(make_world("memory,tcp"), 100, here={"backends": (faults, "tcp")})
-    assert ends.move(notify=b"around").path == ("faults(memory)",)
-    assert ends.there.notifications() == Notification("here", b"around")
+    here, there = world.open("here", backends=(faults, "tcp")), world.open("there")
+    local, remote = here.allocate(100), there.allocate(100)
+    piece = Piece(local.region, 0, remote.region, 0, 100)
+    report = here.submit("write", [piece], PATIENCE_S, notify=b"around").result(PATIENCE_S)
+    assert report.path == ("faults(memory)",)
+    assert there.notifications() == Notification("here", b"around")
 
 
 # The queue alone.
@@ -239,6 +266,17 @@ def test_the_inbox_knows_what_it_has_seen_and_of_which_start_it_is() -> None:
     inbox.check()
 
 
+async def test_a_cancelled_waiter_takes_nothing_with_it() -> None:
+    inbox = NotificationQueue("there", 1, capacity=10)
+    waiter = asyncio.create_task(inbox.wait(None))
+    await asyncio.sleep(0)
+    inbox.deliver(1, OutgoingNotification(bytes(16), "here", b"kept"))
+    waiter.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiter
+    assert await inbox.wait(PATIENCE_S) == Notification("here", b"kept")
+
+
 # On the wire.
 
 NOTICES = st.builds(
@@ -250,7 +288,7 @@ NOTICES = st.builds(
 
 
 @given(NOTICES, st.integers(0, 2**64 - 1), st.integers(0, 2**63))
-def test_a_notice_is_read_as_written(
+def test_a_notice_is_read_as_it_was_written(
     notice: OutgoingNotification, number: int, generation: int
 ) -> None:
     frame = tcp_frames.encode_notification(number, generation, notice)

@@ -4,12 +4,18 @@ import pytest
 
 from halfmoon_protocol.regions import Region
 from halfmoon_transfer import Piece
-from halfmoon_transfer.regions.access import AccessRefused, AccessStatus, access_refusal, is_within
+from halfmoon_transfer.regions.access import (
+    AccessRefused,
+    AccessStatus,
+    access_refusal,
+    is_within,
+)
 from halfmoon_transfer.regions.region_table import RegionTable
 
 
-def test_a_range_is_within_a_region_with_both_ends() -> None:
-    for offset, length, inside in (
+@pytest.mark.parametrize(
+    ("offset", "length", "inside"),
+    [
         (0, 10, True),
         (10, 0, True),
         (3, 7, True),
@@ -19,16 +25,23 @@ def test_a_range_is_within_a_region_with_both_ends() -> None:
         (-1, 5, False),
         (5, -1, False),
         (2**63, 1, False),
-    ):
-        assert is_within(offset, length, 10) == inside
-        refused = access_refusal(offset, length, write=True, n_bytes=10, writable=True)
-        assert (refused is None) == inside
-        if refused is not None:
-            assert (refused.status, refused.detail) == (AccessStatus.OUT_OF_BOUNDS, 10)
-    # Only a write needs a writable region.
+    ],
+)
+def test_a_range_is_within_a_region_only_with_its_first_and_last_byte(
+    offset: int, length: int, inside: bool
+) -> None:
+    assert is_within(offset, length, 10) == inside
+    refused = access_refusal(offset, length, write=True, n_bytes=10, writable=True)
+    assert (refused is None) == inside
+    if refused is not None:
+        assert (refused.status, refused.detail) == (AccessStatus.OUT_OF_BOUNDS, 10)
+
+
+def test_only_a_write_needs_a_writable_region() -> None:
     assert access_refusal(0, 10, write=False, n_bytes=10, writable=False) is None
     refused = access_refusal(0, 10, write=True, n_bytes=10, writable=False)
-    assert refused is not None and refused.status is AccessStatus.READ_ONLY
+    assert refused is not None
+    assert refused.status is AccessStatus.READ_ONLY
 
 
 def test_every_way_to_access_a_region_refuses_the_same() -> None:

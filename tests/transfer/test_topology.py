@@ -99,7 +99,11 @@ def test_cards_of_the_same_node_are_preferred_and_for_a_gpu_the_nearest(sysfs: S
         "cuda:1": (("mlx5_2",), ("mlx5_0", "mlx5_1", "mlx5_3")),
         "*": (("mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3"), ()),
     }
-    found = {card.name: card for card in machine.nics}
+
+
+def test_a_card_is_described_as_the_machine_does(sysfs: Sysfs) -> None:
+    two_sockets(sysfs)
+    found = {card.name: card for card in read_machine(sysfs.root).nics}
     assert set(found) == {f"{kind}{i}" for kind in ("eth", "mlx5_") for i in range(4)}
     pci = ("pci0000:80", "0000:80:01.0", "0000:80:03.0")
     assert found["mlx5_2"] == Device("mlx5_2", "rdma", 1, pci, 200_000, True, "eth2")
@@ -140,9 +144,12 @@ def test_a_software_rdma_device_stands_where_its_interface_does(sysfs: Sysfs) ->
     assert topology_of(machine).matrix["cpu:1"] == (("rxe0",), ())
 
 
-def test_what_a_machine_does_not_say_is_unknown(sysfs: Sysfs) -> None:
-    assert read_machine(sysfs.root / "nothing") == MachineHardware()
+def test_a_machine_that_says_nothing_has_one_node_and_no_cards(tmp_path: Path) -> None:
+    assert read_machine(tmp_path / "nothing") == MachineHardware()
     assert topology_of(MachineHardware()).matrix == {"cpu:0": ((), ()), "*": ((), ())}
+
+
+def test_unreadable_files_are_unknown_values(sysfs: Sysfs) -> None:
     sysfs.ethernet("eth0", speed="what?", state="")
     (sysfs.root / "class/net/eth0/operstate").write_bytes(b"\xff\xfe")
     (sysfs.root / "class/net/bonding_masters").write_text("")
@@ -156,22 +163,27 @@ def test_this_machine_can_be_read() -> None:
     assert set(topology_of(machine).matrix) >= {"*"}
 
 
-def test_pci_distance_is_over_the_tree() -> None:
-    for one, other, hops in (
+@pytest.mark.parametrize(
+    ("one", "other", "hops"),
+    [
         (("pci0000:00", "a", "b"), ("pci0000:00", "a", "c"), 2),
         (("pci0000:00", "a", "b"), ("pci0000:00", "a", "b"), 0),
         (("pci0000:00", "a", "b"), ("pci0000:00", "d"), 3),
         (("pci0000:00", "a"), ("pci0000:80", "a"), 99),
         ((), ("pci0000:80", "a"), 99),
-    ):
-        assert pci_hops(one, other) == pci_hops(other, one) == hops
+    ],
+)
+def test_pci_distance_is_the_way_over_the_tree(
+    one: tuple[str, ...], other: tuple[str, ...], hops: int
+) -> None:
+    assert pci_hops(one, other) == pci_hops(other, one) == hops
 
 
 NAMES = st.lists(st.text(min_size=1, max_size=8), max_size=4).map(tuple)
 
 
 @given(st.dictionaries(st.text(max_size=8), st.tuples(NAMES, NAMES), max_size=5))
-def test_a_matrix_is_read_as_written(
+def test_a_matrix_is_read_as_it_was_written(
     matrix: dict[str, tuple[tuple[str, ...], tuple[str, ...]]],
 ) -> None:
     assert decode_matrix(encode_matrix(Topology(matrix))) == Topology(matrix)
@@ -187,16 +199,19 @@ def test_the_reference_s_format_is_read_and_written() -> None:
     assert topology.tier("cpu:9", "mlx5_0") == 0, "of an unknown place nothing is far"
 
 
-def test_what_is_no_matrix_is_refused_and_says_where() -> None:
-    for text, why in (
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
         (b"[]", "not a NIC priority matrix"),
         (b'{"cpu:0": ["mlx5_0"]}', "not a NIC priority matrix"),
         (b'{"cpu:0": [[], [], []]}', "'cpu:0' has 3 lists"),
         (b'{"cpu:0": []}', "'cpu:0' has 0 lists"),
         (b"\xff", "not a NIC priority matrix"),
-    ):
-        with pytest.raises(ValueError, match=why):
-            decode_matrix(text)
+    ],
+)
+def test_what_is_no_matrix_is_refused_and_says_where(text: bytes, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        decode_matrix(text)
 
 
 def test_cards_that_are_not_there_are_named() -> None:

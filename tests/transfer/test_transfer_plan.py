@@ -74,30 +74,41 @@ def test_pieces_that_touch_on_both_sides_become_one() -> None:
 
 
 def test_slices_are_as_large_as_the_first_path_likes_and_batches_are_bounded() -> None:
-    _, cut = started(piece(1700, 7, to=99))
+    _, cut = started(piece(1700))
     assert [[each.length for each in batch.slices] for batch in cut] == [
         [300, 300, 300],
         [300, 300, 200],
     ]
-    slices = [each for batch in cut for each in batch.slices]
-    assert (slices[0].local_offset, slices[0].remote_offset) == (7, 99)
-    for before, after in pairwise(slices):  # without gap or overlap
-        assert after.local_offset == before.local_offset + before.length
-        assert after.remote_offset == before.remote_offset + before.length
     _, many = started(*(piece(10, i * 50) for i in range(10)))
     assert [len(batch.slices) for batch in many] == [4, 4, 2]
 
 
-def test_it_finishes_when_the_last_batch_is_applied_and_each_counts_once() -> None:
+def test_slices_cover_the_pieces_without_gap_or_overlap() -> None:
+    _, cut = started(piece(1234, 7, to=99))
+    slices = [each for batch in cut for each in batch.slices]
+    assert slices[0].local_offset == 7
+    assert slices[0].remote_offset == 99
+    for before, after in pairwise(slices):
+        assert after.local_offset == before.local_offset + before.length
+        assert after.remote_offset == before.remote_offset + before.length
+    assert sum(each.length for each in slices) == 1234
+
+
+def test_it_finishes_when_the_last_batch_is_applied() -> None:
     plan, cut = started(piece(1700))
     assert plan.on_carried(cut[1].number, all_of(cut[1], OutcomeKind.APPLIED)) == []
-    assert plan.on_carried(cut[1].number, all_of(cut[1], OutcomeKind.LOST)) == []
-    assert plan.on_carried(99, [APPLIED]) == []
-    plan.check()
-    assert not plan.finished
     assert only_error(plan.on_carried(cut[0].number, all_of(cut[0], OutcomeKind.APPLIED))) is None
     assert plan.applied_bytes == 1700
     assert plan.paths_used == ["shm"]
+
+
+def test_a_batch_counts_once_however_often_it_is_reported() -> None:
+    plan, cut = started(piece(1700))
+    plan.on_carried(cut[0].number, all_of(cut[0], OutcomeKind.APPLIED))
+    assert plan.on_carried(cut[0].number, all_of(cut[0], OutcomeKind.LOST)) == []
+    assert plan.on_carried(99, [APPLIED]) == []
+    plan.check()
+    assert not plan.finished
 
 
 def test_only_the_slices_that_failed_are_tried_again() -> None:
@@ -110,23 +121,30 @@ def test_only_the_slices_that_failed_are_tried_again() -> None:
     assert plan.n_retries == 1
 
 
-def test_after_some_tries_the_next_path_is_taken_or_at_once_if_it_can_not_serve() -> None:
+def test_after_some_tries_the_next_path_is_taken() -> None:
     plan, (batch,) = started(piece(100))
-    seen = [batch.path]
+    seen = []
     for _ in range(3):
-        (batch,) = batches(plan.on_carried(batch.number, all_of(batch, OutcomeKind.LOST)))
         seen.append(batch.path)
+        (batch,) = batches(plan.on_carried(batch.number, all_of(batch, OutcomeKind.LOST)))
+    seen.append(batch.path)
     assert seen == ["shm", "shm", "tcp", "tcp"]
+
+
+def test_a_path_that_can_not_serve_the_region_is_left_at_once() -> None:
     plan, (batch,) = started(piece(100))
     (batch,) = batches(plan.on_carried(batch.number, all_of(batch, OutcomeKind.UNUSABLE)))
-    assert (batch.path, plan.n_retries) == ("tcp", 0)
+    assert batch.path == "tcp"
+    assert plan.n_retries == 0
 
 
 @pytest.mark.parametrize(
     ("fate", "error"),
     [(OutcomeKind.LOST, Lost), (OutcomeKind.CORRUPTED, Corrupted), (OutcomeKind.STALE, Rejected)],
 )
-def test_with_no_path_left_the_peer_is_looked_up_once_more(fate: OutcomeKind, error: type) -> None:
+def test_when_no_path_is_left_the_peer_is_looked_up_once_more(
+    fate: OutcomeKind, error: type
+) -> None:
     plan, (batch,) = started(piece(100), paths=(TCP,))
     commands: list[PlanCommand] = [CarryBatch(batch)]
     while batches(commands):
@@ -140,20 +158,14 @@ def test_with_no_path_left_the_peer_is_looked_up_once_more(fate: OutcomeKind, er
     assert "the reason" in str(failed)
 
 
-@pytest.mark.parametrize(
-    ("fates", "paths"),
-    [([OutcomeKind.LOST] * 2, (SHM,)), ([OutcomeKind.UNREACHABLE], (TCP,))],
-    ids=["at its new address", "anew on a path that did not reach it"],
-)
-def test_a_peer_that_moved_is_tried(fates: list[OutcomeKind], paths: Any) -> None:
+def test_a_peer_that_moved_is_tried_at_its_new_address() -> None:
     plan, (batch,) = started(piece(100), paths=(TCP,))
-    for fate in fates[:-1]:
-        (batch,) = batches(plan.on_carried(batch.number, all_of(batch, fate)))
-    again = plan.on_carried(batch.number, all_of(batch, fates[-1]))
-    assert again == [ResolvePeer(PEER, fresh=True)]
-    (batch,) = batches(plan.on_resolved(PEER, paths, moved=True))
-    assert batch.path == paths[0].name
-    assert plan.unreachable(batch) is None
+    (batch,) = batches(plan.on_carried(batch.number, all_of(batch, OutcomeKind.LOST)))
+    assert plan.on_carried(batch.number, all_of(batch, OutcomeKind.LOST)) == [
+        ResolvePeer(PEER, fresh=True)
+    ]
+    (batch,) = batches(plan.on_resolved(PEER, (SHM,), moved=True))
+    assert batch.path == "shm"
     assert only_error(plan.on_carried(batch.number, [APPLIED])) is None
 
 
@@ -191,12 +203,9 @@ def test_stopping_does_not_wait_for_a_lookup() -> None:
     assert plan.on_unresolved(PEER, Lost("gone")) == []
 
 
-def test_nothing_to_move_is_finished_at_once_but_for_a_notice() -> None:
+def test_nothing_to_move_is_finished_at_once() -> None:
     assert only_error(plan_for().begin()) is None
     assert only_error(plan_for(piece(0)).begin()) is None
-    plan, (batch,) = notifying(piece(0))
-    assert batch.notification == NOTICE
-    assert only_error(plan.on_carried(batch.number, all_of(batch, OutcomeKind.APPLIED))) is None
 
 
 class AnyOrder(RuleBasedStateMachine):
@@ -300,9 +309,12 @@ def test_the_notice_goes_out_when_the_last_slice_is_applied_and_not_before() -> 
         assert batch.notification is None
         assert plan.on_carried(batch.number, all_of(batch, OutcomeKind.APPLIED)) == []
     (last,) = batches(plan.on_carried(given[-1].number, all_of(given[-1], OutcomeKind.APPLIED)))
-    assert (last.notification, last.path) == (NOTICE, "shm")
-    assert [each.length for each in last.slices] == [0]
-    assert only_error(plan.on_carried(last.number, all_of(last, OutcomeKind.APPLIED))) is None
+    assert (last.notification, last.path, [each.length for each in last.slices]) == (
+        NOTICE,
+        "shm",
+        [0],
+    )
+    assert plan.on_carried(last.number, all_of(last, OutcomeKind.APPLIED)) == [FinishTransfer(None)]
     assert plan.paths_used == ["shm"]
     plan.check()
 
@@ -317,20 +329,36 @@ def test_a_notice_is_tried_again_and_then_on_the_next_path() -> None:
         assert batch.notification == NOTICE
         plan.check()
     assert [*paths, batch.path] == ["shm", "shm", "tcp", "tcp"]
-    assert only_error(plan.on_carried(batch.number, all_of(batch, OutcomeKind.APPLIED))) is None
+    assert plan.on_carried(batch.number, all_of(batch, OutcomeKind.APPLIED)) == [
+        FinishTransfer(None)
+    ]
 
 
-def test_a_notice_that_is_refused_or_stopped_ends_the_transfer_in_that_error() -> None:
+def test_a_notice_that_is_refused_ends_the_transfer_in_that_error() -> None:
     plan, (data,) = notifying(piece(100))
     (batch,) = batches(plan.on_carried(data.number, all_of(data, OutcomeKind.APPLIED)))
-    refused = plan.on_carried(batch.number, all_of(batch, OutcomeKind.REJECTED, "no room"))
-    assert isinstance(only_error(refused), Rejected)
+    (finish,) = plan.on_carried(batch.number, all_of(batch, OutcomeKind.REJECTED, "no room"))
+    assert isinstance(finish, FinishTransfer)
+    assert isinstance(finish.error, Rejected)
+
+
+def test_a_transfer_stopped_while_it_notifies_ends_once() -> None:
     plan, (data,) = notifying(piece(100))
     (batch,) = batches(plan.on_carried(data.number, all_of(data, OutcomeKind.APPLIED)))
     error = Cancelled("enough")
     assert plan.stop(error) == []
-    assert only_error(plan.on_carried(batch.number, all_of(batch, OutcomeKind.APPLIED))) is error
+    assert plan.on_carried(batch.number, all_of(batch, OutcomeKind.APPLIED)) == [
+        FinishTransfer(error)
+    ]
     assert plan.stop(error) == []
+
+
+def test_who_has_nothing_to_move_is_told_all_the_same() -> None:
+    plan, (batch,) = notifying(piece(0))
+    assert batch.notification == NOTICE
+    assert plan.on_carried(batch.number, all_of(batch, OutcomeKind.APPLIED)) == [
+        FinishTransfer(None)
+    ]
 
 
 def test_a_path_that_does_not_reach_the_peer_is_left_for_all_slices_at_once() -> None:
@@ -346,3 +374,12 @@ def test_a_path_that_does_not_reach_the_peer_is_left_for_all_slices_at_once() ->
     again = batches(plan.on_carried(cut[1].number, all_of(cut[1], OutcomeKind.LOST)))
     assert {batch.path for batch in again} == {"tcp"}
     plan.check()
+
+
+def test_a_peer_that_moved_is_tried_anew_on_a_path_that_did_not_reach_it() -> None:
+    plan, (batch,) = started(piece(100), paths=(TCP,))
+    again = plan.on_carried(batch.number, all_of(batch, OutcomeKind.UNREACHABLE))
+    assert again == [ResolvePeer(PEER, fresh=True)]
+    (batch,) = batches(plan.on_resolved(PEER, (TCP,), moved=True))
+    assert plan.unreachable(batch) is None
+    assert only_error(plan.on_carried(batch.number, all_of(batch, OutcomeKind.APPLIED))) is None

@@ -55,9 +55,9 @@ from halfmoon_transfer.regions.byte_ops import checksum
 from halfmoon_transfer.regions.region_table import RegionTable
 from halfmoon_transfer.threads.stop_signal import StopSignal
 from tests.installed_programs import needs_programs
-from tests.transfer.conftest import eventually
 
 World = Any
+Eventually = Callable[..., None]
 MIB = 1024 * 1024
 PATIENCE_S = 120.0
 OURS, THEIRS = ("rxa0", "rxa1"), ("rxb0", "rxb1")
@@ -284,7 +284,9 @@ def test_a_cancelled_read_leaves_its_memory_alone(make_world: Any) -> None:
 
 
 @needs()
-def test_links_are_kept_at_most_as_many_as_lanes_and_closed_with_the_peer(make_world: Any) -> None:
+def test_links_are_kept_at_most_as_many_as_lanes_and_closed_with_the_peer(
+    make_world: Any, eventually: Eventually
+) -> None:
     here, there = connected(make_world)
     local, remote = here.allocate(MIB), there.allocate(MIB)
     transfers = [
@@ -300,7 +302,7 @@ def test_links_are_kept_at_most_as_many_as_lanes_and_closed_with_the_peer(make_w
 
 
 @needs()
-def test_strangers_on_the_side_channel_get_nothing(make_world: Any) -> None:
+def test_strangers_on_the_side_channel_get_nothing(make_world: Any, eventually: Eventually) -> None:
     here, there = connected(make_world)
     local, memory = here.allocate(100), there.allocate(100)
     host, port = addresses.split_address(there.descriptor.endpoints["rdma"].address, 0)
@@ -390,7 +392,9 @@ def test_a_notice_that_arrived_before_its_rail_was_fenced_is_answered_before_the
 
 @needs()
 @pytest.mark.parametrize("body", [b"\xc1", b"\x90", bytes(rdma_handshake.SLOT_BYTES)])
-def test_who_announces_what_is_no_notice_is_hung_up_on(make_world: Any, body: bytes) -> None:
+def test_who_announces_what_is_no_notice_is_hung_up_on(
+    make_world: Any, eventually: Eventually, body: bytes
+) -> None:
     here, there = connected(make_world)
     with dialled(here, there) as (link, rail), pytest.raises(RdmaPeerGone):
         link.announce(rail, bytes(16), body)
@@ -478,6 +482,7 @@ def in_the_machine(test: Any) -> Any:
 def test_a_rail_may_be_cut_under_64_mib_each_way_and_returns(
     two_nodes: tuple[TransferEngine, SegmentProcess],
     rails: Rails,
+    eventually: Eventually,
     capsys: pytest.CaptureFixture[str],
     how: str,
 ) -> None:
@@ -557,7 +562,9 @@ def test_notifications_arrive_once_each_while_a_rail_is_cut(
 
 
 @in_the_machine
-def test_with_all_rails_cut_a_transfer_goes_another_way_or_is_lost(rails: Rails) -> None:
+def test_with_all_rails_cut_a_transfer_goes_another_way_or_is_lost(
+    rails: Rails, eventually: Eventually
+) -> None:
     metadata = MemoryStore()
     settings = TransferSettings(rdma_devices=OURS)
     with (

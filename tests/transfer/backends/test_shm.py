@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from halfmoon_testing.processes.segment_process import SegmentProcess
 from halfmoon_transfer import Corrupted, Lost, Piece, Rejected, TransferSettings
 from halfmoon_transfer.backends import memory_backend
 from halfmoon_transfer.backends.backend_interface import CarryRequest
@@ -41,51 +42,70 @@ from halfmoon_transfer.planning.transfer_plan import SliceOutcome
 from halfmoon_transfer.regions.access import AccessStatus
 from halfmoon_transfer.regions.byte_ops import checksum, copy_bytes
 from tests.installed_programs import needs_programs
-from tests.transfer.conftest import PATIENCE_S, Ends, FarEnds, dialled, eventually
 
+Eventually = Callable[..., None]
+PATIENCE_S = 60.0
 KEYS = st.binary(min_size=16, max_size=16)
 KEY = b"k" * 16
 U64 = st.integers(0, 2**64 - 1)
 
 
-@given(U64, KEYS, st.sampled_from([1, 2, 3]), st.sampled_from(AccessStatus), st.binary(max_size=40))
-def test_messages_are_read_as_they_were_written_and_others_are_none(
-    number: int, key: bytes, kind: int, status: AccessStatus, other: bytes
+@given(U64, KEYS, st.sampled_from([1, 2, 3]), st.sampled_from(AccessStatus))
+def test_messages_are_read_as_they_were_written(
+    number: int, key: bytes, kind: int, status: AccessStatus
 ) -> None:
-    for asked in (ShmRegionRequest, ShmBorrowRequest, ShmReturn):
-        ask = asked(number, key)
+    for ask in (
+        ShmRegionRequest(number, key),
+        ShmBorrowRequest(number, key),
+        ShmReturn(number, key),
+    ):
         assert shm_wire.decode_request(shm_wire.encode_request(ask)) == ask
     lent = ShmLentRegion(key, number, number, number % 2 == 0)
     assert shm_wire.decode_reply(shm_wire.encode_lent(lent)) == lent
     notice = ShmReply(kind, status, number, key)
     assert shm_wire.decode_reply(shm_wire.encode_reply(notice)) == notice
+
+
+@given(st.binary(max_size=40))
+def test_other_messages_are_none(message: bytes) -> None:
     for read in (shm_wire.decode_request, shm_wire.decode_reply):
         with pytest.raises(ShmWireError):
-            read(other)
+            read(message)
     with pytest.raises(ShmWireError):
         shm_wire.decode_reply(b"HMS1\x09\x00" + bytes(26))
 
 
 @settings(max_examples=30, deadline=None)
 @given(messages=st.lists(st.binary(min_size=1, max_size=64), min_size=1, max_size=3))
-def test_garbage_on_the_socket_ends_that_one_only(make_world: Any, messages: list[bytes]) -> None:
-    ends = Ends(make_world("shm"), 100, generation=1)
-    with ends.here, ends.there:
-        with (
-            dialled(ends.there) as sock,
-            contextlib.suppress(BrokenPipeError, ConnectionResetError),
-        ):
-            for message in messages:
-                sock.send(message)
-            assert sock.recv(100) == b""
-        ends.move("read")
-        del ends.local, ends.remote
+def test_garbage_on_the_socket_ends_that_connection_only(
+    make_world: Any, messages: list[bytes]
+) -> None:
+    world = make_world("shm")
+    with world.open("there", generation=1) as there:
+        address = there.descriptor.endpoints["shm"].address
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+            sock.settimeout(PATIENCE_S)
+            sock.connect("\0" + address)
+            try:
+                for message in messages:
+                    sock.send(message)
+                assert sock.recv(100) == b""
+            except (BrokenPipeError, ConnectionResetError):
+                pass
+        remote = there.allocate(100)
+        with world.open("here", generation=1) as here:
+            local = here.allocate(100)
+            here.submit("read", [Piece(local.region, 0, remote.region, 0, 100)]).result(PATIENCE_S)
+        del remote, local
 
 
 def test_a_wrong_key_gets_no_descriptor(make_world: Any) -> None:
-    there = make_world("shm").open("there", generation=5)
+    world = make_world("shm")
+    there = world.open("there", generation=5)
     memory = there.allocate(100)
-    with dialled(there) as sock:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        sock.settimeout(PATIENCE_S)
+        sock.connect("\0" + there.descriptor.endpoints["shm"].address)
         for generation, key, status in (
             (5, os.urandom(16), AccessStatus.UNKNOWN_KEY),
             (4, memory.region.key, AccessStatus.OTHER_GENERATION),
@@ -98,7 +118,7 @@ def test_a_wrong_key_gets_no_descriptor(make_world: Any) -> None:
             assert notice.status is status
 
 
-def test_memory_that_could_be_cut_short_is_not_mapped_and_ours_can_not(make_world: Any) -> None:
+def test_memory_that_could_be_cut_short_is_not_mapped() -> None:
     """A mapping of a file that shrinks kills the process that touches it."""
     fd = os.memfd_create("unsealed", os.MFD_ALLOW_SEALING)
     try:
@@ -111,7 +131,11 @@ def test_memory_that_could_be_cut_short_is_not_mapped_and_ours_can_not(make_worl
         assert len(map_shared(fd, 4096)) == 4096
     finally:
         os.close(fd)
-    memory = make_world("shm").open("here").allocate(4096)
+
+
+def test_our_memory_is_sealed_against_it(make_world: Any) -> None:
+    engine = make_world("shm").open("here")
+    memory = engine.allocate(4096)
     assert isinstance(memory.view.obj, mmap.mmap)
     with pytest.raises((OSError, ValueError, BufferError, SystemError)):
         memory.view.obj.resize(1024)
@@ -119,6 +143,35 @@ def test_memory_that_could_be_cut_short_is_not_mapped_and_ours_can_not(make_worl
 
 
 # Memory that can't be mapped.
+
+
+def test_memory_that_can_not_be_mapped_is_reached_by_the_kernel(make_world: Any) -> None:
+    world = make_world("shm,tcp")
+    here = world.open("here")
+    there = SegmentProcess("there", 1, "shm,tcp", 200_000, world.metadata, registered=True)
+    with there:
+        local = here.allocate(200_000)
+        local.view[:] = random.Random(21).randbytes(200_000)
+        piece = Piece(local.region, 0, there.region, 0, 200_000)
+        report = here.submit("write", [piece]).result(PATIENCE_S)
+        assert report.path == ("shm",)
+        assert there.ask("digest") == str(checksum(local.view))
+        sent = bytes(local.view)
+        local.view[:] = bytes(200_000)
+        report = here.submit("read", [piece]).result(PATIENCE_S)
+        assert (report.path, bytes(local.view)) == (("shm",), sent)
+        assert here.view(there.region, 0, 10) is None
+        assert here.stats().n_mappings == 0
+
+
+def test_read_only_memory_is_not_written_across(make_world: Any) -> None:
+    world = make_world("shm,tcp")
+    here, there = world.open("here"), world.open("there")
+    local, text = here.allocate(5), there.register(b"fixed")
+    with pytest.raises(Rejected, match="read-only"):
+        here.submit("write", [Piece(local.region, 0, text, 0, 5)]).result(PATIENCE_S)
+    report = here.submit("read", [Piece(local.region, 0, text, 0, 5)]).result(PATIENCE_S)
+    assert (bytes(local.view), report.path) == (b"fixed", ("shm",))
 
 
 def test_where_the_kernel_does_not_allow_it_memory_goes_over_the_wire(
@@ -133,26 +186,50 @@ def test_where_the_kernel_does_not_allow_it_memory_goes_over_the_wire(
         return -1
 
     monkeypatch.setattr(process_vm, "_writev", refuses)
-    ends, plain = Ends(make_world("shm,tcp"), 10), bytearray(10)
-    ends.local.view[:] = b"0123456789"
-    piece = Piece(ends.local.region, 0, ends.there.register(plain), 0, 10)
+    world = make_world("shm,tcp")
+    here, there = world.open("here"), world.open("there")
+    local, plain = here.allocate(10), bytearray(10)
+    local.view[:] = b"0123456789"
+    piece = Piece(local.region, 0, there.register(plain), 0, 10)
     for _ in range(3):
-        assert ends.move("write", piece).path == ("tcp",)
-    assert plain == ends.local.view
+        report = here.submit("write", [piece]).result(PATIENCE_S)
+        assert report.path == ("tcp",)
+    assert plain == local.view
     assert asked == [os.getpid()], "the kernel's no is remembered"
     assert "goes over the wire" in caplog.text
 
 
-def test_memory_is_not_taken_back_while_a_peer_may_touch_it(make_world: Any) -> None:
+def test_faults_are_found_in_memory_that_the_kernel_copies(make_world: Any) -> None:
+    world = make_world("shm")
+    faults = FaultInjection("shm", FaultPlan(seed=5, corrupt_rate=0.3))
+    here = world.open("here", backends=(faults,), settings=TransferSettings(tries_per_path=30))
+    there = world.open("there")
+    local, plain = here.allocate(100_000), bytearray(100_000)
+    local.view[:] = random.Random(22).randbytes(100_000)
+    region = there.register(plain)
+    pieces = [Piece(local.region, i, region, i, 999) for i in range(0, 100_000, 1000)]
+    assert here.submit("write", pieces).result(PATIENCE_S).retries > 0
+    assert all(plain[i : i + 999] == local.view[i : i + 999] for i in range(0, 100_000, 1000))
+    local.view[:] = bytes(100_000)
+    assert here.submit("read", pieces).result(PATIENCE_S).retries > 0
+    assert all(plain[i : i + 999] == local.view[i : i + 999] for i in range(0, 100_000, 1000))
+
+
+def test_memory_is_not_taken_back_while_a_peer_may_touch_it(
+    make_world: Any, eventually: Eventually
+) -> None:
     """Whoever borrows holds an access, and its end, or the peer's, ends that."""
     there = make_world("shm").open("there", generation=5)
     region = there.register(bytearray(100))
 
-    def borrow(sock: socket.socket) -> None:
+    def borrow(sock: socket.socket) -> ShmLentRegion:
+        sock.settimeout(PATIENCE_S)
+        sock.connect("\0" + there.descriptor.endpoints["shm"].address)
         sock.send(shm_wire.encode_request(ShmBorrowRequest(5, region.key)))
         lent = shm_wire.decode_reply(sock.recv(100))
         assert isinstance(lent, ShmLentRegion)
         assert (lent.length, lent.writable) == (100, True)
+        return lent
 
     taken_back = threading.Event()
 
@@ -160,9 +237,10 @@ def test_memory_is_not_taken_back_while_a_peer_may_touch_it(make_world: Any) -> 
         there.unregister(region)
         taken_back.set()
 
-    with dialled(there) as first, dialled(there) as second:
-        for key in (region.key, os.urandom(16), region.key):  # what nobody has borrowed
-            first.send(shm_wire.encode_request(ShmReturn(5, key)))
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as first,
+        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as second,
+    ):
         borrow(first)
         borrow(second)
         thread = threading.Thread(target=take_back)
@@ -175,6 +253,18 @@ def test_memory_is_not_taken_back_while_a_peer_may_touch_it(make_world: Any) -> 
         refused = shm_wire.decode_reply(first.recv(100))
         assert isinstance(refused, ShmReply)
         assert refused.status is AccessStatus.UNKNOWN_KEY
+
+
+def test_what_is_returned_twice_or_was_never_lent_does_no_harm(make_world: Any) -> None:
+    there = make_world("shm").open("there", generation=5)
+    region = there.register(bytearray(100))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        sock.settimeout(PATIENCE_S)
+        sock.connect("\0" + there.descriptor.endpoints["shm"].address)
+        for key in (region.key, os.urandom(16), region.key):
+            sock.send(shm_wire.encode_request(ShmReturn(5, key)))
+        sock.send(shm_wire.encode_request(ShmBorrowRequest(5, region.key)))
+        assert isinstance(shm_wire.decode_reply(sock.recv(100)), ShmLentRegion)
     there.check()
 
 
@@ -256,23 +346,34 @@ def test_a_process_that_may_not_be_looked_into_is_not() -> None:
 
 
 def test_without_it_memory_that_can_not_be_mapped_goes_over_the_wire(make_world: Any) -> None:
+    world = make_world("shm,tcp")
     settings = TransferSettings(cross_memory_attach=False)
-    ends = Ends(make_world("shm,tcp"), 200_000, here={"settings": settings})
-    ends.local.view[:] = random.Random(1).randbytes(200_000)
-    plain = bytearray(200_000)
-    region = ends.there.register(plain)
-    assert ends.move("write", Piece(ends.local.region, 0, region, 0, 200_000)).path == ("tcp",)
-    assert plain == ends.local.view
-    assert ends.here.view(region, 0, 10) is None
-    part = Piece(ends.local.region, 0, region, 100_000, 100_000)
-    assert set(ends.move("write", part, ends.piece).path) == {"shm", "tcp"}
-    assert plain[100_000:] == ends.local.view[:100_000]
-    assert ends.remote.view == ends.local.view
+    here, there = world.open("here", settings=settings), world.open("there")
+    local, plain = here.allocate(200_000), bytearray(200_000)
+    local.view[:] = random.Random(1).randbytes(200_000)
+    region, shared = there.register(plain), there.allocate(200_000)
+    report = here.submit("write", [Piece(local.region, 0, region, 0, 200_000)]).result(PATIENCE_S)
+    assert report.path == ("tcp",)
+    assert plain == local.view
+    assert here.view(region, 0, 10) is None
+    both = here.submit(
+        "write",
+        [
+            Piece(local.region, 0, region, 100_000, 100_000),
+            Piece(local.region, 0, shared.region, 0, 200_000),
+        ],
+    ).result(PATIENCE_S)
+    assert set(both.path) == {"shm", "tcp"}
+    assert plain[100_000:] == local.view[:100_000]
+    assert shared.view == local.view
 
 
 def test_another_host_is_not_asked_for_its_memory(make_world: Any) -> None:
-    ends = Ends(make_world("shm,tcp"), 10, there={"host_id": "elsewhere"})
-    assert ends.move("read").path == ("tcp",)
+    world = make_world("shm,tcp")
+    here, there = world.open("here"), world.open("there", host_id="elsewhere")
+    local, remote = here.allocate(10), there.allocate(10)
+    report = here.submit("read", [Piece(local.region, 0, remote.region, 0, 10)]).result(PATIENCE_S)
+    assert report.path == ("tcp",)
 
 
 def test_mappings_are_kept_and_bounded(make_world: Any) -> None:
@@ -302,23 +403,20 @@ def test_a_view_outlives_its_mapping_and_its_owner(make_world: Any) -> None:
     assert bytes(view) == before
 
 
-@pytest.mark.parametrize("waits", [True, False])
-def test_memory_of_a_dead_owner_is_lost_not_written(make_world: Any, waits: bool) -> None:
-    ends = FarEnds(make_world("shm"), 5000)
-    here, there = ends.here, ends.there
-    sent = ends.local.view[:] = random.Random(2).randbytes(5000)
-    here.transfer("write", [ends.piece])
+def test_memory_of_a_dead_owner_is_lost_not_written(make_world: Any) -> None:
+    world = make_world("shm")
+    here = world.open("here")
+    there = world.start("there", 1, 5000)
+    local = here.allocate(5000)
+    piece = Piece(local.region, 0, there.region, 0, 5000)
+    here.submit("write", [piece]).result(PATIENCE_S)
     view = here.view(there.region, 0, 5000)
-    assert view is not None and bytes(view) == sent, "both processes see one memory"
-    assert there.ask("digest") == str(checksum(memoryview(sent)))
+    assert view is not None
     there.kill()
-    ends.local.view[:] = b"!" * 5000
+    local.view[:] = b"!" * 5000
     with pytest.raises(Lost):
-        if waits:
-            here.transfer("write", [ends.piece])
-        else:
-            ends.move()
-    assert view == sent
+        here.submit("write", [piece]).result(PATIENCE_S)
+    assert bytes(view) == bytes(5000)
     assert here.stats().n_mappings == 0
     assert here.view(there.region, 0, 10) is None
 
@@ -329,12 +427,15 @@ def test_an_owner_that_dies_during_the_copy_has_not_got_it(
 ) -> None:
     if native and native_copy.find_copy() is None:
         pytest.skip("the extension is not built: make native")
-    ends = FarEnds(make_world("shm"), 5000, settings=TransferSettings(native=native))
+    world = make_world("shm")
+    here = world.open("here", settings=TransferSettings(native=native))
+    there = world.start("there", 1, 5000)
+    local = here.allocate(5000)
 
     def copy_and_kill(errand: CarryRequest, index: int, remote: memoryview) -> SliceOutcome:
         assert not native
         outcome = copy_slice(errand, index, remote)
-        ends.there.kill()
+        there.kill()
         return outcome
 
     copy_batch = NativeCopy.copy_batch
@@ -342,53 +443,71 @@ def test_an_owner_that_dies_during_the_copy_has_not_got_it(
     def copy_all_and_kill(*args: Any) -> Any:
         assert native
         copied = copy_batch(*args)
-        ends.there.kill()
+        there.kill()
         return copied
 
     monkeypatch.setattr(shm_backend, "copy_slice", copy_and_kill)
     monkeypatch.setattr(NativeCopy, "copy_batch", copy_all_and_kill)
     with pytest.raises(Lost):
-        ends.move()
+        here.submit("write", [Piece(local.region, 0, there.region, 0, 5000)]).result(PATIENCE_S)
 
 
-def test_a_region_gone_in_the_copy_has_not_got_it(
+def test_a_region_taken_back_during_the_copy_has_not_got_it(
     make_world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ends = Ends(make_world("shm"), 100)
-    other = ends.there.allocate(100)
+    world = make_world("shm")
+    here, there = world.open("here"), world.open("there")
+    local, remote, other = here.allocate(100), there.allocate(100), there.allocate(100)
 
     def copy_and_take_back(errand: CarryRequest, index: int, view: memoryview) -> SliceOutcome:
         outcome = copy_slice(errand, index, view)
         with contextlib.suppress(Rejected):  # the second time
-            ends.there.unregister(ends.remote.region)
+            there.unregister(remote.region)
         return outcome
 
     monkeypatch.setattr(shm_backend, "copy_slice", copy_and_take_back)
+    pieces = [Piece(local.region, 0, memory.region, 0, 100) for memory in (remote, other)]
     with pytest.raises(Rejected, match="no region of this key"):
-        ends.move("write", ends.piece, Piece(ends.local.region, 0, other.region, 0, 100))
+        here.submit("write", pieces).result(PATIENCE_S)
 
 
 def test_a_region_taken_back_is_unmapped_by_its_peers(make_world: Any) -> None:
-    ends = Ends(make_world("shm"), 10)
-    here, there = ends.here, ends.there
-    regions = [there.allocate(10).region, there.register(bytearray(10))]  # that one can't be mapped
-    pieces = [Piece(ends.local.region, 0, region, 0, 10) for region in regions]
-    ends.move("write", ends.piece, *pieces)
+    world = make_world("shm")
+    here, there = world.open("here"), world.open("there")
+    local, first, second = here.allocate(10), there.allocate(10), there.allocate(10)
+    pieces = [Piece(local.region, 0, memory.region, 0, 10) for memory in (first, second)]
+    here.submit("write", pieces).result(PATIENCE_S)
     assert here.stats().n_mappings == 2
-    there.unregister(ends.remote.region)
-    ends.move("write", *pieces)
+    there.unregister(first.region)
+    here.submit("write", pieces[1:]).result(PATIENCE_S)
     assert here.stats().n_mappings == 1
     with pytest.raises(Rejected):
-        here.view(ends.remote.region, 0, 10)
+        here.view(first.region, 0, 10)
 
 
-def test_peers_connect_once(make_world: Any) -> None:
-    ends = Ends(make_world("shm"), 1_000_000)
-    for transfer in [ends.here.submit("write", [ends.piece]) for _ in range(30)]:
+def test_two_processes_see_one_memory(make_world: Any) -> None:
+    world = make_world("shm")
+    here = world.open("here")
+    there = world.start("there", 1, 100_000)
+    view = here.view(there.region, 0, 100_000)
+    assert view is not None
+    local = here.allocate(100_000)
+    local.view[:] = random.Random(2).randbytes(100_000)
+    here.submit("write", [Piece(local.region, 0, there.region, 0, 100_000)]).result(PATIENCE_S)
+    assert view == local.view
+    assert there.ask("digest") == str(checksum(view))
+
+
+def test_peers_connect_once(make_world: Any, eventually: Eventually) -> None:
+    world = make_world("shm")
+    here, there = world.open("here"), world.open("there")
+    local, remote = here.allocate(1_000_000), there.allocate(1_000_000)
+    piece = Piece(local.region, 0, remote.region, 0, 1_000_000)
+    for transfer in [here.submit("write", [piece]) for _ in range(30)]:
         transfer.result(PATIENCE_S)
-    assert ends.here.stats().n_connections == 1
-    ends.here.release_peer("there")
-    eventually(lambda: ends.there.stats().n_connections == 0)
+    assert here.stats().n_connections == 1
+    here.release_peer("there")
+    eventually(lambda: there.stats().n_connections == 0)
 
 
 # Whether the bytes that arrived are those that were sent.
@@ -446,9 +565,12 @@ def test_damage_on_every_try_is_named_only_where_a_transfer_asks_for_checks(dama
 def test_a_small_copy_without_a_plan_is_compared_too(
     make_world: Any, monkeypatch: pytest.MonkeyPatch, waits: bool
 ) -> None:
-    ends = Ends(make_world("shm"), 100, here={"settings": TransferSettings(native=False)})
-    ends.here.transfer("write", [ends.piece])  # mapped from here on
-    ends.local.view[:] = random.Random(6).randbytes(100)
+    world = make_world("shm")
+    here = world.open("here", settings=TransferSettings(native=False))
+    local, remote = here.allocate(100), world.open("there").allocate(100)
+    piece = Piece(local.region, 0, remote.region, 0, 100)
+    here.transfer("write", [piece])  # mapped from here on
+    local.view[:] = random.Random(6).randbytes(100)
     damaged = iter([True])
 
     def copy_and_damage(destination: memoryview, source: memoryview) -> None:
@@ -458,11 +580,11 @@ def test_a_small_copy_without_a_plan_is_compared_too(
 
     monkeypatch.setattr(memory_backend, "copy_bytes", copy_and_damage)
     if waits:
-        ends.here.transfer("write", [ends.piece], verify=True)
+        here.transfer("write", [piece], verify=True)
     else:
-        ends.move("write", verify=True)
-    assert ends.remote.view == ends.local.view
-    assert ends.here.stats().corrupted_by_path == {"shm": 1}
+        here.submit("write", [piece], verify=True).result(PATIENCE_S)
+    assert remote.view == local.view
+    assert here.stats().corrupted_by_path == {"shm": 1}
 
 
 # What is held of peers.

@@ -5,7 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,8 @@ from halfmoon_transfer import TransferEngine
 from halfmoon_transfer.backends.shm import shm_wire
 from halfmoon_transfer.backends.shm.shm_wire import ShmReturn
 from halfmoon_transfer.metadata import descriptor as records
-from tests.transfer.conftest import dialled, eventually
 
+Eventually = Callable[..., None]
 N_BYTES = 4096
 #: Writes twice. Before the second copy, or in it, it stops itself; afterwards it may begin none.
 _WRITER = """
@@ -111,7 +111,7 @@ def memory_of(owner: TransferEngine, where: str) -> tuple[Region, memoryview]:
 
 @pytest.mark.parametrize("where", ["in a mapped copy", "in a borrowed copy"])
 def test_a_writer_stopped_in_its_copy_is_waited_for_and_writes_no_more_after_it(
-    owner: TransferEngine, where: str
+    owner: TransferEngine, eventually: Eventually, where: str
 ) -> None:
     region, view = memory_of(owner, where)
     with writer(owner, region, where) as process:
@@ -127,7 +127,9 @@ def test_a_writer_stopped_in_its_copy_is_waited_for_and_writes_no_more_after_it(
         assert bytes(view) == b"3" * N_BYTES
 
 
-def test_a_writer_stopped_before_its_copy_is_not_waited_for(owner: TransferEngine) -> None:
+def test_a_writer_stopped_before_its_copy_is_not_waited_for_and_does_not_begin_it(
+    owner: TransferEngine, eventually: Eventually
+) -> None:
     region, view = memory_of(owner, "before a copy")
     with writer(owner, region, "before a copy") as process:
         eventually(lambda: is_stopped(process))
@@ -139,7 +141,9 @@ def test_a_writer_stopped_before_its_copy_is_not_waited_for(owner: TransferEngin
         assert bytes(view) == b"3" * N_BYTES
 
 
-def test_a_writer_killed_in_its_copy_is_waited_for_no_longer(owner: TransferEngine) -> None:
+def test_a_writer_killed_in_its_copy_is_waited_for_no_longer(
+    owner: TransferEngine, eventually: Eventually
+) -> None:
     region, _ = memory_of(owner, "in a mapped copy")
     with writer(owner, region, "in a mapped copy") as process:
         eventually(lambda: is_stopped(process))
@@ -150,12 +154,16 @@ def test_a_writer_killed_in_its_copy_is_waited_for_no_longer(owner: TransferEngi
         eventually(lambda: owner.stats().n_connections == 0)
 
 
-def test_what_is_no_page_of_memory_is_no_mark_and_holds_nobody_up(owner: TransferEngine) -> None:
+def test_what_is_no_page_of_memory_is_no_mark_and_holds_nobody_up(
+    owner: TransferEngine, eventually: Eventually
+) -> None:
+    address = owner.descriptor.endpoints["shm"].address
     short = os.memfd_create("short", os.MFD_ALLOW_SEALING)
     pipe, other_end = os.pipe()
     hello = shm_wire.encode_request(ShmReturn(0, bytes(16)))
     for fd in (short, pipe):
-        with dialled(owner) as peer:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer:
+            peer.connect("\0" + address)
             socket.send_fds(peer, [hello], [fd])
             eventually(lambda: owner.stats().n_connections == 1)
             owner.cut_connections()

@@ -1,10 +1,13 @@
 """A peer that is gone, asked for thousands of slices: tried once, said once, and soon."""
 
+import os
 import re
+import signal
 import socket
 import threading
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -22,10 +25,10 @@ from halfmoon_transfer.backends.tcp.dial_gate import DialFailed, DialGate
 from halfmoon_transfer.backends.tcp.lane import Lane
 from halfmoon_transfer.metadata.descriptor import rail_name
 from halfmoon_transfer.threads.stop_signal import StopSignal
-from tests.transfer.conftest import PATIENCE_S, standing_still
 
 N_SLICES = 2048
 SLICE_BYTES = 16 * 1024
+PATIENCE_S = 60.0
 PLACE = ("there", 1, "127.0.0.1:1")
 
 
@@ -57,22 +60,31 @@ def backends(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def store() -> MemoryStore:
-    return MemoryStore()
+def store() -> Iterator[MemoryStore]:
+    yield MemoryStore()
 
 
-@pytest.mark.parametrize("how", ["known and killed", "killed", "silent"])
+def stands_still(pid: int) -> bool:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    states = [(task / "stat").read_text().rpartition(")")[2].split()[0] for task in tasks]
+    return set(states) == {"T"}
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["connected", "new"])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "silent"])
 def test_thousands_of_slices_to_a_dead_peer_fail_once_and_say_it_once(
     store: MemoryStore,
     backends: str,
-    how: str,
+    known: bool,
+    how: signal.Signals,
     dials: list[tuple[str, int]],
     monkeypatch: pytest.MonkeyPatch,
+    eventually: Any,
 ) -> None:
     # A busy machine may take longer than the pause after which the address is dialled again.
     monkeypatch.setattr(dial_gate, "_FIRST_PAUSE_S", PATIENCE_S)
     monkeypatch.setattr(dial_gate, "_LONGEST_PAUSE_S", PATIENCE_S)
-    if how == "silent":  # it never answers, however long one waits
+    if how is signal.SIGSTOP:  # it never answers, however long one waits
         monkeypatch.setattr(ShmPeer, "answer_s", 0.2)
     n_bytes = 2 * N_SLICES * SLICE_BYTES
     settings = TransferSettings(connect_timeout_s=0.5)
@@ -81,16 +93,17 @@ def test_thousands_of_slices_to_a_dead_peer_fail_once_and_say_it_once(
             "here", metadata=store, backends=backends.split(","), settings=settings
         ) as engine,
         SegmentProcess("there", 1, backends, n_bytes, store) as peer,
-        ExitStack() as stack,
     ):
         memory = engine.allocate(n_bytes)
-        if how == "known and killed":
+        if known and how is signal.SIGKILL:
             piece = Piece(memory.region, 0, peer.region, 0, SLICE_BYTES)
             engine.submit("write", [piece]).result(PATIENCE_S)
-        if how == "silent":
-            stack.enter_context(standing_still(peer.pid))
-        else:
+        if how is signal.SIGKILL:
             peer.kill()
+        else:
+            os.kill(peer.pid, signal.SIGSTOP)
+            # The signal takes its time: a thread that still runs would answer.
+            eventually(lambda: stands_still(peer.pid))
         dials.clear()
         pieces = scattered(memory, peer.region)
         with pytest.raises(Lost) as failed:
@@ -147,22 +160,17 @@ def soon() -> StopSignal:
     return StopSignal.after(PATIENCE_S)
 
 
-class SlowDial:
-    """A dial that fails when it is let go on, and how often it began."""
-
-    def __init__(self) -> None:
-        self.n, self.started, self.go_on = 0, threading.Event(), threading.Event()
-
-    def __call__(self) -> Lane:
-        self.n += 1
-        self.started.set()
-        assert self.go_on.wait(PATIENCE_S)
-        return refused()
-
-
 def test_while_one_dials_the_others_wait_and_share_its_failure() -> None:
-    gate, slow = DialGate(), SlowDial()
+    gate, started, go_on = DialGate(), threading.Event(), threading.Event()
+    n_dials = 0
     failures: list[str] = []
+
+    def slow() -> Lane:
+        nonlocal n_dials
+        n_dials += 1
+        started.set()
+        assert go_on.wait(PATIENCE_S)
+        return refused()
 
     def want() -> None:
         try:
@@ -172,18 +180,23 @@ def test_while_one_dials_the_others_wait_and_share_its_failure() -> None:
 
     threads = [threading.Thread(target=want) for _ in range(8)]
     threads[0].start()
-    assert slow.started.wait(PATIENCE_S)
+    assert started.wait(PATIENCE_S)
     for thread in threads[1:]:
         thread.start()
-    slow.go_on.set()
+    go_on.set()
     for thread in threads:
         thread.join(PATIENCE_S)
-    assert slow.n == 1
+    assert n_dials == 1
     assert failures == ["[Errno 111] Connection refused"] * 8
 
 
 def test_a_wait_for_another_ones_dial_ends_with_its_own_transfer() -> None:
-    gate, slow = DialGate(), SlowDial()
+    gate, started, go_on = DialGate(), threading.Event(), threading.Event()
+
+    def slow() -> Lane:
+        started.set()
+        assert go_on.wait(PATIENCE_S)
+        return refused()
 
     def want() -> None:
         with pytest.raises(DialFailed):
@@ -191,7 +204,7 @@ def test_a_wait_for_another_ones_dial_ends_with_its_own_transfer() -> None:
 
     first = threading.Thread(target=want)
     first.start()
-    assert slow.started.wait(PATIENCE_S)
+    assert started.wait(PATIENCE_S)
     stop, ended = soon(), threading.Event()
 
     def stopped() -> Lane:
@@ -206,7 +219,7 @@ def test_a_wait_for_another_ones_dial_ends_with_its_own_transfer() -> None:
     second.start()
     stop.set()
     assert ended.wait(PATIENCE_S), "it waited for a dial that is nothing to it"
-    slow.go_on.set()
+    go_on.set()
     first.join(PATIENCE_S)
     second.join(PATIENCE_S)
 
@@ -272,7 +285,7 @@ def addressed(engine: TransferEngine, ports: list[int]) -> None:
     known.introduce(msgspec.structs.replace(found, endpoints=rails))
 
 
-def test_a_dead_peer_is_dialled_once_at_each_address(
+def test_a_peer_of_several_dead_addresses_is_dialled_once_at_each(
     store: MemoryStore, dials: list[tuple[str, int]]
 ) -> None:
     with (
@@ -290,7 +303,7 @@ def test_a_dead_peer_is_dialled_once_at_each_address(
         assert sorted(dials[: len(ports)]) == sorted(("127.0.0.1", port) for port in ports)
 
 
-def test_one_live_address_among_dead_ones_carries_all(
+def test_one_live_address_among_dead_ones_carries_everything(
     store: MemoryStore, dials: list[tuple[str, int]]
 ) -> None:
     with (

@@ -36,9 +36,10 @@ from halfmoon_transfer.backends.tcp.record_layer import (
 )
 from halfmoon_transfer.backends.tcp.tcp_frames import TcpFrameError, TcpHello, TcpProof
 from halfmoon_transfer.cluster_key import ProverRole, make_nonce
+from halfmoon_transfer.metadata import descriptor as records
 from halfmoon_transfer.metadata.descriptor import Endpoint
-from tests.transfer.conftest import PATIENCE_S, eventually, found_at
 
+PATIENCE_S = 60.0
 KEY = ClusterKey("the moon is made of green cheese")
 THERE, HERE = bytes(range(32)), bytes(range(32, 64))
 NATIVE = pytest.param(
@@ -80,8 +81,11 @@ def test_the_keys_depend_on_the_cluster_key_and_on_both_hellos() -> None:
         ]
     }
     assert len(made) == 4
+
+
+def test_a_share_that_makes_no_secret_is_refused() -> None:
     with pytest.raises(TcpFrameError, match="no usable X25519 public key"):
-        ours.agree(KEY, bytes(32), b"asked", b"answered")
+        KeyExchange().agree(KEY, bytes(32), b"asked", b"answered")
 
 
 @fuzzing
@@ -93,7 +97,7 @@ def test_a_share_has_its_length(n_bytes: int) -> None:
 
 
 @contextmanager
-def connected(native_here: bool, native_there: bool) -> Iterator[tuple["End", "End"]]:
+def pair(native_here: bool, native_there: bool) -> Iterator[tuple["End", "End"]]:
     here, there = socket.socketpair()
     with here, there:
         for sock in (here, there):
@@ -103,18 +107,6 @@ def connected(native_here: bool, native_there: bool) -> Iterator[tuple["End", "E
             End(here, encrypt_socket(here, HERE, THERE, use_native=native_here)),
             End(there, encrypt_socket(there, THERE, HERE, use_native=native_there)),
         )
-
-
-@pytest.fixture(params=KINDS)
-def use_native(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param)
-
-
-@pytest.fixture
-def pair(use_native: bool) -> Iterator[tuple["End", "End"]]:
-    """Both ends of an encrypted connection, in either language."""
-    with connected(use_native, use_native) as made:
-        yield made
 
 
 class End:
@@ -145,11 +137,12 @@ def take_records(sock: socket.socket, n: int) -> list[bytes]:
     return taken
 
 
-def test_records_are_what_the_protocol_says(pair: tuple[End, End]) -> None:
-    here, there = pair
-    here.send(b"half", b"", b"moon")
-    here.send(b"rises")
-    assert [each.hex() for each in take_records(there.bare, 2)] == RECORDS
+@pytest.mark.parametrize("use_native", KINDS)
+def test_records_are_what_the_protocol_says(use_native: bool) -> None:
+    with pair(use_native, use_native) as (here, there):
+        here.send(b"half", b"", b"moon")
+        here.send(b"rises")
+        assert [each.hex() for each in take_records(there.bare, 2)] == RECORDS
 
 
 RECORDS = [
@@ -170,7 +163,7 @@ def test_what_is_sealed_is_opened_in_either_language(
 ) -> None:
     buffers = [bytes([index + 1]) * size for index, size in enumerate(sizes)]
     whole = b"".join(buffers)
-    with connected(native_here, native_there) as (here, there):
+    with pair(native_here, native_there) as (here, there):
         sender = threading.Thread(target=here.send, args=buffers)
         sender.start()
         got = bytearray()
@@ -200,61 +193,67 @@ ATTACKS: dict[str, Callable[[list[bytes]], list[bytes]]] = {
 }
 
 
+@pytest.mark.parametrize("use_native", KINDS)
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_a_changed_repeated_or_lost_record_is_noticed(pair: tuple[End, End], attack: str) -> None:
-    here, there = pair
-    for sent in (b"first!!", b"second!", b"third!!"):
-        here.send(sent)
-    for each in ATTACKS[attack](take_records(there.bare, 3)):
-        here.bare.sendall(each)
-    here.bare.shutdown(socket.SHUT_WR)
-    n_right = 7 if attack.endswith("twice") else 0
-    assert there.hear(n_right) == b"first!!"[:n_right]
-    with pytest.raises(OSError, match=f"encrypted record {n_right // 7} is not as") as noticed:
-        there.hear(1)
-    assert noticed.value.errno == errno.EBADMSG
+def test_a_changed_repeated_or_lost_record_is_noticed(use_native: bool, attack: str) -> None:
+    with pair(use_native, use_native) as (here, there):
+        here.send(b"first!!")
+        here.send(b"second!")
+        here.send(b"third!!")
+        taken = take_records(there.bare, 3)
+        for each in ATTACKS[attack](taken):
+            here.bare.sendall(each)
+        here.bare.shutdown(socket.SHUT_WR)
+        n_right = 7 if attack.endswith("twice") else 0
+        assert there.hear(n_right) == b"first!!"[:n_right]
+        with pytest.raises(OSError, match=f"encrypted record {n_right // 7} is not as") as noticed:
+            there.hear(1)
+        assert noticed.value.errno == errno.EBADMSG
 
 
-def test_a_record_of_one_direction_does_not_open_in_the_other(pair: tuple[End, End]) -> None:
-    here, there = pair
-    here.send(b"hello")
-    (taken,) = take_records(there.bare, 1)
-    there.bare.sendall(taken)
-    with pytest.raises(OSError, match="encrypted record 0"):
-        here.hear(5)
+@pytest.mark.parametrize("use_native", KINDS)
+def test_a_record_of_one_direction_does_not_open_in_the_other(use_native: bool) -> None:
+    with pair(use_native, use_native) as (here, there):
+        here.send(b"hello")
+        (taken,) = take_records(there.bare, 1)
+        there.bare.sendall(taken)
+        with pytest.raises(OSError, match="encrypted record 0"):
+            here.hear(5)
 
 
-@pytest.mark.parametrize("cut", [True, False])
-def test_a_connection_cut_in_a_record_has_not_ended(pair: tuple[End, End], cut: bool) -> None:
-    here, there = pair
-    here.send(b"whole")
-    if not cut:
+@pytest.mark.parametrize("use_native", KINDS)
+def test_a_connection_cut_in_a_record_is_not_one_that_ended(use_native: bool) -> None:
+    with pair(use_native, use_native) as (here, there):
+        here.send(b"whole")
+        (taken,) = take_records(there.bare, 1)
+        here.bare.sendall(taken[:-1])
+        here.bare.shutdown(socket.SHUT_WR)
+        with pytest.raises(ConnectionError, match="the peer hung up in the middle"):
+            there.hear(5)
+    with pair(use_native, use_native) as (here, there):
+        here.send(b"whole")
         here.bare.shutdown(socket.SHUT_WR)
         assert there.hear(6) == b"whole"
-        return
-    (taken,) = take_records(there.bare, 1)
-    here.bare.sendall(taken[:-1])
-    here.bare.shutdown(socket.SHUT_WR)
-    with pytest.raises(ConnectionError, match="the peer hung up in the middle"):
-        there.hear(5)
 
 
-def test_idling_between_records_is_told_from_stalling_in_one(pair: tuple[End, End]) -> None:
-    here, there = pair
+@pytest.mark.parametrize("use_native", KINDS)
+def test_idling_between_records_is_told_from_stalling_in_one(use_native: bool) -> None:
     soon = struct.pack("@ll", 0, 1000)
-    there.bare.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, soon)
-    with pytest.raises(BlockingIOError):
-        there.hear(1)
-    here.bare.sendall(b"\x01")
-    with pytest.raises(TimeoutError):
-        there.hear(1)
+    with pair(use_native, use_native) as (here, there):
+        there.bare.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, soon)
+        with pytest.raises(BlockingIOError):
+            there.hear(1)
+        here.bare.sendall(b"\x01")
+        with pytest.raises(TimeoutError):
+            there.hear(1)
 
 
+@pytest.mark.parametrize("use_native", KINDS)
 @fuzzing
 @given(data=st.binary(max_size=200), n_plain=st.integers(0, 70_000))
 def test_bytes_that_no_peer_sealed_never_open(use_native: bool, data: bytes, n_plain: int) -> None:
     for sent in (data, struct.pack("<I", n_plain) + data):
-        with connected(use_native, use_native) as (here, there):
+        with pair(use_native, use_native) as (here, there):
             here.bare.sendall(sent)
             here.bare.shutdown(socket.SHUT_WR)
             try:
@@ -266,10 +265,13 @@ def test_bytes_that_no_peer_sealed_never_open(use_native: bool, data: bytes, n_p
                 assert error.errno in (errno.EBADMSG, None)
 
 
-def test_a_key_seals_no_more_than_it_may(use_native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("use_native", KINDS)
+def test_a_key_seals_no_record_past_its_limit(
+    use_native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(record_layer, "MAX_RECORDS", 1)
     monkeypatch.setattr(record_layer, "_LAST_RECORD", 2)
-    with connected(use_native, use_native) as (here, there):
+    with pair(use_native, use_native) as (here, there):
         spent = [here.sealed.spent]
         here.send(b"one")
         assert [*spent, here.sealed.spent] == [False, True]
@@ -350,7 +352,10 @@ class Ends:
         self.here: TransferEngine = world.open("here", settings=here)
         self.there: TransferEngine = world.open("there", settings=there)
         self.relay = stack.enter_context(Relay(self.there.descriptor.endpoints["tcp"].address))
-        found_at(world, self.there, Endpoint(self.relay.address))
+        through = msgspec.structs.replace(
+            self.there.descriptor, endpoints={"tcp": Endpoint(self.relay.address)}
+        )
+        world.metadata.put(records.PREFIX + "there", records.encode(through))
         self.local, self.remote = self.here.allocate(LONG), self.there.allocate(LONG)
 
     def move(self, op: Any, n_bytes: int = LONG, **more: Any) -> None:
@@ -358,35 +363,31 @@ class Ends:
         self.here.submit(op, [piece], **more).result(PATIENCE_S)
 
 
-def settled(*, encryption: bool = True, use_native: bool = True) -> TransferSettings:
+def settled(
+    *, encryption: bool = True, use_native: bool = True, tries: int = 1
+) -> TransferSettings:
     return TransferSettings(
-        cluster_key=KEY, encryption=encryption, native=use_native, tries_per_path=1
+        cluster_key=KEY, encryption=encryption, native=use_native, tries_per_path=tries
     )
 
 
 @pytest.fixture
 def make_ends(make_world: Any) -> Iterator[Callable[..., Ends]]:
-    """Ends with these settings, of both or of each."""
     with ExitStack() as stack:
-        yield lambda here, there=None: Ends(make_world("tcp"), stack, here, there or here)
-
-
-@pytest.fixture(params=KINDS)
-def ends(request: pytest.FixtureRequest, make_ends: Any) -> Ends:
-    """Ends that encrypt, in either language."""
-    made: Ends = make_ends(settled(use_native=request.param))
-    return made
+        yield lambda here, there: Ends(make_world("tcp"), stack, here, there)
 
 
 def fill(memory: Memory) -> None:
     memory.view[:] = (PATTERN * (LONG // len(PATTERN) + 1))[:LONG]
 
 
+@pytest.mark.parametrize("use_native", KINDS)
 @pytest.mark.parametrize("encryption", [True, False])
 def test_a_recorder_between_both_ends_sees_kv_only_without_encryption(
     make_ends: Any, use_native: bool, encryption: bool
 ) -> None:
-    ends = make_ends(settled(encryption=encryption, use_native=use_native))
+    same = settled(encryption=encryption, use_native=use_native)
+    ends = make_ends(same, same)
     fill(ends.local)
     ends.move("write")
     assert ends.remote.view == ends.local.view
@@ -404,8 +405,12 @@ def test_a_recorder_between_both_ends_sees_kv_only_without_encryption(
     assert (ends.remote.region.key in ends.relay.recorded) is not encryption
 
 
+@pytest.mark.parametrize("use_native", KINDS)
 @pytest.mark.parametrize("op", ["write", "read"])
-def test_a_flipped_bit_ends_in_a_named_error_and_no_wrong_byte(ends: Ends, op: str) -> None:
+def test_a_flipped_bit_ends_in_a_named_error_and_no_wrong_byte(
+    make_ends: Any, use_native: bool, op: str
+) -> None:
+    ends = make_ends(settled(use_native=use_native), settled(use_native=use_native))
     ends.move(op, 10)
     source, target = (ends.local, ends.remote) if op == "write" else (ends.remote, ends.local)
     fill(source)
@@ -458,7 +463,7 @@ def _with_own_share(hello: TcpHello) -> TcpHello:
 def test_nobody_in_between_can_weaken_the_encryption(
     make_ends: Any, changed: Callable[[TcpHello], TcpHello], sides: tuple[bool, ...]
 ) -> None:
-    ends = make_ends(settled())
+    ends = make_ends(settled(), settled())
 
     def weaken(data: bytes, from_initiator: bool) -> bytes:
         if data[:4] != b"HMTH" or from_initiator not in sides:
@@ -514,10 +519,10 @@ def test_a_share_that_gives_no_secret_gets_no_proof_and_cuts_no_connection() -> 
                 raise AssertionError("the earlier connection was cut")
 
 
-def test_used_up_keys_replace_their_connection(
+def test_a_connection_whose_keys_are_used_up_is_replaced(
     make_ends: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ends = make_ends(settled())
+    ends = make_ends(settled(), settled())
     fill(ends.local)
     seen = []
     monkeypatch.setattr(record_layer, "MAX_RECORDS", 2)
@@ -532,7 +537,7 @@ def test_without_libcrypto_python_encrypts(make_ends: Any, monkeypatch: pytest.M
     pytest.importorskip("halfmoon_transfer_native")
     monkeypatch.setattr("halfmoon_transfer_native.RECORDS_MISSING", "it is not installed")
     monkeypatch.delattr("halfmoon_transfer_native.Records")
-    ends = make_ends(settled())
+    ends = make_ends(settled(), settled())
     fill(ends.local)
     for op in ("write", "read", "write"):
         ends.move(op)
@@ -540,9 +545,11 @@ def test_without_libcrypto_python_encrypts(make_ends: Any, monkeypatch: pytest.M
     assert PATTERN not in ends.relay.recorded
 
 
-def test_garbage_after_proofs_is_counted_and_told(
-    ends: Ends, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("use_native", KINDS)
+def test_garbage_after_the_proofs_is_counted_and_told(
+    make_ends: Any, caplog: pytest.LogCaptureFixture, use_native: bool, eventually: Any
 ) -> None:
+    ends = make_ends(settled(use_native=use_native), settled(use_native=use_native))
     ends.move("write", 10)
     n_before = ends.there.stats().n_malformed
     ends.relay.change = lambda data, from_initiator: b"\x10\0\0\0" * 40 if from_initiator else data
@@ -562,8 +569,12 @@ def test_the_setting_is_on_or_off(monkeypatch: pytest.MonkeyPatch) -> None:
         encryption_from_environment()
 
 
-def test_what_the_peer_said_is_heard_by_one_that_could_not_send_all(ends: Ends) -> None:
+@pytest.mark.parametrize("use_native", KINDS)
+def test_what_the_peer_said_is_heard_by_one_that_could_not_send_all(
+    make_ends: Any, use_native: bool
+) -> None:
     """The owner says why it hangs up; here nothing more can be sent by then."""
+    ends = make_ends(settled(use_native=use_native), settled(use_native=use_native))
     ends.move("write", 10)
     answered = threading.Event()
     n_passed = 0

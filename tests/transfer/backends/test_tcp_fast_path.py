@@ -3,7 +3,7 @@
 import os
 import signal
 import threading
-from contextlib import ExitStack
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -15,15 +15,16 @@ from halfmoon_transfer import (
     Piece,
     Rejected,
     TimedOut,
+    TransferEngine,
     TransferError,
     TransferSettings,
 )
 from halfmoon_transfer.backends.fault_injection import FaultInjection, FaultPlan
 from halfmoon_transfer.backends.tcp import native
 from halfmoon_transfer.transfers.transfer_manager import TransferManager
-from tests.transfer.conftest import PATIENCE_S, Ends, FarEnds, eventually, standing_still
 
 World = Any
+PATIENCE_S = 60.0
 KIB = 1024
 
 
@@ -104,26 +105,36 @@ def test_what_is_wrong_is_said_as_on_the_long_way_and_costs_no_connection(tcp: W
     assert here.stats().n_connections == 1
 
 
-class Still(FarEnds):
+def stands_still(pid: int) -> bool:
+    """Whether all threads of a process have stopped: that takes a while after the signal."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return all((each / "stat").read_text().rpartition(")")[2].split()[0] == "T" for each in tasks)
+
+
+class Still:
     """A peer that stands still, with an idle connection to it; goes on when it is left."""
 
-    def __init__(self, world: World) -> None:
-        super().__init__(world, 4096)
+    def __init__(self, world: World, eventually: Any) -> None:
+        self.here: TransferEngine = world.open("here")
+        self.there = world.start("there", 1, 4096)
+        self.local = self.here.allocate(4096)
+        self.piece = Piece(self.local.region, 0, self.there.region, 0, 4096)
         self.here.transfer("read", [self.piece], PATIENCE_S)
-        #: What is under way on the short way.
-        self.fast_lanes = self.here.backend("tcp")._inner._fast_lanes  # type: ignore[attr-defined]
-        self._stack = ExitStack()
+        self._eventually = eventually
 
     def __enter__(self) -> "Still":
-        self._stack.enter_context(standing_still(self.there.pid))
+        os.kill(self.there.pid, signal.SIGSTOP)
+        self._eventually(lambda: stands_still(self.there.pid))
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stack.close()
+        os.kill(self.there.pid, signal.SIGCONT)
 
 
-def test_a_peer_that_stands_still_costs_the_deadline_and_nothing_lands_late(tcp: World) -> None:
-    still = Still(tcp)
+def test_a_peer_that_stands_still_costs_the_deadline_and_nothing_of_it_lands_late(
+    tcp: World, eventually: Any, no_plans: Any
+) -> None:
+    still = Still(tcp, eventually)
     first, last = b"1" * 4096, segment_pattern(4096)
     with still:
         still.local.view[:] = first
@@ -140,8 +151,8 @@ def test_a_peer_that_stands_still_costs_the_deadline_and_nothing_lands_late(tcp:
     assert still.local.view == last
 
 
-def test_closing_the_engine_ends_whoever_hurries(tcp: World) -> None:
-    with Still(tcp) as still:
+def test_closing_the_engine_ends_whoever_hurries(tcp: World, eventually: Any) -> None:
+    with Still(tcp, eventually) as still:
         ended: list[BaseException] = []
 
         def wait() -> None:
@@ -152,13 +163,14 @@ def test_closing_the_engine_ends_whoever_hurries(tcp: World) -> None:
 
         thread = threading.Thread(target=wait)
         thread.start()
-        eventually(lambda: still.fast_lanes)
+        fast_lanes = still.here.backend("tcp")._inner._fast_lanes  # type: ignore[attr-defined]
+        eventually(lambda: fast_lanes)
         still.here.close()
         thread.join(PATIENCE_S)
         assert [type(each) for each in ended] == [Cancelled]
 
 
-def test_a_signal_s_handler_runs_while_a_thread_hurries(tcp: World) -> None:
+def test_a_signal_s_handler_runs_while_a_thread_hurries(tcp: World, eventually: Any) -> None:
     class Rang(Exception):
         pass
 
@@ -167,7 +179,7 @@ def test_a_signal_s_handler_runs_while_a_thread_hurries(tcp: World) -> None:
 
     before = signal.signal(signal.SIGALRM, ring)
     try:
-        with Still(tcp) as still:
+        with Still(tcp, eventually) as still:
             signal.setitimer(signal.ITIMER_REAL, 0.2)
             with pytest.raises(Rang):
                 still.here.transfer("write", [still.piece], PATIENCE_S)
@@ -178,25 +190,30 @@ def test_a_signal_s_handler_runs_while_a_thread_hurries(tcp: World) -> None:
 
 
 def test_a_connection_that_died_while_idle_is_replaced_unnoticed(tcp: World) -> None:
-    ends = Ends(tcp, 10, there={"generation": 1})
-    port = int(ends.there.descriptor.endpoints["tcp"].address.rpartition(":")[2])
-    ends.here.transfer("write", [ends.piece], PATIENCE_S)
-    ends.there.close()
-    target = tcp.open("there", generation=1, port=port).allocate(10)
-    ends.local.view[:] = b"0123456789"
-    ends.here.transfer("write", [Piece(ends.local.region, 0, target.region, 0, 10)], PATIENCE_S)
-    assert target.view == ends.local.view
-    assert ends.here.stats().n_connections == 1
+    here, first = tcp.open("here"), tcp.open("there", generation=1)
+    port = int(first.descriptor.endpoints["tcp"].address.rpartition(":")[2])
+    local, remote = here.allocate(10), first.allocate(10)
+    here.transfer("write", [Piece(local.region, 0, remote.region, 0, 10)], PATIENCE_S)
+    first.close()
+    second = tcp.open("there", generation=1, port=port)
+    target = second.allocate(10)
+    local.view[:] = b"0123456789"
+    here.transfer("write", [Piece(local.region, 0, target.region, 0, 10)], PATIENCE_S)
+    assert target.view == local.view
+    assert here.stats().n_connections == 1
 
 
 def test_injected_faults_are_met_on_the_long_way(tcp: World) -> None:
-    faults = FaultInjection("tcp", FaultPlan(seed=3, corrupt_rate=0.5))
-    here = {"backends": (faults,), "settings": TransferSettings(tries_per_path=50)}
-    ends = Ends(tcp, 100, here=here)
-    ends.local.view[:] = b"!" * 100
-    moves = [ends.here.transfer("write", [ends.piece], PATIENCE_S) for _ in range(20)]
-    assert sum(each.retries for each in moves) > 0
-    assert ends.remote.view == ends.local.view
+    here = tcp.open(
+        "here",
+        backends=(FaultInjection("tcp", FaultPlan(seed=3, corrupt_rate=0.5)),),
+        settings=TransferSettings(tries_per_path=50),
+    )
+    local, remote = here.allocate(100), tcp.open("there").allocate(100)
+    local.view[:] = b"!" * 100
+    pieces = [Piece(local.region, 0, remote.region, 0, 100)]
+    assert sum(here.transfer("write", pieces, PATIENCE_S).retries for _ in range(20)) > 0
+    assert remote.view == local.view
 
 
 def test_many_threads_that_hurry_share_few_connections(tcp: World) -> None:
@@ -228,8 +245,10 @@ def test_many_threads_that_hurry_share_few_connections(tcp: World) -> None:
     here.check()
 
 
-def test_a_local_region_can_be_taken_back_only_after_the_short_way_is_gone(tcp: World) -> None:
-    with Still(tcp) as still:
+def test_a_local_region_can_be_taken_back_only_after_the_short_way_is_gone(
+    tcp: World, eventually: Any
+) -> None:
+    with Still(tcp, eventually) as still:
 
         def wait() -> None:
             with pytest.raises(TransferError):
@@ -237,7 +256,8 @@ def test_a_local_region_can_be_taken_back_only_after_the_short_way_is_gone(tcp: 
 
         thread = threading.Thread(target=wait)
         thread.start()
-        eventually(lambda: still.fast_lanes)
+        fast_lanes = still.here.backend("tcp")._inner._fast_lanes  # type: ignore[attr-defined]
+        eventually(lambda: fast_lanes)
         still.here.unregister(still.local.region)
-        assert not still.fast_lanes
+        assert not fast_lanes
         thread.join()

@@ -5,15 +5,16 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
+import msgspec
 import pytest
 
 from halfmoon_metadata.tcp_ports import free_port
 from halfmoon_testing.transfer_soak import TcpValve, TransferSoak
-from halfmoon_transfer import Cancelled, Lost, Op, Piece, Report, TransferEngine, TransferSettings
+from halfmoon_transfer import Cancelled, Lost, Piece, TransferEngine, TransferSettings
 from halfmoon_transfer.backends.addresses import split_address
 from halfmoon_transfer.backends.fault_injection import FaultInjection, FaultPlan
 from halfmoon_transfer.backends.socket_io import receive
@@ -22,9 +23,10 @@ from halfmoon_transfer.backends.tcp.route_lookup import nic_towards
 from halfmoon_transfer.backends.tcp.tcp_frames import SliceRequest, TcpHello, TcpRequest
 from halfmoon_transfer.metadata.descriptor import Endpoint, SegmentDescriptor, rail_name
 from halfmoon_transfer.planning.topology import Topology
-from tests.transfer.conftest import PATIENCE_S, eventually
 
 World = Any
+Eventually = Callable[..., None]
+PATIENCE_S = 60.0
 MIB = 1024 * 1024
 HOSTS = ("127.0.0.1", "127.0.0.2")
 #: Quick to notice; and many tries, as a busy machine may look like a silent rail.
@@ -56,12 +58,13 @@ class Pair:
         valve.target = second
         # Peers dial the valve in place of the second address.
         self.there.close()
-        advertise = (first[0], valve.address)
-        self.there = world.open("there", bind=HOSTS, port=second[1], advertise=advertise)
+        self.there = world.open(
+            "there",
+            bind=HOSTS,
+            port=second[1],
+            advertise=(first[0], valve.address),
+        )
         self.rails = addresses(self.there)
-
-    def move(self, piece: Piece, op: Op = "write", **more: Any) -> Report:
-        return self.here.submit(op, [piece], PATIENCE_S, **more).result(PATIENCE_S)
 
 
 @pytest.fixture
@@ -97,8 +100,6 @@ def test_rails_are_the_numbered_endpoints_without_a_gap() -> None:
     found = SegmentDescriptor("there", 1, "host", endpoints)
     assert [rail.address for rail in found.rails("tcp")] == ["0", "1"]
     assert found.rails("shm") == ()
-    old = SegmentDescriptor("there", 1, "host", {"tcp": Endpoint("0")})
-    assert [rail.address for rail in old.rails("tcp")] == ["0"]
 
 
 def test_as_many_addresses_are_advertised_as_are_bound(make_world: Any) -> None:
@@ -123,21 +124,23 @@ def test_an_address_that_is_not_ours_leaves_nothing_listening(make_world: Any) -
 def test_a_large_transfer_uses_all_rails_and_is_right(pair: Pair) -> None:
     local, remote, piece = block(pair, 8 * MIB)
     local.view[:] = random.Random(1).randbytes(8 * MIB)
-    report = pair.move(piece)
+    report = pair.here.submit("write", [piece], PATIENCE_S).result(PATIENCE_S)
     assert remote.view == local.view
     assert report.path == ("faults(tcp)",)
     assert len(pair.valve.pumps()) >= 2, "nothing went over the second rail"
     local.view[:] = bytes(8 * MIB)
-    pair.move(piece, "read")
+    pair.here.submit("read", [piece], PATIENCE_S).result(PATIENCE_S)
     assert remote.view == local.view
 
 
-def test_a_rail_that_is_partitioned_is_done_without_and_returns(pair: Pair) -> None:
+def test_a_rail_that_is_partitioned_is_done_without_and_returns(
+    pair: Pair, eventually: Eventually
+) -> None:
     local, remote, piece = block(pair, 100)
     pair.faults.partition(pair.rails[0])
     for number in range(20):
         local.view[:] = bytes([number]) * 100
-        pair.move(piece)
+        pair.here.submit("write", [piece], PATIENCE_S).result(PATIENCE_S)
         assert remote.view == local.view
     n_retries = pair.here.stats().n_retries
     assert n_retries >= 1
@@ -145,7 +148,7 @@ def test_a_rail_that_is_partitioned_is_done_without_and_returns(pair: Pair) -> N
     pair.faults.partition(pair.rails[1])
 
     def first_rail_works() -> bool:
-        report = pair.move(piece)
+        report = pair.here.submit("write", [piece], PATIENCE_S).result(PATIENCE_S)
         return bool(report.retries == 0)
 
     eventually(first_rail_works)
@@ -155,12 +158,12 @@ def test_faults_of_one_rail_are_that_rail_s_alone(pair: Pair) -> None:
     local, remote, piece = block(pair, 4 * MIB)
     local.view[:] = random.Random(2).randbytes(4 * MIB)
     pair.faults.rails[pair.rails[1]] = FaultPlan(seed=3, drop_rate=0.3, corrupt_rate=0.3)
-    pair.move(piece)
+    pair.here.submit("write", [piece], PATIENCE_S).result(PATIENCE_S)
     assert remote.view == local.view
     assert pair.here.stats().n_retries > 0
     pair.faults.rails = {rail: FaultPlan(fail_after_n=0) for rail in pair.rails}
     with pytest.raises(Lost, match="dead after 0 slices"):
-        pair.move(piece)
+        pair.here.submit("write", [piece], PATIENCE_S).result(PATIENCE_S)
 
 
 def test_notifications_go_around_a_dead_rail_once_each(pair: Pair) -> None:
@@ -168,17 +171,17 @@ def test_notifications_go_around_a_dead_rail_once_each(pair: Pair) -> None:
     pair.faults.rails[pair.rails[1]] = FaultPlan(seed=4, drop_rate=0.5)
     for number in range(40):
         message = str(number).encode()
-        pair.move(piece, notify=message)
+        pair.here.submit("write", [piece], PATIENCE_S, notify=message).result(PATIENCE_S)
         got = pair.there.notifications()
         assert got is not None
         assert got.message == message
         assert pair.there.notifications() is None
 
 
-def held_in_the_valve(pair: Pair, piece: Piece) -> Any:
+def held_in_the_valve(pair: Pair, eventually: Eventually, piece: Piece) -> Any:
     """A write that was sent over the second rail and hangs there; the first one works."""
     pair.faults.partition(pair.rails[0])
-    pair.move(piece)
+    pair.here.submit("write", [piece], PATIENCE_S).result(PATIENCE_S)
     pair.valve.shut()
     transfer = pair.here.submit("write", [piece], PATIENCE_S)
     eventually(lambda: pair.valve.n_held_bytes > 0)
@@ -186,24 +189,28 @@ def held_in_the_valve(pair: Pair, piece: Piece) -> Any:
     return transfer
 
 
-def test_a_rail_that_falls_silent_costs_its_patience_and_no_more(pair: Pair) -> None:
+def test_a_rail_that_falls_silent_costs_its_patience_and_no_more(
+    pair: Pair, eventually: Eventually
+) -> None:
     local, remote, piece = block(pair, 4 * MIB)
     local.view[:] = random.Random(5).randbytes(4 * MIB)
-    report = held_in_the_valve(pair, piece).result(PATIENCE_S)
+    report = held_in_the_valve(pair, eventually, piece).result(PATIENCE_S)
     assert remote.view == local.view
     assert report.retries > 0
     pair.valve.open()
 
 
-def test_what_a_silent_rail_held_back_does_not_land_later(pair: Pair) -> None:
+def test_what_a_silent_rail_held_back_does_not_land_later(
+    pair: Pair, eventually: Eventually
+) -> None:
     """The old bytes arrive when the new ones are there already: they must change nothing."""
     local, remote, piece = block(pair, 2 * MIB)
     local.view[:] = b"old!" * (MIB // 2)
-    transfer = held_in_the_valve(pair, piece)
+    transfer = held_in_the_valve(pair, eventually, piece)
     held = pair.valve.pumps()
     assert transfer.result(PATIENCE_S).retries > 0
     local.view[:] = b"new!" * (MIB // 2)
-    pair.move(piece)
+    pair.here.submit("write", [piece], PATIENCE_S).result(PATIENCE_S)
     assert remote.view == local.view
     pair.valve.open()
     # All that was held is delivered, or refused, when these have ended.
@@ -212,12 +219,14 @@ def test_what_a_silent_rail_held_back_does_not_land_later(pair: Pair) -> None:
     assert remote.view == local.view
 
 
-def test_a_write_that_was_cancelled_lands_no_more_once_its_peer_is_settled(pair: Pair) -> None:
+def test_a_write_that_was_cancelled_lands_no_more_once_its_peer_is_settled(
+    pair: Pair, eventually: Eventually
+) -> None:
     """Its bytes are on their way when the caller is told that it has ended."""
     local, remote, piece = block(pair, 2 * MIB)
     assert not pair.here.is_unsettled(remote.region)
     local.view[:] = b"old!" * (MIB // 2)
-    transfer = held_in_the_valve(pair, piece)
+    transfer = held_in_the_valve(pair, eventually, piece)
     held = pair.valve.pumps()
     transfer.cancel()
     with pytest.raises(Cancelled):
@@ -231,9 +240,11 @@ def test_a_write_that_was_cancelled_lands_no_more_once_its_peer_is_settled(pair:
     assert remote.view == b"mine" * (MIB // 2)
 
 
-def test_an_owner_that_does_not_answer_leaves_a_peer_unsettled(pair: Pair) -> None:
+def test_an_owner_that_does_not_answer_leaves_a_peer_unsettled(
+    pair: Pair, eventually: Eventually
+) -> None:
     _, remote, piece = block(pair, 2 * MIB)
-    transfer = held_in_the_valve(pair, piece)
+    transfer = held_in_the_valve(pair, eventually, piece)
     transfer.cancel()
     with pytest.raises(Cancelled):
         transfer.result(PATIENCE_S)
@@ -277,10 +288,18 @@ def test_an_owner_answers_only_when_the_given_up_connection_has_ended(make_world
             assert memory.view == b"n" * 200_000
 
 
+def test_old_peers_that_know_no_rails_use_the_first_address(pair: Pair) -> None:
+    endpoints = {"tcp": pair.there.descriptor.endpoints["tcp"]}
+    known = msgspec.structs.replace(pair.there.descriptor, endpoints=endpoints)
+    assert [rail.address for rail in known.rails("tcp")] == pair.rails[:1]
+
+
 # Nearness.
 
 
-def test_a_card_near_memory_is_preferred(make_world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_card_near_the_memory_is_preferred(
+    make_world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cards = {HOSTS[0]: "far_card", HOSTS[1]: "near_card"}
     monkeypatch.setattr(multi_rail, "nic_towards", cards.__getitem__)
     world = make_world("tcp")
@@ -308,7 +327,7 @@ def test_the_card_towards_an_address_is_found_out() -> None:
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_mixed_transfers_over_two_paths_with_one_cut_at_random_are_all_right(
-    pair: Pair, seed: int
+    pair: Pair, eventually: Eventually, seed: int
 ) -> None:
     soak = TransferSoak(pair.here, pair.there, n_workers=4, seed=seed)
     assert soak.run(40, PATIENCE_S).errors == ()

@@ -31,7 +31,6 @@ from halfmoon_transfer.regions.access import AccessStatus
 from halfmoon_transfer.regions.byte_ops import checksum
 from halfmoon_transfer.regions.region_table import RegionTable
 from halfmoon_transfer.threads.stop_signal import StopSignal
-from tests.transfer.conftest import eventually
 
 extension: Any = getattr(native, "extension", None)
 
@@ -228,7 +227,9 @@ def test_damaged_requests_harm_nothing(serve: Callable[[], Served], data: st.Dat
     assert not any(served.whole[:1010]) and not any(served.whole[1060:])
 
 
-def test_a_region_is_let_go_of_when_its_last_access_has_ended(serve: Callable[[], Served]) -> None:
+def test_a_region_is_let_go_of_when_its_last_access_has_ended(
+    serve: Callable[[], Served], eventually: Callable[..., None]
+) -> None:
     served = serve()
     served.left.sendall(written(0, b"x" * 1000)[:-1])
     eventually(lambda: served.whole[1998] == ord("x"))
@@ -246,7 +247,7 @@ def test_a_region_is_let_go_of_when_its_last_access_has_ended(serve: Callable[[]
 
 
 def test_a_peer_that_stalls_in_the_middle_is_given_up_and_one_that_idles_is_not(
-    serve: Callable[[], Served],
+    serve: Callable[[], Served], eventually: Callable[..., None]
 ) -> None:
     served = serve()
     served.right.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", 0, 50_000))
@@ -261,7 +262,11 @@ def test_a_peer_that_stalls_in_the_middle_is_given_up_and_one_that_idles_is_not(
 
 def test_what_makes_no_sense_is_refused_in_words() -> None:
     table = extension.Table(1)
-    for call, *args in ((table.add, bytearray(1)), (table.remove, 0.0), (table.cut,)):
+    for call, *args in (
+        (table.add, bytearray(1)),
+        (table.remove, 0.0),
+        (table.cut,),
+    ):
         with pytest.raises(ValueError, match="a key of 5 bytes, keys have 16"):
             call(b"short", *args)
     with pytest.raises(ValueError, match="does not lie in its buffer"):

@@ -34,38 +34,45 @@ def make_plan(n_shards: int, *offers: ShardOffer, **settings: Any) -> FetchPlan:
     return plan
 
 
-def fetch(plan: FetchPlan, dice: Any = first, **more: Any) -> tuple[int, ShardSource]:
-    """The shard that is wanted next, and from whom."""
-    found = plan.next(dice, **more)
-    assert found is not None
-    return found.shard, found.source
-
-
 def test_what_a_replica_has_is_taken_before_what_only_gold_has() -> None:
     plan = make_plan(3, offer(GOLD, range(3), gold=True), offer(OTHER, [2]))
-    assert [fetch(plan) for _ in range(3)] == [(2, OTHER), (0, GOLD), (1, GOLD)]
+    fetches = [plan.next(first) for _ in range(3)]
+    assert [(each.shard, each.source) for each in fetches if each] == [
+        (2, OTHER),
+        (0, GOLD),
+        (1, GOLD),
+    ]
 
 
 def test_gold_is_left_alone_while_offers_are_old() -> None:
     plan = make_plan(3, offer(GOLD, range(3), gold=True), offer(OTHER, [2]))
-    assert fetch(plan, gold_too=False)[1] == OTHER
+    fetch = plan.next(first, gold_too=False)
+    assert fetch is not None and fetch.source == OTHER
     assert plan.next(first, gold_too=False) is None
     assert not plan.is_saturated
     plan.on_offers([offer(GOLD, range(3), gold=True), offer(OTHER, [1, 2])])
-    assert fetch(plan) == (1, OTHER)
+    fetch = plan.next(first)
+    assert fetch is not None and (fetch.shard, fetch.source) == (1, OTHER)
 
 
-def test_replicas_and_shards_are_chosen_by_the_dice() -> None:
+def test_replicas_are_chosen_by_the_dice() -> None:
     dice = random.Random(0).randrange
     counts: Counter[ShardSource] = Counter()
     for _ in range(200):
         plan = make_plan(1, offer(GOLD, [0], gold=True), offer(OTHER, [0]), offer(THIRD, [0]))
-        counts[fetch(plan, dice)[1]] += 1
+        fetch = plan.next(dice)
+        assert fetch is not None
+        counts[fetch.source] += 1
     assert set(counts) == {OTHER, THIRD}
     assert min(counts.values()) > 50
-    # Getters that start together ask for different shards.
-    plans = [make_plan(64, offer(GOLD, range(64), gold=True)) for _ in range(10)]
-    asked = {fetch(plan, random.Random(seed).randrange)[0] for seed, plan in enumerate(plans)}
+
+
+def test_getters_that_start_together_ask_for_different_shards() -> None:
+    asked = set()
+    for seed in range(10):
+        fetch = make_plan(64, offer(GOLD, range(64), gold=True)).next(random.Random(seed).randrange)
+        assert fetch is not None
+        asked.add(fetch.shard)
     assert len(asked) > 5
 
 
@@ -79,23 +86,27 @@ def test_no_more_is_in_flight_than_is_allowed() -> None:
 def test_a_shard_that_one_source_failed_is_asked_of_another() -> None:
     plan = make_plan(1, offer(GOLD, [0], gold=True), offer(OTHER, [0]))
     for source in (OTHER, GOLD, OTHER):
-        assert fetch(plan)[1] == source
+        fetch = plan.next(first)
+        assert fetch is not None and fetch.source == source
         plan.on_failed(0, "no luck")
 
 
 def test_a_source_that_is_gone_is_not_asked_again() -> None:
     plan = make_plan(2, offer(GOLD, range(2), gold=True), offer(OTHER, range(2)))
-    shard, source = fetch(plan)
-    assert source == OTHER
-    plan.on_failed(shard, "no region of this key", gone=True)
+    fetch = plan.next(first)
+    assert fetch is not None and fetch.source == OTHER
+    plan.on_failed(fetch.shard, "no region of this key", gone=True)
     assert plan.suspects == {OTHER}
-    assert [fetch(plan)[1], fetch(plan)[1]] == [GOLD, GOLD]
+    others = [plan.next(first), plan.next(first)]
+    assert [each.source for each in others if each] == [GOLD, GOLD]
 
 
 def test_a_source_that_fails_again_and_again_is_left_alone() -> None:
     plan = make_plan(20, offer(OTHER, range(20)), strikes=3)
     for _ in range(3):
-        plan.on_failed(fetch(plan)[0], "silence")
+        fetch = plan.next(first)
+        assert fetch is not None
+        plan.on_failed(fetch.shard, "silence")
     assert plan.next(first) is None
     assert plan.stuck_reason() == "20 of 20 shards are missing; other: silence"
 
@@ -103,30 +114,41 @@ def test_a_source_that_fails_again_and_again_is_left_alone() -> None:
 def test_a_success_forgives_a_source_its_failures() -> None:
     plan = make_plan(20, offer(OTHER, range(20)), strikes=2, tries_per_source=99)
     for _ in range(20):
-        plan.on_failed(fetch(plan)[0], "silence")
-        plan.on_fetched(fetch(plan)[0])
+        fetch = plan.next(first)
+        assert fetch is not None
+        plan.on_failed(fetch.shard, "silence")
+        fetch = plan.next(first)
+        assert fetch is not None
+        plan.on_fetched(fetch.shard)
     assert plan.done
 
 
 def test_a_shard_that_its_only_source_keeps_failing_is_given_up() -> None:
     plan = make_plan(1, offer(OTHER, [0]), strikes=99, tries_per_source=3)
     for _ in range(3):
-        plan.on_failed(fetch(plan)[0], "wrong checksum")
+        assert plan.next(first) is not None
+        plan.on_failed(0, "wrong checksum")
     assert plan.next(first) is None
     plan.on_offers([offer(OTHER, [0]), offer(THIRD, [0])])
-    assert fetch(plan)[1] == THIRD
+    fetch = plan.next(first)
+    assert fetch is not None and fetch.source == THIRD
 
 
 def test_missing_shards_without_a_source_are_reported() -> None:
     plan = make_plan(5, offer(OTHER, [0, 1, 4]))
     for _ in range(3):
-        plan.on_fetched(fetch(plan)[0])
+        fetch = plan.next(first)
+        assert fetch is not None
+        plan.on_fetched(fetch.shard)
     assert plan.next(first) is None
     assert "no source has 2 of them, the first is 2" in plan.stuck_reason()
     assert plan.completed_shards == {0, 1, 4}
 
 
-@settings(max_examples=by_day(25, at_night=600), deadline=None)
+@settings(
+    max_examples=by_day(25, at_night=600),
+    deadline=None,
+)
 @given(data=st.data())
 def test_all_shards_come_as_long_as_somebody_good_has_them(data: st.DataObject) -> None:
     n_shards = data.draw(st.integers(0, 20))
@@ -150,8 +172,8 @@ def test_all_shards_come_as_long_as_somebody_good_has_them(data: st.DataObject) 
         if plan.done:
             break
         plan.on_offers(data.draw(st.permutations(offers)))
-        while (found := plan.next(dice)) is not None:
-            in_flight.append(found)
+        while (fetch := plan.next(dice)) is not None:
+            in_flight.append(fetch)
         assert in_flight, plan.stuck_reason()
         back = in_flight.pop(data.draw(st.integers(0, len(in_flight) - 1)))
         if back.source == good or data.draw(st.booleans()):

@@ -24,7 +24,7 @@ def start(metadata_url: str) -> Iterator[Callable[[str], P2PProcess]]:
         yield lambda name: stack.enter_context(P2PProcess(name, metadata_url))
 
 
-def test_a_publisher_uploads_under_twice_to_four_getters(
+def test_one_publisher_uploads_less_than_twice_to_four_getters(
     start: Callable[[str], P2PProcess],
 ) -> None:
     n_bytes = 64 * MIB

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from halfmoon_metadata import MemoryStore, MetadataUnreachable
-from halfmoon_transfer import Piece, Rejected
+from halfmoon_transfer import Rejected
 from halfmoon_transfer.p2p import (
     NameTaken,
     NotPublished,
@@ -36,12 +36,10 @@ class Peers:
         self.world = world
         self._stack = ExitStack()
 
-    def open(self, *names: str) -> list[P2PStore]:
-        quick = P2PSettings(patience_s=0.3)
-        return [
-            self._stack.enter_context(P2PStore(self.world.open(name), self.world.metadata, quick))
-            for name in names
-        ]
+    def open(self, name: str, **overrides: Any) -> P2PStore:
+        engine = self.world.open(name)
+        quick = P2PSettings(**({"patience_s": 0.3} | overrides))
+        return self._stack.enter_context(P2PStore(engine, self.world.metadata, quick))
 
     def close(self) -> None:
         self._stack.close()
@@ -80,7 +78,7 @@ def sources(peers: Peers, name: str) -> dict[str, bool]:
 
 
 def test_a_getter_gets_exactly_what_was_published(peers: Peers) -> None:
-    publisher, getter = peers.open("publisher", "getter")
+    publisher, getter = peers.open("publisher"), peers.open("getter")
     given_, got = content(), room()
     steps: list[int] = []
     publisher.publish("weights", given_, shard_bytes=SHARD)
@@ -92,7 +90,7 @@ def test_a_getter_gets_exactly_what_was_published(peers: Peers) -> None:
 
 
 def test_files_are_published_from_where_they_lie(peers: Peers, tmp_path: Path) -> None:
-    publisher, getter = peers.open("publisher", "getter")
+    publisher, getter = peers.open("publisher"), peers.open("getter")
     paths = [tmp_path / str(index) for index in range(len(SIZES))]
     for path, data in zip(paths, content(), strict=True):
         path.write_bytes(data)
@@ -106,41 +104,46 @@ def test_files_are_published_from_where_they_lie(peers: Peers, tmp_path: Path) -
     assert got == content()
 
 
-def test_replicas_are_asked_before_gold_and_serve_what_it_no_longer_offers(peers: Peers) -> None:
-    publisher, first, second = peers.open("publisher", "first", "second")
+def test_a_replica_serves_what_its_publisher_no_longer_offers(peers: Peers) -> None:
+    publisher, first, second = (peers.open(name) for name in ("publisher", "first", "second"))
     publisher.publish("weights", content(), shard_bytes=SHARD)
     first.get_replica("weights", room())
-    assert second.get_replica("weights", room()).bytes_from == {"first": sum(SIZES)}
-    second.drop("weights")
     publisher.unpublish("weights")
     assert sources(peers, "weights") == {"first": False}
     got = room()
     report = second.get_replica("weights", got)
     assert got == content()
     assert report.bytes_from == {"first": sum(SIZES)}
-    # The last one out takes the record along.
-    for each in (first, second):
-        each.drop("weights")
+
+
+def test_replicas_are_asked_before_gold(peers: Peers) -> None:
+    publisher, first, second = (peers.open(name) for name in ("publisher", "first", "second"))
+    publisher.publish("weights", content(), shard_bytes=SHARD)
+    first.get_replica("weights", room())
+    assert second.get_replica("weights", room()).bytes_from == {"first": sum(SIZES)}
+
+
+def test_the_last_one_out_takes_the_record_along(peers: Peers) -> None:
+    publisher, getter = peers.open("publisher"), peers.open("getter")
+    publisher.publish("weights", content())
+    getter.get_replica("weights", room())
+    publisher.unpublish("weights")
+    getter.drop("weights")
     assert publisher.list() == []
     with pytest.raises(NotPublished, match="no object weights"):
-        first.get_replica("weights", room())
+        getter.get_replica("weights", room())
 
 
-def test_who_closes_or_whose_record_is_removed_serves_no_more(peers: Peers) -> None:
-    publisher, other = peers.open("publisher", "other")
+def test_closing_stops_serving(peers: Peers) -> None:
+    publisher = peers.open("publisher")
     publisher.publish("weights", content())
-    assert publisher.serving("weights")
-    assert other.remove("weights")
-    assert not publisher.serving("weights")
-    assert not other.remove("weights")
-    publisher.publish("more weights", content())
     publisher.close()
-    assert other.list() == []
+    assert publisher.list() == []
 
 
 def test_buffers_are_their_owners_alone_after_dropping(peers: Peers) -> None:
     engine = peers.world.open("publisher")
-    publisher, [getter] = P2PStore(engine, peers.world.metadata), peers.open("getter")
+    publisher, getter = P2PStore(engine, peers.world.metadata), peers.open("getter")
     publisher.publish("weights", content())
     record = publisher.lookup("weights")
     assert engine.stats().n_regions == 3
@@ -155,19 +158,22 @@ def test_buffers_are_their_owners_alone_after_dropping(peers: Peers) -> None:
 
 def test_peers_can_not_write_what_is_published(make_world: Any) -> None:
     peers = Peers(make_world("tcp"))
-    (publisher,), getter = peers.open("publisher"), peers.world.open("getter")
+    publisher = peers.open("publisher")
+    getter = peers.world.open("getter")
     given_ = content()
     place = publisher.publish("weights", given_).holders[0].places[0]
     assert place is not None
+    from halfmoon_transfer import Piece
+
     local = getter.allocate(10)
     with pytest.raises(Rejected, match="read-only"):
-        getter.transfer("write", [Piece(local.region, 0, place.region, 0, 10)])
+        getter.submit("write", [Piece(local.region, 0, place.region, 0, 10)]).result(60)
     assert given_ == content()
     peers.close()
 
 
 def test_several_may_publish_the_same_bytes(peers: Peers) -> None:
-    first, second, getter = peers.open("first", "second", "getter")
+    first, second, getter = (peers.open(name) for name in ("first", "second", "getter"))
     first.publish("weights", content(), shard_bytes=SHARD)
     second.publish("weights", content(), shard_bytes=SHARD)
     assert sources(peers, "weights") == {"first": True, "second": True}
@@ -178,7 +184,7 @@ def test_several_may_publish_the_same_bytes(peers: Peers) -> None:
 
 
 def test_other_bytes_need_another_name_or_a_replacement(peers: Peers) -> None:
-    first, second, getter = peers.open("first", "second", "getter")
+    first, second, getter = (peers.open(name) for name in ("first", "second", "getter"))
     first.publish("weights", content(1))
     with pytest.raises(NameTaken, match="another object is published as weights: 350001 bytes"):
         second.publish("weights", content(2))
@@ -191,7 +197,7 @@ def test_other_bytes_need_another_name_or_a_replacement(peers: Peers) -> None:
 
 
 def test_a_name_whose_holders_are_dead_is_free(peers: Peers) -> None:
-    first, second = peers.open("first", "second")
+    first, second = peers.open("first"), peers.open("second")
     first.publish("weights", content(1))
     first._engine.close()
     second.publish("weights", content(2))
@@ -199,7 +205,7 @@ def test_a_name_whose_holders_are_dead_is_free(peers: Peers) -> None:
 
 
 def test_one_client_holds_a_name_once(peers: Peers) -> None:
-    publisher, getter = peers.open("publisher", "getter")
+    publisher, getter = peers.open("publisher"), peers.open("getter")
     publisher.publish("weights", content())
     getter.get_replica("weights", room())
     with pytest.raises(NameTaken, match="publisher holds object weights already"):
@@ -215,7 +221,7 @@ def test_one_client_holds_a_name_once(peers: Peers) -> None:
 
 
 def test_buffers_must_fit(peers: Peers) -> None:
-    publisher, getter = peers.open("publisher", "getter")
+    publisher, getter = peers.open("publisher"), peers.open("getter")
     publisher.publish("weights", content())
     with pytest.raises(WrongBuffers, match="4 buffers of 350001 bytes, given were 1 of 10"):
         getter.get_replica("weights", [bytearray(10)])
@@ -225,14 +231,18 @@ def test_buffers_must_fit(peers: Peers) -> None:
     got = room()
     getter.get_replica("weights", got)
     assert got == content()
-    publisher.publish("nothing", [b"", b""])  # is an object, too
+
+
+def test_an_object_of_nothing_is_one_too(peers: Peers) -> None:
+    publisher, getter = peers.open("publisher"), peers.open("getter")
+    publisher.publish("nothing", [b"", b""])
     assert getter.get_replica("nothing", [bytearray(), bytearray()]).n_bytes == 0
     publisher.unpublish("nothing")
     assert sources(peers, "nothing") == {"getter": False}
 
 
 def test_a_listing_counts_who_holds_what(peers: Peers) -> None:
-    publisher, getter = peers.open("publisher", "getter")
+    publisher, getter = peers.open("publisher"), peers.open("getter")
     publisher.publish("a/1", content(), shard_bytes=SHARD)
     publisher.publish("b/1", content())
     getter.get_replica("a/1", room())
@@ -243,8 +253,17 @@ def test_a_listing_counts_who_holds_what(peers: Peers) -> None:
     assert [each.name for each in publisher.list()] == ["a/1", "b/1"]
 
 
+def test_removing_a_record_is_noticed_by_its_holders(peers: Peers) -> None:
+    publisher, other = peers.open("publisher"), peers.open("other")
+    publisher.publish("weights", content())
+    assert publisher.serving("weights")
+    assert other.remove("weights")
+    assert not publisher.serving("weights")
+    assert not other.remove("weights")
+
+
 def test_names_that_would_not_print_are_refused(peers: Peers) -> None:
-    [publisher] = peers.open("publisher")
+    publisher = peers.open("publisher")
     for name in ("", "x" * 201, "a\nb"):
         with pytest.raises(ValueError, match="1 to 200 printable characters"):
             publisher.publish(name, content())
@@ -257,7 +276,7 @@ def test_names_that_would_not_print_are_refused(peers: Peers) -> None:
 
 
 def test_bytes_that_changed_since_they_were_published_are_noticed(peers: Peers) -> None:
-    publisher, getter = peers.open("publisher", "getter")
+    publisher, getter = peers.open("publisher"), peers.open("getter")
     given_ = content()
     publisher.publish("weights", given_, shard_bytes=SHARD)
     given_[0][SHARD] ^= 1
@@ -267,7 +286,7 @@ def test_bytes_that_changed_since_they_were_published_are_noticed(peers: Peers) 
 
 
 def test_a_replica_with_wrong_bytes_is_replaced_by_a_good_source(peers: Peers) -> None:
-    publisher, bad, getter = peers.open("publisher", "bad", "getter")
+    publisher, bad, getter = (peers.open(name) for name in ("publisher", "bad", "getter"))
     publisher.publish("weights", content(), shard_bytes=SHARD)
     spoilt = room()
     bad.get_replica("weights", spoilt)
@@ -281,7 +300,7 @@ def test_a_replica_with_wrong_bytes_is_replaced_by_a_good_source(peers: Peers) -
 
 
 def test_holders_that_died_are_taken_out_by_who_notices(peers: Peers) -> None:
-    publisher, dead, getter = peers.open("publisher", "dead", "getter")
+    publisher, dead, getter = (peers.open(name) for name in ("publisher", "dead", "getter"))
     publisher.publish("weights", content(), shard_bytes=SHARD)
     dead.get_replica("weights", room())
     dead._engine.close()
@@ -292,7 +311,7 @@ def test_holders_that_died_are_taken_out_by_who_notices(peers: Peers) -> None:
 
 
 def test_an_object_that_is_replaced_while_it_is_fetched_is_not_mixed(peers: Peers) -> None:
-    first, second, getter = peers.open("first", "second", "getter")
+    first, second, getter = (peers.open(n) for n in ("first", "second", "getter"))
     first.publish("weights", content(1), shard_bytes=10_000)
     calls: list[int] = []
 
@@ -307,7 +326,7 @@ def test_an_object_that_is_replaced_while_it_is_fetched_is_not_mixed(peers: Peer
 
 
 def test_a_getter_that_is_interrupted_leaves_nothing_behind(peers: Peers) -> None:
-    publisher, getter = peers.open("publisher", "getter")
+    publisher, getter = peers.open("publisher"), peers.open("getter")
     publisher.publish("weights", content(), shard_bytes=10_000)
     calls: list[int] = []
 
@@ -338,7 +357,7 @@ class Moody(MemoryStore):
 def test_a_get_goes_on_while_nothing_can_be_announced(make_world: Any) -> None:
     peers = Peers(make_world("memory"))
     peers.world.metadata = Moody()
-    publisher, getter = peers.open("publisher", "getter")
+    publisher, getter = peers.open("publisher"), peers.open("getter")
     publisher.publish("weights", content(), shard_bytes=SHARD)
     peers.world.metadata.away = True
     got = room()
