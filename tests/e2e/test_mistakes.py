@@ -86,7 +86,7 @@ SETTINGS = [
 METADATA = "--metadata http://127.0.0.1:{free}/metadata"
 #: Folders by name, and words of the line that names them.
 REFUSED = {
-    "nowhere": "is not a folder: nothing is there",
+    "nowhere": "is not a folder",
     "encoder": "it is an encoder",
     "quantised": "quantised with GPTQ",
     "gguf": "GGUF weights",
