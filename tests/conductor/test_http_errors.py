@@ -351,13 +351,13 @@ async def test_nobody_has_joined_yet(front: Front) -> None:
 
 
 async def test_an_answer_that_fails_is_an_error_or_ends_its_stream_with_one(front: Front) -> None:
-    front.gateway.failure = GenerationFailed("decode-0 died and nobody is left")
+    front.gateway.failure = GenerationFailed("decode-0 died and none is left")
     error = await front.error(COMPLETIONS, 500)
-    assert error["message"] == "decode-0 died and nobody is left"
+    assert error["message"] == "decode-0 died and none is left"
     for path in (COMPLETIONS, CHAT):
         *chunks, last = await front.stream(path)
         assert chunks
-        assert last["error"]["message"] == "decode-0 died and nobody is left"
+        assert last["error"]["message"] == "decode-0 died and none is left"
         assert last["error"]["code"] == "generation_failed"
 
 

@@ -61,9 +61,9 @@ def test_long_prompts_are_computed_in_stages_cold_and_cached(
 ) -> None:
     for n_tokens in (500, 1000):
         prompt = prompt_of(n_tokens, 7)
+        before = n_shares(cluster.process("prefill-1"))
         require(cluster, whole, prompt, 12)
-        # Later ones may go to one member alone, where a busy machine makes that look quicker.
-        assert n_shares(cluster.process("prefill-1")) > 0
+        assert n_shares(cluster.process("prefill-1")) > before
         require(cluster, whole, prompt, 12)
         longer = [*prompt, *prompt_of(400, 8)]  # its cached prefix is read by each stage
         require(cluster, whole, longer, 12)

@@ -105,7 +105,7 @@ def test_while_a_key_is_changed_a_client_shows_its_first_key_and_a_server_takes_
         server = HttpServer(MemoryStore(), tokens=metadata_tokens(here))
         for j, there in enumerate(steps):
             store = open_store(f"http://127.0.0.1:{server.port}/metadata", cluster_key=there)
-            if abs(i - j) <= 1 or here == "":  # without a key it serves whoever has one
+            if abs(i - j) <= 1 or here == "":  # without a key it serves those with one, too
                 store.put("a", b"1")
             elif {i, j} == {0, 3}:
                 with pytest.raises(MetadataRefused, match="HALFMOON_CLUSTER_KEY"):

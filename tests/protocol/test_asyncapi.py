@@ -42,7 +42,7 @@ def test_every_message_has_a_receiver_and_a_port() -> None:
     commands = {each for port in COMMAND_PORTS for each in (*port.taken, *port.sent)}
     assert commands | {port.load for port in EVENT_PORTS} == set(ALL_MESSAGES)
     received = {message for union in RECEIVERS for message in union.__args__}
-    assert received == set(ALL_MESSAGES), "nobody gets what the codec does not read"
+    assert received == set(ALL_MESSAGES), "no role gets what the codec does not read"
     for answer in ToKvstoreClient.__args__:
         assert "ticket" in answer.__struct_fields__, "its question had one"
 

@@ -31,7 +31,7 @@ from halfmoon_runtime.clock import Clock, SystemClock
 from halfmoon_runtime.membership import Membership
 from halfmoon_runtime.worker.forward_watchdog import ForwardWatchdog
 from halfmoon_runtime.worker.open_model import PlacedModel
-from halfmoon_runtime.worker.worker_env import BuiltWorker, WorkerEnv, open_env
+from halfmoon_runtime.worker.worker_env import WorkerEnv, open_env
 from halfmoon_scheduling.config import SchedulingConfig
 from halfmoon_transfer.engine import TransferEngine
 from halfmoon_transfer.regions.region_table import PoolMemory
@@ -42,7 +42,7 @@ from halfmoon_workers.prefill.build_prefill import build_prefill
 from halfmoon_workers.prefill.prefill_settings import PrefillSettings
 from halfmoon_workers.prefill.prefill_worker import PrefillWorker
 from halfmoon_workers.prefill.stage_engine import open_stage
-from halfmoon_workers.start.worker_start import WorkerStart
+from halfmoon_workers.start.worker_start import BuiltWorker, WorkerStart
 
 GREEDY = Sampling(temperature=0.0)
 EngineMaker = Callable[[], Engine]

@@ -270,7 +270,7 @@ def test_of_those_that_wait_for_pages_the_more_important_goes_first() -> None:
     hall.come("low")
     hall.come("high", priority=1)
     assert hall.phase("low") is hall.phase("high") is Phase.WAITING
-    assert not hall.lets_in("small", n_tokens=8, max_new_tokens=2)  # overtakes nobody
+    assert not hall.lets_in("small", n_tokens=8, max_new_tokens=2)  # overtakes none
     assert hall.lets_in("urgent", n_tokens=8, max_new_tokens=2, priority=2)
     assert list(asked(hall.finish("a"))) == ["high"]
 

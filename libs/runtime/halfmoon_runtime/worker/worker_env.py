@@ -4,9 +4,9 @@ Services open it on real parts, tests in one process on others, the seeded simul
 ones. All of them build the same workers on it: `build_prefill`, `build_decode`, `build_kvstore`.
 """
 
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from halfmoon_metadata import MetadataStore
 from halfmoon_protocol import features
@@ -22,7 +22,6 @@ from halfmoon_runtime.membership import (
     next_generation,
     until_done,
 )
-from halfmoon_runtime.observability.metrics import MetricSnapshot
 from halfmoon_runtime.observability.transfer_metrics import TransferCounts
 
 
@@ -39,7 +38,6 @@ class UsedTransferEngine(Protocol):
 
 
 EngineT = TypeVar("EngineT", bound=UsedTransferEngine)
-WorkerT_co = TypeVar("WorkerT_co", covariant=True)
 
 
 @dataclass(frozen=True)
@@ -76,19 +74,6 @@ class WorkerEnv(Generic[EngineT]):
             MetadataError: the metadata server does not answer.
         """
         return list((await list_members(self.store)).values())
-
-
-@dataclass(frozen=True)
-class BuiltWorker(Generic[WorkerT_co]):
-    """A worker as one role builds it, which does not serve yet."""
-
-    worker: WorkerT_co
-    #: Its record.
-    info: WorkerInfo
-    #: Run beside it, each until cancelled.
-    beside: tuple[Callable[[], Coroutine[Any, Any, None]], ...] = ()
-    #: Exposed besides those of the worker.
-    metrics: tuple[Callable[[], MetricSnapshot], ...] = ()
 
 
 async def open_env(

@@ -22,7 +22,7 @@ from halfmoon_protocol.messages import DecodeCost, PrefillCost, Role, StartPrefi
 from halfmoon_runtime.membership import Membership
 from halfmoon_runtime.worker.forward_watchdog import ForwardWatchdog
 from halfmoon_runtime.worker.open_model import PlacedModel
-from halfmoon_runtime.worker.worker_env import BuiltWorker, WorkerEnv, open_env
+from halfmoon_runtime.worker.worker_env import WorkerEnv, open_env
 from halfmoon_scheduling.commands import AnyCommand, Reject, Resubmit, Send
 from halfmoon_testing.sim_cluster.sim_disk import VirtualDisk
 from halfmoon_testing.sim_cluster.sim_metadata import SimMetadataServer, SimStore
@@ -57,7 +57,7 @@ from halfmoon_workers.start.role_change_times import RoleChangeTimes
 from halfmoon_workers.start.role_switch import RoleSwitch
 from halfmoon_workers.start.serve_worker import until_spared
 from halfmoon_workers.start.worker_pool import WorkerPool
-from halfmoon_workers.start.worker_start import WorkerStart, WorkerThreads
+from halfmoon_workers.start.worker_start import BuiltWorker, WorkerStart, WorkerThreads
 
 #: Seconds of a worker's lease.
 LEASE_S = 10.0

@@ -10,7 +10,6 @@ from halfmoon_prefix_cache.replica_selector import ReplicaSelector
 from halfmoon_protocol.ids import RequestId
 from halfmoon_runtime.kvstore_clients import KvstoreClients
 from halfmoon_runtime.lifecycle import CannotStart
-from halfmoon_runtime.worker.worker_env import BuiltWorker
 from halfmoon_scheduling.decode.page_allocator import PageAllocator
 from halfmoon_transfer.grant_lender import GrantLender
 from halfmoon_workers.decode.decode_settings import DecodeSettings
@@ -19,7 +18,7 @@ from halfmoon_workers.decode.decode_worker import DecodeWorker
 from halfmoon_workers.decode.local_prefills import LocalPrefillParts
 from halfmoon_workers.decode.nearby_writers import watch_nearby_writers
 from halfmoon_workers.prefill.peer_endpoint_cache import PeerEndpointCache
-from halfmoon_workers.start.worker_start import WorkerStart
+from halfmoon_workers.start.worker_start import BuiltWorker, WorkerStart
 
 log = structlog.get_logger()
 

@@ -6,7 +6,6 @@ import msgspec
 
 from halfmoon_protocol.ids import WorkerId
 from halfmoon_runtime.kvstore_clients import KvstoreClients
-from halfmoon_runtime.worker.worker_env import BuiltWorker
 from halfmoon_scheduling.decode.page_allocator import PageAllocator
 from halfmoon_workers.prefill.forward_pass import PrefillForward
 from halfmoon_workers.prefill.peer_endpoint_cache import PeerEndpointCache
@@ -14,7 +13,7 @@ from halfmoon_workers.prefill.prefill_settings import PrefillSettings
 from halfmoon_workers.prefill.prefill_worker import PrefillWorker
 from halfmoon_workers.prefill.stage_engine import host_view, say_layers
 from halfmoon_workers.prefill.stage_links import StageLinks
-from halfmoon_workers.start.worker_start import WorkerStart
+from halfmoon_workers.start.worker_start import BuiltWorker, WorkerStart
 
 
 def build_prefill(

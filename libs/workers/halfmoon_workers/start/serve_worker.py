@@ -11,9 +11,8 @@ from halfmoon_metadata.store_interface import MetadataError
 from halfmoon_protocol.messages import WorkerInfo
 from halfmoon_runtime.membership import Membership
 from halfmoon_runtime.worker.open_worker import GreetedWorker, OpenedWorker
-from halfmoon_runtime.worker.worker_env import BuiltWorker
 from halfmoon_transfer.engine import TransferEngine
-from halfmoon_workers.start.worker_start import WorkerStart
+from halfmoon_workers.start.worker_start import BuiltWorker, WorkerStart
 
 log = structlog.get_logger()
 
