@@ -86,7 +86,7 @@ SETTINGS = [
 METADATA = "--metadata http://127.0.0.1:{free}/metadata"
 #: Folders by name, and words of the line that names them.
 REFUSED = {
-    "nowhere": "is not a folder",
+    "nowhere": "is not a folder: nothing is there",
     "encoder": "it is an encoder",
     "quantised": "quantised with GPTQ",
     "gguf": "GGUF weights",
@@ -95,7 +95,7 @@ REFUSED = {
     "truncated": "is cut off",
 }
 MODELS = [
-    Mistake(f"{words.partition(' ')[0]} --model [red]/{name} {words.partition(' ')[2]}", told, 2)
+    Mistake(f"{words.partition(' ')[0]} --model ./[red]/{name} {words.partition(' ')[2]}", told, 2)
     for words, names in (
         (f"prefill {METADATA}", REFUSED),
         (f"decode {METADATA}", ["encoder", "truncated"]),
