@@ -98,7 +98,7 @@ class LocalCluster:
         )
         self.core, self.shell, self.gateway = built.core, built.shell, built.gateway
         self.hub = built.links
-        running = asyncio.create_task(self.hub.run())
+        running = asyncio.create_task(built.run())
         self.stack.push_async_callback(_cancel, running)
         for i in range(n_kvstore):
             await self.start_kvstore(f"kvstore-{i}")
