@@ -112,12 +112,13 @@ class SocketListener:
                 thread = threading.Thread(
                     target=self._run, args=(sock,), name=f"{self._label}-serve", daemon=True
                 )
+                # Counted before it is served: a peer may have its answer before this thread goes on.
+                self._connections[sock] = thread
                 try:
                     thread.start()
                 except RuntimeError as error:  # the system allows no more threads
+                    del self._connections[sock]
                     self._turn_away(sock, str(error))
-                else:
-                    self._connections[sock] = thread
 
     def _turn_away(self, sock: socket.socket, reason: str) -> None:
         """Refuse a connection; a message so short needs no thread of its own."""
