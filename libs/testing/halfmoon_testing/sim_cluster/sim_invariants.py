@@ -12,7 +12,12 @@ from halfmoon_protocol.ids import WorkerId
 from halfmoon_protocol.sampling import Sampling
 from halfmoon_testing.sim_cluster.sim_clients import ClientRequest
 from halfmoon_testing.sim_cluster.sim_cluster import SimCluster
-from halfmoon_testing.sim_cluster.sim_shape import BLOCK_SIZE, MODEL, QUARANTINE_S
+from halfmoon_testing.sim_cluster.sim_shape import (
+    BLOCK_SIZE,
+    MODEL,
+    QUARANTINE_S,
+    RECOVERY_OF_RECORDS_S,
+)
 from halfmoon_testing.sim_cluster.violation import Violation
 
 #: How a request may end.
@@ -27,10 +32,8 @@ HARMLESS_ALONE = frozenset(
 _NOTHING_LOST = frozenset({"ok", "left", "ServerOverloaded"})
 #: Seconds within which the cluster holds nothing of requests that are over.
 QUIET_S = 45.0
-#: Seconds from the last fault to the first success; with lost records, workers write them again
-#: after a third of a lease.
+#: Seconds from the last fault to the first success, where no records were lost.
 RECOVERY_S = 2.0
-RECOVERY_OF_RECORDS_S = 6.0
 
 
 @lru_cache

@@ -8,6 +8,7 @@ messages back; after `HEARTBEAT_S` each side takes its end down. A published mes
 import asyncio
 import itertools
 import random
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -118,8 +119,10 @@ class _End:
     on_down: Callable[[str], None]
     #: When the latest message for this side arrives.
     last_s: float = 0.0
-    #: Deliveries that a cut holds back.
-    held: list[Callable[[], None]] = field(default_factory=list)
+    #: What was sent to it and is not delivered, in order, whatever stands still meanwhile.
+    coming: deque[Callable[[], None]] = field(default_factory=deque)
+    #: How many of them would have arrived, if no cut held them back.
+    n_held: int = 0
 
 
 class Connection:
@@ -144,7 +147,8 @@ class Connection:
         """Deliver at the other side, after all that was sent to it before."""
         network = self._network
         to.last_s = max(to.last_s, network.loop.time() + network.delay())
-        network.loop.call_at(to.last_s, self._arrive, to, deliver, context=to.process.context)
+        to.coming.append(deliver)
+        network.loop.call_at(to.last_s, self._arrive, to, context=to.process.context)
 
     def hang_up(self, by: VirtualProcess, reason: str) -> None:
         """Tell the other side that this one is gone, after what was sent before."""
@@ -162,32 +166,32 @@ class Connection:
         if self._is_cut:
             self.is_over = True
             for end in self.ends:
-                end.held.clear()
+                end.coming.clear()
+                end.n_held = 0
                 self._network.loop.call_soon(
                     end.on_down, "no heartbeats", context=end.process.context
                 )
             self._forget_if_over()
 
     def release(self) -> None:
-        """Deliver what was held back at once, in order: what is under way was sent after it."""
+        """Deliver what was held back at once."""
         for end in self.ends:
-            held, end.held = end.held, []
-            for deliver in held:
-                context = end.process.context
-                self._network.loop.call_soon(self._arrive, end, deliver, context=context)
+            n_held, end.n_held = end.n_held, 0
+            for _ in range(n_held):
+                self._network.loop.call_soon(self._arrive, end, context=end.process.context)
         self._forget_if_over()
 
     @property
     def _is_cut(self) -> bool:
         return self._network.is_cut(self.ends[0].process.name, self.ends[1].process.name)
 
-    def _arrive(self, to: _End, deliver: Callable[[], None]) -> None:
-        if self._is_cut or to.held:
-            to.held.append(deliver)
+    def _arrive(self, to: _End) -> None:
+        if self._is_cut:
+            to.n_held += 1
             if self.is_over and self not in self._network.connections:
                 self._network.connections.append(self)  # it has yet to say that it is gone
-        else:
-            deliver()
+        elif to.coming:
+            to.coming.popleft()()
 
     def _forget_if_over(self) -> None:
         if self.is_over and self in self._network.connections:

@@ -16,14 +16,14 @@ from halfmoon_protocol.ids import BlockHash
 from halfmoon_protocol.messages import KvstoreAddress
 from halfmoon_runtime.kvstore_clients import KvstoreClients, KvstoreUnavailable
 from halfmoon_testing.sim_cluster.sim_services import SimService, SimWorld, fake_layout
-from halfmoon_testing.sim_cluster.sim_shape import BLOCK_SIZE
+from halfmoon_testing.sim_cluster.sim_shape import BLOCK_SIZE, RECOVERY_OF_RECORDS_S
 from halfmoon_testing.sim_cluster.violation import Violation
 from halfmoon_transfer.interface import Piece, TransferError
 
 #: Replicas of a put, where there are so many kvstores.
 _REPLICAS = 2
 _BLOCKS = 2
-_READ_TRIES = 20
+_TRY_S = 0.1
 _PUT_S = 3.0
 
 
@@ -102,11 +102,11 @@ class SimPuts(SimService):
                 )
 
     async def _is_there(self, put: AcknowledgedPut, living: list[SimService]) -> bool:
-        for _ in range(_READ_TRIES):
+        for _ in range(round(RECOVERY_OF_RECORDS_S / _TRY_S)):
             for replica in living:
                 if await self._read(put, replica):
                     return True
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(_TRY_S)
         return False
 
     async def _read(self, put: AcknowledgedPut, replica: SimService) -> bool:

@@ -11,6 +11,9 @@ BLOCK_SIZE = 16
 #: Seconds that pages of landings in doubt rest at a decode worker. Pools here are so small that
 #: there may be no other pages.
 QUARANTINE_S = 6.0
+#: Seconds in which workers have written again what a metadata server lost: a third of a lease, and
+#: what joining takes.
+RECOVERY_OF_RECORDS_S = 6.0
 #: 512 bytes a block, the least that a kvstore takes.
 MODEL = FakeModelSpec(
     name="m", layers=2, kv_heads=1, head_dim=2, max_context=512, step_s=0.004, token_s=0.0002

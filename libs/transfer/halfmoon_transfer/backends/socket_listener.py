@@ -112,7 +112,7 @@ class SocketListener:
                 thread = threading.Thread(
                     target=self._run, args=(sock,), name=f"{self._label}-serve", daemon=True
                 )
-                # Counted before it is served: a peer may have its answer before this thread goes on.
+                # Counted before it is served: a peer may have its answer before `start` returns.
                 self._connections[sock] = thread
                 try:
                     thread.start()
