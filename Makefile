@@ -54,8 +54,8 @@ test-nightly: $(VENV)/.dev ## all tests with many more examples, and statistics,
 	@echo "RUN=$(RUN)"
 	HALFMOON_NIGHTLY=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal --testrunuid $(RUN) --timeout 7200
 
-test-fast: $(VENV)/.dev ## what needs no other process and no torch: run it while you work
-	$(BIN)/python -m pytest -p tests.one_process -q -r fE
+test-fast: $(VENV)/.dev ## tests of the files that took under two seconds: run it while you work
+	$(BIN)/pytest --quick -q -r fE -n $(WORKERS) --dist worksteal
 
 # Operations of the long soak; SEED repeats one.
 OPERATIONS ?= 4000

@@ -26,9 +26,9 @@ sys.exit(7)
 """
 STANDS = "import signal; print('stands'); signal.pause()"
 STARTS = """
-import signal, sys
+import signal, subprocess, sys
 from halfmoon_sandbox.bound_process import start_bound
-process = start_bound([sys.executable, sys.argv[1]], stdout=sys.stdout)
+process = start_bound([sys.executable, sys.argv[1]], stdout=subprocess.DEVNULL)
 print(process.pid, type(process).__name__)
 signal.pause()
 """
