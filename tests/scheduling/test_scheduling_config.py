@@ -4,12 +4,6 @@ import pytest
 from halfmoon_scheduling.config import SchedulingConfig
 
 
-def test_the_defaults_are_the_papers_placement_and_no_limits() -> None:
-    config = SchedulingConfig()
-    assert (config.placement, config.admission) == ("kvcache_centric", "none")
-    assert config.max_attempts == 4
-
-
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
@@ -26,6 +20,8 @@ def test_the_defaults_are_the_papers_placement_and_no_limits() -> None:
         ("ttft_slo_s", -1, "ttft_slo_s is -1"),
         ("max_attempts", 0, "max_attempts is 0"),
         ("max_waiting", -1, "max_waiting is -1, it must be at least 0"),
+        ("kept_decision_bytes", -1, "kept_decision_bytes is -1"),
+        ("group_least_gain", 0.5, "group_least_gain is 0.5"),
         ("block_size", 15, "block_size is 15, allowed are 16 to 512"),
     ],
 )

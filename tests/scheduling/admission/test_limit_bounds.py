@@ -1,14 +1,10 @@
 """What admission learns from, what it bounds, and the limits on waiting, through the whole core."""
 
-import io
-
 import pytest
 
 from halfmoon_protocol.messages import PrefillCost
-from halfmoon_scheduling.commands import AnyCommand, Reject
+from halfmoon_scheduling.commands import Reject
 from halfmoon_scheduling.conductor.decision_log import Decision
-from halfmoon_scheduling.conductor.journal import encode_entry, encode_header, replay_journal
-from halfmoon_scheduling.events import AnyEvent
 from tests.scheduling.core import Core, only
 
 LIMIT_S = 10.5
@@ -21,17 +17,10 @@ class Bounded(Core):
 
     def __init__(self, **config: object) -> None:
         fields = {"admission": "lookahead", "ttft_slo_s": LIMIT_S, "admission_quantile": 0.9}
-        self.journal = io.BytesIO()
         super().__init__(**(fields | config))
-        self.journal.write(encode_header(self.conductor.config))
         self.n = 0
         self.join("prefill-0", prefill_cost=PREFILL)
         self.join("decode-0", n_blocks=100_000)
-
-    def handle(self, event: AnyEvent, now: float | None = None) -> list[AnyCommand]:
-        commands = super().handle(event, now)
-        self.journal.write(encode_entry(self.now, event, commands))
-        return commands
 
     def decide(self) -> tuple[str, Decision]:
         """A new request, and what is decided."""
@@ -123,15 +112,6 @@ def test_a_request_with_nothing_ahead_is_admitted_by_the_profile_and_teaches_bet
 
 def test_a_request_with_nothing_ahead_is_refused_where_the_profile_is_over_the_limit() -> None:
     assert Bounded(ttft_slo_s=0.5).outcomes(1) == ["refused"]
-
-
-def test_a_journal_replays_to_the_same_commands() -> None:
-    core = Bounded(max_queued_requests=8)
-    core.serve(30)
-    core.outcomes(20)
-    core.journal.seek(0)
-    n, difference = replay_journal(core.journal)
-    assert difference is None and n == 2 + 30 * 4 + 20
 
 
 # -- limits on waiting ---------------------------------------------------------------------------

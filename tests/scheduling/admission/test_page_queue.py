@@ -11,7 +11,7 @@ from halfmoon_scheduling.conductor.conductor_machine import Conductor
 from halfmoon_scheduling.conductor.placer import Placer
 from halfmoon_scheduling.requests.request_state import Phase
 from tests.nightly import by_day
-from tests.scheduling.core import D0, D1, R1, R2, Core, asked, resubmitted
+from tests.scheduling.core import D0, R1, Core, asked
 
 N_WORKERS = 8
 
@@ -76,43 +76,6 @@ def test_room_at_a_worker_that_could_never_hold_it_places_nothing(placements: Pl
     assert asked(core.load("decode-0", free_pages=20)) == {R1: D0}
 
 
-def test_a_worker_that_joins_or_drains_no_more_takes_what_waits() -> None:
-    assert asked(full().join("decode-9")) == {R1: "decode-9"}
-    core = full()
-    core.join("decode-7", draining=True)
-    assert core.load("decode-7", free_pages=64) == []
-    assert asked(core.join("decode-7")) == {R1: "decode-7"}
-
-
-@pytest.mark.parametrize("end", ["cancelled", "refused for ever"])
-def test_what_another_request_gives_back_takes_what_waits(end: str) -> None:
-    core = Core("prefill-0")
-    core.join("decode-0", n_blocks=4)
-    core.arrive()
-    assert core.arrive("cmpl-2") == []
-    freed = core.cancel() if end == "cancelled" else core.refused(retryable=False)
-    assert asked(freed) == {R2: D0}
-
-
-def test_a_request_that_comes_to_be_the_first_is_placed_by_its_own_need() -> None:
-    core = full()
-    core.arrive("cmpl-2", n_tokens=1, priority=-1)
-    assert core.load(free_pages=2) == []
-    assert asked(core.cancel()) == {R2: D0}
-    assert core.phase("cmpl-2") is Phase.RESERVING
-
-
-def test_pages_that_turn_out_to_be_free_count_though_the_report_says_the_same() -> None:
-    core = Core("prefill-0")
-    core.join("decode-0", n_blocks=12)
-    core.load(free_pages=8)
-    core.arrive()  # 4 of the 8, by our books
-    core.arrive("cmpl-2", n_tokens=100)
-    assert core.phase("cmpl-2") is Phase.WAITING
-    core.reserved()
-    assert asked(core.load(free_pages=8)) == {R2: D0}
-
-
 def test_a_worker_that_refused_is_asked_again_by_more_room_or_when_its_time_is_over() -> None:
     for by_report in (True, False):
         core = Core("prefill-0", "decode-0")
@@ -139,6 +102,7 @@ def test_whatever_happens_no_request_waits_that_would_fit(seed: int) -> None:
     for worker, pages in n_pages.items():
         core.join(worker, n_blocks=pages)
     n_clients = n_waited = 0
+    stopping: list[RequestId] = []
 
     def of(phase: Phase) -> list[RequestId]:
         known = (RequestId(f"cmpl-{i}") for i in range(n_clients))
@@ -155,7 +119,7 @@ def test_whatever_happens_no_request_waits_that_would_fit(seed: int) -> None:
         core.now += dice.choice((0.0, 0.01, 0.5))
         worker = dice.choice(sorted(n_pages))
         reserving, prefilling = of(Phase.RESERVING), of(Phase.PREFILLING)
-        match dice.randrange(9):
+        match dice.randrange(11):
             case 0 | 1:
                 size: Any = {"n_tokens": dice.choice((1, 30, 60, 200))}
                 core.arrive(f"cmpl-{n_clients}", priority=dice.choice((0, 0, 1)), **size)
@@ -184,17 +148,13 @@ def test_whatever_happens_no_request_waits_that_would_fit(seed: int) -> None:
                     core.lose(worker)
                 else:
                     core.join(worker, n_blocks=n_pages[worker], draining=draining)
+            case 8 if known := [rid for phase in Phase for rid in of(phase)]:
+                rid = dice.choice(known)
+                stopping += [rid] if rid in prefilling else []
+                core.cancel(rid)
+            case 9 if stopping:
+                core.prefill_stopped(rid=stopping.pop())
             case _:
                 core.tick()
         n_waited += len(of(Phase.WAITING)) > 0
     assert n_waited > 20, "next to nothing waited: the test shows nothing"
-
-
-def test_a_try_that_is_placed_again_waits_like_any_other() -> None:
-    core = full()
-    core.cancel()
-    core.load(free_pages=10)
-    core.arrive("cmpl-2")
-    assert resubmitted(core.lose("decode-0")) == ["cmpl-2"]
-    assert core.arrive("cmpl-2~2", attempt=2) == []
-    assert asked(core.load("decode-1", free_pages=10)) == {"cmpl-2~2": D1}

@@ -1,87 +1,71 @@
 """A request that takes workers down is stopped after two and one alone; no other one is."""
 
 import random
-from collections import Counter
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict
+from typing import Any
 
 import msgspec
 import pytest
 
 from halfmoon_protocol.ids import RequestId, WorkerId, original_request_id, retry_id
 from halfmoon_protocol.messages import (
-    DecodeReserved,
     ReserveDecode,
     StartDecode,
     StartPrefill,
 )
 from halfmoon_scheduling.admission.loss_history import EVENT_S, MAX_EXCUSES
 from halfmoon_scheduling.commands import AnyCommand, Deliver, Fail, Reject, Resubmit, Send
-from halfmoon_scheduling.conductor.conductor_machine import Conductor
-from halfmoon_scheduling.config import SchedulingConfig
 from halfmoon_scheduling.events import (
     AnyEvent,
     Casualty,
-    MessageReceived,
     Request,
-    RequestArrived,
-    RequestCancelled,
-    RequestFinished,
     RequestProgressed,
-    Tick,
-    WorkerJoined,
-    WorkerLost,
     with_casualty,
 )
 from halfmoon_scheduling.requests.request_state import Phase
-from halfmoon_testing.scheduling_inputs import a_landing, a_prefill_done, a_request, a_worker
+from halfmoon_testing.scheduling_inputs import a_request
 from tests.nightly import by_day
+from tests.scheduling.core import Core
 
 
-@dataclass
-class Cluster:
+class Cluster(Core):
     """A conductor, the gateway's part of retries, and workers that do as they are told.
 
     What a worker was told and has not done is in `told`; the test says what is done next.
     """
 
-    config: SchedulingConfig = field(default_factory=SchedulingConfig)
-    now: float = 0.0
-    requests: dict[str, Request] = field(default_factory=dict)
-    #: By the client's request: how it ended.
-    ended: dict[str, str] = field(default_factory=dict)
-    reasons: dict[str, str] = field(default_factory=dict)
-    casualties: dict[str, tuple[Casualty, ...]] = field(default_factory=dict)
-    #: By worker, in the order in which they came.
-    told: dict[WorkerId, list[StartPrefill | StartDecode]] = field(default_factory=dict)
-    generations: Counter[WorkerId] = field(default_factory=Counter)
-    #: Starts of workers that computed a client's request.
-    seen_by: dict[str, list[tuple[WorkerId, int]]] = field(default_factory=dict)
-    #: Tokens of the try under way.
-    n_new: Counter[str] = field(default_factory=Counter)
-
-    def __post_init__(self) -> None:
-        self.core = Conductor(self.config)
+    def __init__(self, n_prefill: int, n_decode: int, **config: Any) -> None:
+        self.requests: dict[str, Request] = {}
+        #: By the client's request: how it ended.
+        self.ended: dict[str, str] = {}
+        self.reasons: dict[str, str] = {}
+        self.casualties: dict[str, tuple[Casualty, ...]] = {}
+        #: By worker, in the order in which they came.
+        self.told: dict[WorkerId, list[StartPrefill | StartDecode]] = {}
+        self.generations: Counter[str] = Counter()
+        #: Starts of workers that computed a client's request.
+        self.seen_by: defaultdict[str, list[tuple[WorkerId, int]]] = defaultdict(list)
+        #: Tokens of the try under way.
+        self.n_new: Counter[str] = Counter()
+        prefills = (f"prefill-{i}" for i in range(n_prefill))
+        super().__init__(*prefills, *(f"decode-{i}" for i in range(n_decode)), **config)
 
     # -- what happens ------------------------------------------------------------------------
 
-    def join(self, *names: str, **fields: bool) -> None:
-        for name in names:
-            worker = WorkerId(name)
-            if not fields.get("draining"):
-                self.generations[worker] += 1
-                self.told[worker] = []
-            info = a_worker(name, generation=self.generations[worker], **fields)  # type: ignore[arg-type]
-            self.handle(WorkerJoined(info))
+    def join(self, worker: str, **fields: Any) -> list[AnyCommand]:
+        if not fields.get("draining"):
+            self.generations[worker] += 1
+            self.told[WorkerId(worker)] = []
+        return super().join(worker, generation=self.generations[worker], **fields)
 
-    def arrive(self, *names: str) -> None:
+    def come(self, *names: str) -> None:
         for name in names:
             self.requests[name] = a_request(name, n_tokens=20)
-            self.seen_by[name] = []
-            self.handle(RequestArrived(self.requests[name]))
+            self.arrive(self.requests[name])
 
-    def lose(self, name: str) -> None:
-        self.told.pop(WorkerId(name))
-        self.handle(WorkerLost(WorkerId(name), "connection reset"))
+    def lose(self, worker: str) -> list[AnyCommand]:
+        self.told.pop(WorkerId(worker))
+        return super().lose(worker)
 
     def prefill(self, name: str, request: str) -> None:
         """The worker is through with a request that it was told to prefill."""
@@ -92,7 +76,7 @@ class Cluster:
             if isinstance(s, StartPrefill) and original_request_id(s.request_id) == request
         )
         told.remove(start)
-        self.handle(MessageReceived(WorkerId(name), a_prefill_done(start.request_id)))
+        self.prefilled(name, start.request_id)
 
     def decode(self, name: str, request: str) -> None:
         """The worker makes a token of a request that it decodes."""
@@ -116,8 +100,8 @@ class Cluster:
         self.lose(worker)
         return worker
 
-    def phase(self, request: str) -> Phase | None:
-        return self.core.phase_of(self.requests[request].request_id)
+    def phase(self, rid: str = "one") -> Phase | None:
+        return super().phase(self.requests[rid].request_id)
 
     # -- inside ------------------------------------------------------------------------------
 
@@ -127,17 +111,16 @@ class Cluster:
             self.casualties[request] = ()
             self.handle(RequestProgressed(self.requests[request].request_id))
 
-    def handle(self, event: AnyEvent) -> None:
-        commands = self.core.handle(event, self.now)
-        self.core.check()
+    def handle(self, event: AnyEvent, now: float | None = None) -> list[AnyCommand]:
+        commands = super().handle(event, now)
         for command in commands:
             self._perform(command)
+        return commands
 
     def _perform(self, command: AnyCommand) -> None:
         match command:
             case Send(worker_id=worker, message=ReserveDecode(request_id=rid)):
-                granted = DecodeReserved(request_id=rid, landing=a_landing(worker), expires_s=600.0)
-                self.handle(MessageReceived(worker, granted))
+                self.reserved(worker, rid, expires_s=600.0)
             case Send(worker_id=worker, message=StartPrefill() | StartDecode() as start):
                 self.told[worker].append(start)
                 self.seen_by[original_request_id(start.request_id)].append(
@@ -168,27 +151,20 @@ class Cluster:
             fruitless=fruitless,
             casualties=known,
         )
-        self.handle(RequestArrived(self.requests[request]))
+        self.arrive(self.requests[request])
 
     def settle(self) -> None:
         """Let losses that come now be another event than those before."""
         self.now += EVENT_S + 0.1
-        self.handle(Tick())
-
-
-def cluster(n_prefill: int, n_decode: int, **config: float) -> Cluster:
-    made = Cluster(msgspec.convert(config, SchedulingConfig))
-    made.join(*(f"prefill-{i}" for i in range(n_prefill)))
-    made.join(*(f"decode-{i}" for i in range(n_decode)))
-    return made
+        self.tick()
 
 
 # -- who takes workers down ----------------------------------------------------------------------
 
 
 def test_a_request_that_takes_down_two_prefill_workers_is_tried_on_one_more_alone() -> None:
-    them = cluster(4, 1)
-    them.arrive("bad")
+    them = Cluster(4, 1)
+    them.come("bad")
     for n_lost in (1, 2, 3):
         them.lose_prefill("bad")
         assert them.phase("bad") is (Phase.PREFILLING if n_lost == 1 else Phase.QUARANTINED)
@@ -196,13 +172,13 @@ def test_a_request_that_takes_down_two_prefill_workers_is_tried_on_one_more_alon
     assert them.ended == {"bad": "harmful"}
     assert len(set(them.seen_by["bad"])) == 3
     assert all(worker in them.reasons["bad"] for worker, _ in them.seen_by["bad"])
-    assert them.core.refusals == {"harmful": 1}
+    assert them.conductor.refusals == {"harmful": 1}
 
 
 def test_a_request_that_takes_down_two_decode_workers_is_tried_on_one_more_alone() -> None:
     """Though each try brings the client a token, from prefill."""
-    them = cluster(1, 4)
-    them.arrive("bad")
+    them = Cluster(1, 4)
+    them.come("bad")
     for _ in range(3):
         them.prefill("prefill-0", "bad")
         (worker,) = them.where("bad", StartDecode)
@@ -212,44 +188,21 @@ def test_a_request_that_takes_down_two_decode_workers_is_tried_on_one_more_alone
     assert len({w for w in them.seen_by["bad"] if w[0].startswith("decode")}) == 3
 
 
-def test_a_worker_started_again_is_another_worker() -> None:
-    them = cluster(1, 1)
-    them.arrive("bad")
-    for _ in range(3):
-        assert them.where("bad") == ["prefill-0"]
-        them.join("prefill-0")  # as its next generation: the earlier start is lost
-        them.settle()
-    assert them.ended == {"bad": "harmful"}
-    assert "prefill-0 (start 1), prefill-0 (start 2), prefill-0 (start 3)" in them.reasons["bad"]
-
-
-def test_one_of_either_side_is_two() -> None:
-    them = cluster(2, 2)
-    them.arrive("bad")
-    them.prefill(them.where("bad")[0], "bad")
-    them.lose(them.where("bad", StartDecode)[0])
-    for _ in range(2):
-        them.settle()
-        them.lose_prefill("bad")
-    them.settle()
-    assert them.ended == {"bad": "harmful"} or not them.core.cluster.accepting("prefill")
-
-
 # -- workers that are lost together --------------------------------------------------------------
 
 
 def test_a_rack_that_dies_is_not_charged_to_a_request_that_was_there() -> None:
     """Its decode worker, then a prefill worker that was not yet known to be dead, and a kvstore."""
-    them = cluster(2, 2)
+    them = Cluster(2, 2)
     them.join("kvstore-0")
-    them.arrive("one")
+    them.come("one")
     them.prefill(them.where("one")[0], "one")
     them.lose(them.where("one", StartDecode)[0])
     them.now += 0.1
     them.lose_prefill("one")
     assert them.phase("one") is Phase.QUARANTINED, "other workers may be dead too"
     them.now += 0.1
-    them.handle(WorkerLost(WorkerId("kvstore-0"), "connection reset"))
+    them.lose("kvstore-0")
     assert them.phase("one") is Phase.PREFILLING, "the kvstore had nothing of it"
     assert them.requests["one"].fruitless <= 1
     # It is no suspect: a further loss is its first.
@@ -259,14 +212,14 @@ def test_a_rack_that_dies_is_not_charged_to_a_request_that_was_there() -> None:
 
 
 def test_losses_at_one_moment_are_waited_out_and_are_no_tries_without_a_token() -> None:
-    them = cluster(4, 1, max_attempts=2)
-    them.arrive("one")
+    them = Cluster(4, 1, max_attempts=2)
+    them.come("one")
     for _ in range(2):
         them.lose_prefill("one")
     assert them.requests["one"].fruitless == 1
     assert them.phase("one") is Phase.QUARANTINED
     them.now += EVENT_S / 2
-    them.handle(Tick())
+    them.tick()
     assert them.phase("one") is Phase.QUARANTINED
     them.settle()
     assert them.phase("one") is Phase.PREFILLING
@@ -274,8 +227,8 @@ def test_losses_at_one_moment_are_waited_out_and_are_no_tries_without_a_token() 
 
 
 def test_a_request_is_excused_for_others_losses_a_few_times_only() -> None:
-    them = cluster(12, 1, max_attempts=100)
-    them.arrive("bad")
+    them = Cluster(12, 1, max_attempts=100)
+    them.come("bad")
     n_events = 0
     while not them.ended:
         worker = them.lose_prefill("bad")
@@ -291,39 +244,39 @@ def test_a_request_is_excused_for_others_losses_a_few_times_only() -> None:
 
 
 def lost_twice(them: Cluster) -> None:
-    them.arrive("bad")
+    them.come("bad")
     for _ in range(2):
         them.lose_prefill("bad")
         them.now += EVENT_S + 0.1
 
 
 def test_a_request_that_is_tried_alone_waits_for_idle_workers_and_keeps_others_off() -> None:
-    them = cluster(4, 2)
+    them = Cluster(4, 2)
     lost_twice(them)
-    them.arrive("early")
+    them.come("early")
     (busy,) = them.where("early")
-    them.handle(Tick())
+    them.tick()
     (alone,) = them.where("bad")
     assert alone != busy
-    at = them.core.holds_at(them.requests["bad"].request_id)
+    at = them.conductor.holds_at(them.requests["bad"].request_id)
     for n in range(6):
-        them.arrive(f"late-{n}")
+        them.come(f"late-{n}")
         assert them.where(f"late-{n}") == [busy]
-        assert them.core.holds_at(them.requests[f"late-{n}"].request_id) != at
+        assert them.conductor.holds_at(them.requests[f"late-{n}"].request_id) != at
     them.prefill(alone, "bad")
-    them.arrive("later")
+    them.come("later")
     assert them.where("later") == [alone], "it has done no harm there"
     them.decode(them.where("bad", StartDecode)[0], "bad")
-    assert not them.core._table.quarantine.workers_kept_alone
+    assert not them.conductor._table.quarantine.workers_kept_alone
     assert not them.ended
 
 
 def test_others_wait_while_the_only_worker_is_kept_for_one() -> None:
-    them = cluster(3, 1)
+    them = Cluster(3, 1)
     lost_twice(them)
-    them.handle(Tick())
+    them.tick()
     assert len(them.where("bad")) == 1
-    them.arrive("other")
+    them.come("other")
     assert them.phase("other") is Phase.WAITING
     them.prefill(them.where("bad")[0], "bad")
     them.decode(them.where("bad", StartDecode)[0], "bad")
@@ -331,8 +284,8 @@ def test_others_wait_while_the_only_worker_is_kept_for_one() -> None:
 
 
 def test_a_link_that_goes_down_and_up_again_counts_once() -> None:
-    them = cluster(2, 1)
-    them.arrive("one")
+    them = Cluster(2, 1)
+    them.come("one")
     first = them.lose_prefill("one")
     (second,) = them.where("one")
     them.generations[first] -= 1  # the same start is back
@@ -346,22 +299,22 @@ def test_a_link_that_goes_down_and_up_again_counts_once() -> None:
 
 
 def test_a_prefill_worker_that_hangs_counts() -> None:
-    them = cluster(3, 1, request_timeout_s=100.0)
-    them.arrive("bad")
+    them = Cluster(3, 1, request_timeout_s=100.0)
+    them.come("bad")
     for i in range(3):
         assert len(them.where("bad")) == i + 1  # at each other one
         them.now += 100.0
-        them.handle(Tick())
+        them.tick()
     assert them.ended == {"bad": "harmful"}
 
 
 def test_a_prefill_worker_that_is_through_with_others_is_only_slow() -> None:
-    them = cluster(1, 1, request_timeout_s=100.0)
-    them.arrive("first", "second")
+    them = Cluster(1, 1, request_timeout_s=100.0)
+    them.come("first", "second")
     them.now = 60.0
     them.prefill("prefill-0", "first")
     them.now = 100.0
-    them.handle(Tick())
+    them.tick()
     assert them.requests["second"].attempt == 2
     assert not them.casualties
 
@@ -370,10 +323,10 @@ def test_a_prefill_worker_that_is_through_with_others_is_only_slow() -> None:
 
 
 def test_what_only_had_pages_at_a_lost_worker_is_innocent() -> None:
-    them = cluster(1, 2)
-    them.arrive("one")
+    them = Cluster(1, 2)
+    them.come("one")
     for _ in range(2):
-        decode = them.core.decisions[-1].placement.decode
+        decode = them.conductor.decisions[-1].placement.decode
         assert decode is not None
         them.join(decode)
     assert not them.casualties
@@ -381,8 +334,8 @@ def test_what_only_had_pages_at_a_lost_worker_is_innocent() -> None:
 
 
 def test_a_worker_told_to_go_is_no_casualty() -> None:
-    them = cluster(1, 4)
-    them.arrive("one")
+    them = Cluster(1, 4)
+    them.come("one")
     for _ in range(3):
         them.prefill("prefill-0", "one")
         (worker,) = them.where("one", StartDecode)
@@ -393,8 +346,8 @@ def test_a_worker_told_to_go_is_no_casualty() -> None:
 
 
 def test_a_token_from_decode_in_between_clears_a_request() -> None:
-    them = cluster(1, 6)
-    them.arrive("long")
+    them = Cluster(1, 6)
+    them.come("long")
     for _ in range(5):
         them.prefill("prefill-0", "long")
         (worker,) = them.where("long", StartDecode)
@@ -402,22 +355,6 @@ def test_a_token_from_decode_in_between_clears_a_request() -> None:
         them.lose(worker)
     assert not them.ended
     assert len(them.casualties["long"]) == 1
-
-
-def test_a_client_that_leaves_ends_a_trial() -> None:
-    them = cluster(2, 2)
-    them.arrive("a", "b", "c")
-    for name in ("prefill-0", "prefill-1"):
-        for told in list(them.told[WorkerId(name)]):
-            them.prefill(name, original_request_id(told.request_id))
-    them.join("decode-0")
-    them.settle()
-    them.join("decode-1")
-    phases = sorted(phase.value for phase in map(them.phase, "abc") if phase)
-    assert phases == ["prefilling", "prefilling", "quarantined"]
-    tried = next(r for r in "abc" if them.phase(r) is Phase.PREFILLING)
-    them.handle(RequestCancelled(them.requests[tried].request_id))
-    assert Phase.QUARANTINED not in map(them.phase, "abc")
 
 
 # -- who dies beside it --------------------------------------------------------------------------
@@ -430,10 +367,10 @@ def run(them: Cluster, dice: random.Random, poisons: set[str], where: str) -> No
     """
     for _ in range(10_000):
         them.now += 0.3
-        them.handle(Tick())
+        them.tick()
         workers = [w for w, told in them.told.items() if told]
         if not workers:
-            if not any(them.core.n_requests.values()):
+            if not any(them.conductor.n_requests.values()):
                 return
             continue
         worker = dice.choice(workers)
@@ -454,7 +391,7 @@ def run(them: Cluster, dice: random.Random, poisons: set[str], where: str) -> No
                 start = next(s for s in told if original_request_id(s.request_id) == name)
                 told.remove(start)
                 them.ended[name] = "finished"
-                them.handle(RequestFinished(start.request_id, 4))
+                them.finish(start.request_id, 4)
     raise AssertionError("it never ends")
 
 
@@ -465,23 +402,23 @@ def test_what_is_computed_beside_a_request_that_takes_workers_down_is_served(
 ) -> None:
     print(f"seed {seed}")
     dice = random.Random(seed)
-    them = cluster(2, 2)
+    them = Cluster(2, 2)
     names = [f"good-{i}" for i in range(12)]
     names.insert(dice.randrange(len(names)), "bad")
-    them.arrive(*names)
+    them.come(*names)
     run(them, dice, {"bad"}, where)
     assert them.ended.pop("bad") == "harmful"
     assert set(them.ended.values()) == {"finished"}, them.reasons
     assert len(them.ended) == 12
     took = [w for w in them.seen_by["bad"] if w[0].split("-")[0] in where]
     assert len(set(took)) <= 3
-    assert not any(them.core.n_requests.values())
+    assert not any(them.conductor.n_requests.values())
 
 
-def two_suspects(**config: float) -> Cluster:
+def two_suspects(**config: Any) -> Cluster:
     """Two requests lost their decode workers one after the other: one of them is tried alone."""
-    them = cluster(1, 2, **config)
-    them.arrive("a", "b")
+    them = Cluster(1, 2, **config)
+    them.come("a", "b")
     for name in "ab":
         them.prefill("prefill-0", name)
     first, second = (them.where(name, StartDecode)[0] for name in "ab")
@@ -495,9 +432,16 @@ def test_a_suspect_waits_for_a_worker_that_tries_no_other_and_holds_up_no_one_el
     them = two_suspects()
     one, other = sorted("ab", key=lambda name: them.phase(name) is Phase.QUARANTINED)
     assert (them.phase(one), them.phase(other)) == (Phase.PREFILLING, Phase.QUARANTINED)
-    them.arrive("new")
+    them.come("new")
     assert them.phase("new") is Phase.PREFILLING
     them.prefill("prefill-0", one)  # which frees the prefill worker for the other
+    assert them.phase(other) is Phase.PREFILLING
+
+
+def test_a_client_that_leaves_ends_a_trial() -> None:
+    them = two_suspects()
+    one, other = sorted("ab", key=lambda name: them.phase(name) is Phase.QUARANTINED)
+    them.cancel(them.requests[one].request_id)
     assert them.phase(other) is Phase.PREFILLING
 
 
@@ -506,7 +450,7 @@ def test_a_suspect_that_no_worker_comes_free_for_ends_in_an_error() -> None:
     quarantined = next(n for n in "ab" if them.phase(n) is Phase.QUARANTINED)
     for seconds in (50.0, 50.0):
         them.now += seconds
-        them.arrive(f"new-{them.now}")
+        them.come(f"new-{them.now}")
         them.prefill("prefill-0", f"new-{them.now}")  # it does not hang
-        them.handle(Tick())
+        them.tick()
     assert "none came free" in them.reasons[quarantined]

@@ -155,15 +155,6 @@ def test_a_commit_with_wrong_checksums_can_be_made_good(checksums: list[int], re
         cache.commit(ME, T1, [1, 2], now=0)
 
 
-def test_above_the_high_watermark_blocks_are_evicted_down_to_the_low_one() -> None:
-    cache = BlockCache(10, high_watermark=0.8, low_watermark=0.5)
-    put(cache, "abcdefgh")
-    assert cache.evict_to_watermark(now=0) == []
-    put(cache, "i")
-    assert cache.evict_to_watermark(now=0) == [b"abcdefgh", b"abcdefg", b"abcdef", b"abcde"]
-    assert cache.n_stored == 5
-
-
 @pytest.mark.parametrize(("low", "high"), [(0.9, 0.8), (-0.1, 0.5), (0.5, 1.1)])
 def test_watermarks_out_of_order_are_refused(low: float, high: float) -> None:
     with pytest.raises(ValueError, match="watermarks must be"):

@@ -82,16 +82,6 @@ def test_the_last_request_ends_when_it_is_predicted_to(
     worker.predicted.check()
 
 
-def test_a_request_of_larger_priority_waits_for_none_of_smaller_priority() -> None:
-    worker = Worker()
-    worker.push(A, 100, 0)
-    worker.push(B, 50, 0)
-    worker.run_until(20.0)
-    assert worker.push(C, 10, 1) == 30.0  # without the rest of the pass under way, until 24
-    worker.run_until(1e9)
-    assert worker.ended_s == {C: 40.0, A: 112.0, B: 160.0}  # its last tokens share a pass
-
-
 def test_a_paused_request_keeps_what_it_has_run() -> None:
     queue = PlannedQueue()
     queue.add(A, 100.0, 0, 0.0)

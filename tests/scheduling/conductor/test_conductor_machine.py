@@ -14,7 +14,6 @@ from halfmoon_protocol.messages import (
     Cancel,
     DecodeCost,
     KvstoreAddress,
-    KvstoreLoad,
     PrefillCost,
     ReserveDecode,
     SnapshotBlocks,
@@ -43,7 +42,6 @@ from tests.scheduling.core import (
     kv_stored,
     message_to,
     only,
-    prefill_load,
     resubmitted,
     sent,
 )
@@ -166,62 +164,12 @@ def test_prefill_is_told_where_the_prefix_is_nearest_first_and_where_to_store() 
     assert start.store_in == k4
 
 
-def test_a_kvstore_that_failed_a_request_is_not_named_to_its_next_try() -> None:
-    core = Core("prefill-0", "decode-0", "kvstore-0", "kvstore-1", "kvstore-2")
-    core.join("prefill-0", home_kvstore="kvstore-2")
-    request = a_request(n_tokens=100)
-    for name in ("kvstore-0", "kvstore-1"):
-        core.hold(name, request, 5)
-    first = start_prefill(core, n_tokens=100).cached
-    assert first is not None
-    [second] = first.replicas
-    core.prefill_failed(culprit=first.kvstore.worker_id)
-    core.hold(first.kvstore.worker_id, request, 5)  # it still says so
-    core.arrive(retry_id(R1, 2), n_tokens=100, attempt=2)
-    again = message_to(core.reserved(rid=retry_id(R1, 2)), P0).cached
-    assert again == CachedPrefix(second, 5)
-
-
 def test_a_source_that_is_lost_before_prefill_starts_is_not_named() -> None:
     core = Core("prefill-0", "decode-0", "kvstore-0", "kvstore-1")
     core.hold("kvstore-1", a_request(n_tokens=100), 5)
     core.arrive(n_tokens=100)
     core.lose("kvstore-1")
     assert message_to(core.reserved(), P0).cached is None
-
-
-def test_requests_spread_as_queues_grow_and_the_last_placements_are_kept_with_their_tables() -> (
-    None
-):
-    core = Core("prefill-0", "prefill-1", "decode-0", kept_decisions=1)
-    core.arrive()
-    assert core.chosen.worker_id == P0
-    core.arrive("cmpl-2", prompt=1)
-    (decision,) = core.conductor.decisions
-    assert (decision.request_id, decision.placement.prefill) == (R2, P1)
-    assert [row.worker_id for row in decision.placement.estimates] == [P0, P1]
-
-
-def test_a_queue_shrinks_by_what_has_run() -> None:
-    core = Core("decode-0", admission="none")
-    core.join("prefill-0", prefill_cost=SLOW)
-    core.arrive("cmpl-1")
-    core.now = 4.0
-    core.arrive("cmpl-2")
-    assert core.chosen.queue_s == pytest.approx(6)
-    core.reserved()
-    core.now = 30.0
-    core.prefilled()
-    core.arrive("cmpl-3")
-    assert core.chosen.queue_s == pytest.approx(10)
-
-
-def test_what_other_conductors_queued_counts() -> None:
-    core = Core("decode-0")
-    core.join("prefill-0", prefill_cost=PrefillCost(c0_s=0.0, c1_s=0.5))
-    core.hear("prefill-0", prefill_load(20))
-    core.arrive()
-    assert core.chosen.queue_s == pytest.approx(10)
 
 
 def test_a_decode_worker_that_reports_slow_steps_is_avoided() -> None:
@@ -281,41 +229,23 @@ def test_without_a_prefill_or_a_decode_worker_a_request_is_unavailable(present: 
     assert (reject.kind, reject.retry_after_s) == ("unavailable", 1.0)
 
 
-def test_refusals_are_counted_by_what_was_lacking() -> None:
-    core = Core("prefill-0")
-    core.arrive()
-    core.join("decode-0")
-    core.arrive("cmpl-2", n_tokens=4090)
-    core.arrive("cmpl-3")
-    core.refused(rid="cmpl-3", retryable=False)
-    assert core.conductor.refusals == {"unavailable": 1, "too_long": 2}
-
-
-def test_a_request_goes_to_workers_with_the_features_that_it_needs() -> None:
+def test_a_request_goes_to_workers_with_the_features_it_needs_or_is_refused_by_name() -> None:
     core = Core()
     for name in ("prefill-0", "decode-0"):
-        core.join(name, features=())
-    for name in ("prefill-1", "decode-1"):
-        core.join(name, features=("logprobs", "a feature of a later version"))
-    for i in range(8):
-        scored = a_request(f"cmpl-{i}", sampling=Sampling(temperature=0.0, logprobs=1))
-        assert asked(core.arrive(scored)) == {f"cmpl-{i}": D1}
-        core.reserved("decode-1", f"cmpl-{i}")
-        assert core.conductor.prefill_of(RequestId(f"cmpl-{i}")) == "prefill-1"
-    # Plain requests go to workers of both kinds.
-    assert asked(core.arrive("plain", n_tokens=40)) == {"plain": D0}
-
-
-def test_a_request_that_needs_what_no_worker_has_is_refused_by_that_name() -> None:
-    core = Core()
-    core.join("prefill-0", features=("logprobs", "sampling"))
-    core.join("decode-0", features=("sampling",))
-    reject = only(core.arrive(a_request(sampling=Sampling(logprobs=1))), Reject)
+        core.join(name, features=("sampling",))
+    core.join("prefill-1", features=("logprobs", "sampling", "a feature of a later version"))
+    sampling = Sampling(temperature=0.0, logprobs=1)
+    reject = only(core.arrive(a_request("refused", sampling=sampling)), Reject)
     assert reject.kind == "unsupported"
     assert "no decode worker of this cluster has logprobs" in reject.reason
     assert core.conductor.refusals == {"unsupported": 1}
     core.join("decode-1", features=("logprobs", "sampling"))
-    assert asked(core.arrive(a_request("2", sampling=Sampling(logprobs=1)))) == {"2": D1}
+    for i in range(8):
+        assert asked(core.arrive(a_request(f"cmpl-{i}", sampling=sampling))) == {f"cmpl-{i}": D1}
+        core.reserved("decode-1", f"cmpl-{i}")
+        assert core.conductor.prefill_of(RequestId(f"cmpl-{i}")) == "prefill-1"
+    # Plain requests go to workers of both kinds.
+    assert asked(core.arrive("plain", n_tokens=40)) == {"plain": D0}
 
 
 @pytest.mark.parametrize("features", [None, ()])
@@ -379,35 +309,12 @@ def test_a_predicted_miss_is_refused_before_anything_is_spent_but_for_a_retry() 
 # -- decode pools full -------------------------------------------------------------------------
 
 
-def test_a_refused_reservation_is_tried_at_another_decode_worker() -> None:
-    core = Core("prefill-0", "decode-0", "decode-1")
-    assert asked(core.arrive()) == {R1: D0}
-    assert asked(core.refused("decode-0")) == {R1: D1}
-    assert core.refused("decode-1") == []
-    assert core.phase() is Phase.WAITING
-
-
 def test_who_waits_is_served_when_a_load_shows_room() -> None:
     core = a_pair()
     core.arrive(n_tokens=40, max_new_tokens=30)  # three pages, and one to grow into
     core.refused()
     assert core.load(free_pages=3) == []
     assert asked(core.load(free_pages=4)) == {R1: D0}
-
-
-@pytest.mark.parametrize("by", ["prefill", "decode", "time"])
-def test_who_waits_is_served_when_the_landing_of_a_client_gone_is_freed(by: str) -> None:
-    core = a_pair(reserve_timeout_s=5.0)
-    start_prefill(core, n_tokens=900)
-    assert core.arrive("cmpl-2", n_tokens=400) == []
-    assert core.cancel() == [STOPPED]
-    if by == "prefill":
-        commands = core.prefill_stopped()
-    elif by == "decode":
-        commands = core.decode_failed(reason="the landing ran out")
-    else:
-        commands = core.tick(5.0)
-    assert asked(commands) == {R2: D0}
 
 
 def test_nobody_overtakes_those_who_wait_until_a_request_finishes() -> None:
@@ -733,10 +640,7 @@ def test_a_kvstore_that_could_not_be_reached_is_forgotten_and_not_used_again() -
     assert message_to(core.reserved(rid="cmpl-2"), P0).cached is not None
 
 
-# -- clients that go -----------------------------------------------------------------------------
-
-
-def test_a_client_gone_while_waiting_leaves_the_line_and_while_reserving_frees_the_pages() -> None:
+def test_a_client_gone_leaves_the_line_or_frees_the_pages_that_it_was_to_get_or_had() -> None:
     core = a_pair()
     core.load(free_pages=0)
     core.arrive()
@@ -745,6 +649,12 @@ def test_a_client_gone_while_waiting_leaves_the_line_and_while_reserving_frees_t
     core = a_pair()
     core.arrive()
     assert core.cancel() == core.reserved() == [FREED]  # also if they are granted late
+    core = decoding()
+    assert core.cancel() == [FREED]
+    assert core.n_requests == {}
+
+
+# -- clients that go -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("answer", ["prefill_stopped", "prefilled", "prefill_failed"])
@@ -781,12 +691,6 @@ def test_a_prefill_lost_while_it_is_stopped_leaves_the_landing_in_doubt() -> Non
     core = prefilling()
     core.cancel()
     assert core.lose("prefill-0") == [IN_DOUBT]
-
-
-def test_a_client_gone_while_decoding_frees_the_pages() -> None:
-    core = decoding()
-    assert core.cancel() == [FREED]
-    assert core.n_requests == {}
 
 
 def test_a_landing_that_decode_let_go_is_not_freed_again_when_prefill_stops() -> None:
@@ -859,15 +763,6 @@ def test_a_worker_that_does_not_fit_is_refused_with_both_values(reason: str, cas
     assert core.conductor.cluster.get(name) is None
 
 
-def test_with_the_last_worker_the_layout_is_forgotten() -> None:
-    core = a_pair()
-    other = msgspec.structs.replace(LAYOUT, block_size=32)
-    core.lose("prefill-0")
-    assert isinstance(core.join("prefill-0", layout=other)[0], RefuseWorker)
-    core.lose("decode-0")
-    assert core.join("prefill-0", layout=other) == []
-
-
 def test_a_worker_that_changes_its_layout_is_lost_and_refused() -> None:
     other = msgspec.structs.replace(LAYOUT, block_size=32)
     again, refuse = decoding().join("decode-0", layout=other)
@@ -918,17 +813,6 @@ def test_a_gap_in_a_kvstores_events_asks_for_a_snapshot_again_until_it_comes() -
     core.hear("kvstore-0", BlocksSnapshot(sequence=2, hashes=()))
     assert len(core.conductor.index) == len(hashes)
     assert core.tick(60.0) == []
-
-
-def test_an_event_that_nothing_follows_is_missed_once_the_kvstore_says_how_far_it_is() -> None:
-    core = Core("kvstore-0")
-    core.hold("kvstore-0", a_request(), 0)
-    for sequence, commands in ((-1, []), (0, [ASK_BLOCKS]), (0, [])):
-        load = KvstoreLoad(n_stored=1, n_reserved=0, n_leased=0, n_blocks=8, sequence=sequence)
-        assert core.hear("kvstore-0", load) == commands
-    hashes = a_request().block_hashes
-    core.hear("kvstore-0", BlocksSnapshot(sequence=0, hashes=hashes))
-    assert len(core.conductor.index) == len(hashes)
 
 
 # -- what the metrics show -----------------------------------------------------------------------

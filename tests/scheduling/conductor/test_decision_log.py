@@ -8,7 +8,6 @@ import pytest
 from halfmoon_protocol.ids import WorkerId
 from halfmoon_scheduling.admission.admission_policy import AdmissionVerdict
 from halfmoon_scheduling.conductor.decision_log import DecisionLog, estimated_bytes
-from halfmoon_scheduling.config import SchedulingConfig
 from halfmoon_scheduling.placement.estimates import Estimate, Placement
 from halfmoon_scheduling.placement.local_prefill import LocalPrefillEstimate
 from halfmoon_scheduling.placement.prefill_groups import GroupEstimate
@@ -117,8 +116,3 @@ def test_the_conductor_keeps_as_many_decisions_as_its_setting_allows() -> None:
     found = [decision.request_id for decision in core.conductor.decisions]
     assert 1 <= len(found) < 10
     assert found == [f"cmpl-{number}" for number in range(10 - len(found), 10)]
-
-
-def test_a_negative_size_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match="kept_decision_bytes is -1"):
-        SchedulingConfig(kept_decision_bytes=-1)

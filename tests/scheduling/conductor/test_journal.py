@@ -1,10 +1,17 @@
+"""A journal replays to the same commands, and keeps no token of a prompt or an answer."""
+
 from io import BytesIO
 
+import msgspec
 import pytest
 
-from halfmoon_protocol.ids import RequestId
-from halfmoon_protocol.kv_events import AllBlocksCleared, BlockRemoved, KvEventBatch
-from halfmoon_protocol.messages import BlocksSnapshot
+from halfmoon_protocol.ids import BlockHash, RequestId, WorkerId
+from halfmoon_protocol.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KvEventBatch
+from halfmoon_protocol.logprobs import TokenScore
+from halfmoon_protocol.messages import BlocksSnapshot, KvstoreAddress, StartDecode
+from halfmoon_protocol.messages.decode import AnswerChain
+from halfmoon_protocol.sampling import Sampling, Stopping
+from halfmoon_scheduling.commands import AnyCommand, Deliver, Send
 from halfmoon_scheduling.conductor.conductor_machine import Conductor
 from halfmoon_scheduling.conductor.journal import (
     BadJournal,
@@ -22,12 +29,13 @@ from halfmoon_scheduling.events import (
     RequestArrived,
     RequestCancelled,
     RequestFinished,
+    RoleChangeRequested,
     Tick,
     WorkerJoined,
     WorkerLost,
 )
 from halfmoon_testing.scheduling_inputs import a_request, a_worker
-from tests.scheduling.core import K0, kv_stored
+from tests.scheduling.core import D0, K0, kv_stored, prefill_done
 
 REQUEST = a_request(n_tokens=100, tenant="a", priority=3, tbt_slo_s=float("inf"))
 #: One of each kind, and of each kind of KV event.
@@ -43,6 +51,7 @@ EVENTS: list[AnyEvent] = [
     RequestFinished(RequestId("cmpl-2"), 5),
     KvChanged(K0, KvEventBatch(2, 0.2, (AllBlocksCleared(),))),
     RequestCancelled(REQUEST.request_id),
+    RoleChangeRequested(D0, "prefill"),
     WorkerLost(K0, "gone"),
     Tick(),
 ]
@@ -100,3 +109,53 @@ def test_a_journal_cut_off_anywhere_replays_up_to_there() -> None:
 def test_what_is_no_journal_is_refused_with_the_reason(journal: bytes, message: str) -> None:
     with pytest.raises(BadJournal, match=message):
         replay_journal(BytesIO(journal))
+
+
+# -- what is left out ----------------------------------------------------------------------------
+
+
+#: No number of an entry but a token is as large.
+TOKENS = (4_000_111, 4_000_222, 4_000_333)
+SAMPLING = Sampling(grammar='{"const": "quincunx"}')
+SCORE = TokenScore(-0.5, 1, ((TOKENS[0], -0.5),))
+
+
+def spoken(entry: bytes) -> list[bytes]:
+    """Return which tokens and texts an encoded entry holds."""
+    return [each for each in [*map(msgspec.msgpack.encode, TOKENS), b"quincunx"] if each in entry]
+
+
+def test_events_and_commands_are_written_without_their_tokens() -> None:
+    request = msgspec.structs.replace(a_request(n_tokens=3), token_ids=TOKENS, sampling=SAMPLING)
+    request_id = RequestId("cmpl-1")
+    stored = BlockStored(
+        block_hashes=(b"1" * 16,), parent_block_hash=None, token_ids=TOKENS, block_size=3
+    )
+    done = prefill_done(request_id, score=SCORE, prompt_scores=(SCORE,))
+    store = KvstoreAddress(WorkerId("kvstore-0"), 1, "tcp://127.0.0.1:1")
+    start = StartDecode(
+        request_id=request_id,
+        first_token=TOKENS[1],
+        sampling=SAMPLING,
+        stopping=Stopping(max_new_tokens=4),
+        n_prompt=3,
+        history=TOKENS,
+        answer_chain=AnswerChain(store, BlockHash(b"0" * 16), TOKENS),
+    )
+    commands: list[AnyCommand] = [Deliver(request_id, TOKENS[2], "", 0), Send(D0, start)]
+    for event in (
+        RequestArrived(request),
+        KvChanged(D0, KvEventBatch(0, 0.0, (stored,))),
+        MessageReceived(D0, done),
+    ):
+        assert spoken(msgspec.msgpack.encode(event))
+        assert not spoken(encode_entry(1.0, event, commands))
+
+
+def test_what_decisions_depend_on_stays() -> None:
+    request = msgspec.structs.replace(a_request(n_tokens=100), sampling=SAMPLING)
+    redacted = redact(request)
+    assert redacted.token_ids == (0,) * 100
+    assert redacted.sampling.needs_history
+    kept = {name: getattr(request, name) for name in ("token_ids", "sampling")}
+    assert msgspec.structs.replace(redacted, **kept) == request

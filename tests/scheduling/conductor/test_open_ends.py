@@ -63,14 +63,6 @@ def test_an_answer_that_was_cut_is_tried_again_and_goes_where_it_fits() -> None:
     assert message_to(again, D1).stopping.max_new_tokens == 60_000 - n_new
 
 
-def test_an_answer_that_ends_by_itself_is_over() -> None:
-    core = Pool(SMALL)
-    core.come(2000, open_end=True)
-    core.serve()
-    assert core.finish(n_new=12) == []
-    assert core.conductor.is_idle
-
-
 @pytest.mark.parametrize("n_new", [3, OPEN_END_ROOM_TOKENS + 500])
 @pytest.mark.parametrize("open_end", [True, False])
 def test_an_answer_is_charged_what_it_took_whatever_it_declared(n_new: int, open_end: bool) -> None:

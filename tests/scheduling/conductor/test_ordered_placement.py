@@ -322,22 +322,6 @@ def play(seed: int) -> None:
             conductor.check()
 
 
-@pytest.mark.parametrize("placement", ["kvcache_centric", "min_ttft", "session_sticky"])
-def test_the_order_decides_alike_in_a_cluster_of_hundreds(placement: str) -> None:
-    pair = Pair(7)
-    pair.config = SchedulingConfig(placement=placement, prior_bandwidth=1e6)
-    pair.conductors = [Conductor(pair.config), Conductor(pair.config)]
-    pair.conductors[1]._placer.searches = False
-    pair.names = [f"{role}-{i}" for role in ROLES for i in range(220)]
-    for name in pair.names:
-        pair.join(name)
-    for _ in range(500):
-        pair.step()
-    for conductor in pair.conductors:
-        conductor.check()
-    assert pair.n_placed > 100
-
-
 @pytest.mark.parametrize("placement", list(PLACEMENT_MODES))
 def test_neither_a_try_that_avoids_a_worker_nor_any_mode_compares_all_workers(
     placement: str,
@@ -377,21 +361,3 @@ def test_a_request_goes_where_the_least_is_before_it_in_the_order_of_priorities(
     ):
         core.arrive(name, n_tokens=n_tokens, priority=priority)
         assert (core.chosen.worker_id, core.chosen.queue_s) == placed, name
-
-
-def test_a_reader_with_a_faster_path_than_others_is_found_among_equal_workers() -> None:
-    core = Core(prior_bandwidth=1e4)
-    for i in range(12):
-        core.join(f"prefill-{i:02}", home_kvstore="kvstore-1")
-    for name in ("decode-0", "kvstore-0", "kvstore-1"):
-        core.join(name)
-    source, fast = WorkerId("kvstore-0"), WorkerId("prefill-11")
-    costs = core.conductor.costs
-    costs.observe_transfer(source, fast, 1 << 20, 1.0, 0)
-    for _ in range(40):
-        costs.observe_transfer(source, WorkerId("prefill-03"), 1 << 20, 1e6, 0)
-    request = a_request(n_tokens=100)
-    core.hold(source, request, len(request.block_hashes))
-    core.arrive(request)
-    assert (core.placement.prefill, core.chosen.source) == (fast, source)
-    assert core.placement.n_candidates == 12 and core.placement.n_more > 0

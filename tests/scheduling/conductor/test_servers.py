@@ -12,7 +12,7 @@ from halfmoon_scheduling.events import Request
 from halfmoon_scheduling.placement.modes import PLACEMENT_MODES
 from halfmoon_scheduling.placement.placement_explanations import explain_rejected_candidate
 from halfmoon_testing.scheduling_inputs import a_request
-from tests.scheduling.core import D0, D1, R1, Core, asked, message_to, only, sent
+from tests.scheduling.core import D0, Core, asked, message_to, only, sent
 
 
 class Fleet(Core):
@@ -81,14 +81,6 @@ def test_a_server_without_room_is_not_chosen_while_another_has_some() -> None:
     placement, mode = fleet.placement, PLACEMENT_MODES["kvcache_centric"]
     why = [explain_rejected_candidate(row, placement, mode) for row in placement.estimates]
     assert why == ["its server has no room to decode", ""]
-
-
-def test_a_request_waits_while_no_server_has_room() -> None:
-    fleet = Fleet(2)
-    for decode in ("decode-0", "decode-1"):
-        fleet.fill(decode)
-    assert fleet.arrive() == []
-    assert asked(fleet.load("decode-1")) == {R1: D1}
 
 
 def test_an_idle_server_is_preferred_to_one_that_decodes() -> None:

@@ -1,21 +1,25 @@
-from dataclasses import dataclass, field
+"""A decode batch: what it takes in, whose pages go, and pages that requests share."""
+
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from halfmoon_protocol.ids import RequestId
+from halfmoon_protocol.ids import BlockHash, RequestId
 from halfmoon_protocol.sampling import Stopping
-from halfmoon_scheduling.decode.decode_batch import (
-    DecodeBatch,
-    ReservationRefused,
-    finish_reason,
-)
+from halfmoon_scheduling.decode.decode_batch import DecodeBatch, ReservationRefused
 from halfmoon_scheduling.decode.page_allocator import PageAllocator
 from tests.scheduling.models import model_test
 
 A, B, C = RequestId("a"), RequestId("b"), RequestId("c")
-STOP = 99
+#: Tokens of a block, and the token that ends an answer.
+SIZE, STOP = 2, 99
+
+
+def hashes_of(tokens: list[int]) -> list[BlockHash]:
+    """Name each full block by all tokens up to its end."""
+    return [BlockHash(bytes(tokens[:end])) for end in range(SIZE, len(tokens) + 1, SIZE)]
 
 
 def stopping(max_new: int = 8, min_new: int = 0) -> Stopping:
@@ -23,33 +27,10 @@ def stopping(max_new: int = 8, min_new: int = 0) -> Stopping:
 
 
 def batch(
-    n_pages: int = 16, *, max_running: int = 8, max_context: int = 1000, ttl_s: float = 60.0
+    n_pages: int = 16, *, block_size: int = 4, max_running: int = 8, max_context: int = 1000
 ) -> DecodeBatch:
-    return DecodeBatch(
-        PageAllocator(n_pages),
-        block_size=4,
-        max_running=max_running,
-        max_context=max_context,
-        landing_ttl_s=ttl_s,
-    )
-
-
-@pytest.mark.parametrize(
-    ("n_new", "token", "rules", "expected"),
-    [
-        (1, 5, stopping(), ""),
-        (1, STOP, stopping(), "stop"),
-        # It comes early only where nothing else may come.
-        (2, STOP, stopping(min_new=3), "stop"),
-        (8, 5, stopping(), "length"),
-        (8, STOP, stopping(), "stop"),
-        (1, 5, stopping(max_new=1), "length"),
-    ],
-)
-def test_a_request_finishes_by_a_stop_token_that_counts_or_by_length(
-    n_new: int, token: int, rules: Stopping, expected: str
-) -> None:
-    assert finish_reason(rules, n_new, token) == expected
+    pages, sizes = PageAllocator(n_pages), {"max_running": max_running, "max_context": max_context}
+    return DecodeBatch(pages, block_size=block_size, landing_ttl_s=60.0, **sizes)
 
 
 #: Of each refusal: the batch, tokens and new tokens asked for, whether to ask again.
@@ -83,40 +64,34 @@ def test_requests_that_can_not_grow_need_no_headroom_and_those_of_one_token_no_d
     assert b.cancel(B)
 
 
-def started(b: DecodeBatch, *ids: RequestId, n_tokens: int = 4, max_new: int = 12) -> None:
-    for rid in ids:
-        b.reserve(rid, n_tokens, stopping(max_new=max_new), now=0)
-    for rid in ids:
-        b.start(rid, 0, now=0)
-
-
-def step(b: DecodeBatch) -> tuple[list[RequestId], tuple[RequestId, ...]]:
-    done = b.next_step()
-    for row in done.rows:
-        b.on_token(row.request_id, row.token + 1)
-    return [row.request_id for row in done.rows], done.preempted
-
-
 def test_when_pages_run_out_the_youngest_is_preempted_and_the_others_go_on() -> None:
     b = batch(n_pages=8)
-    started(b, A, B, C)
-    for _ in range(4):
-        assert step(b) == ([A, B, C], ())
-    # Six pages are held, two are free, and three rows cross a border.
-    assert step(b) == ([A, B], (C,))
+    for rid in (A, B, C):
+        b.reserve(rid, 4, stopping(max_new=12), now=0)
+        b.start(rid, 0, now=0)
+    for n_before in range(5):
+        step = b.next_step()
+        # Six pages are held at the end, two are free, and three rows cross a border.
+        gone = (C,) if n_before == 4 else ()
+        assert ([row.request_id for row in step.rows], step.preempted) == (
+            [rid for rid in (A, B, C) if rid not in gone],
+            gone,
+        )
+        for row in step.rows:
+            b.on_token(row.request_id, 1)
     assert C not in b
 
 
 def test_a_landing_runs_out_and_can_not_be_started_then() -> None:
-    b = batch(ttl_s=10)
+    b = batch()
     b.reserve(A, 4, stopping(), now=0)
     b.reserve(B, 4, stopping(), now=5)
-    assert b.expire(now=9.9) == []
-    assert b.expire(now=10) == [A]
+    assert b.expire(now=59.9) == []
+    assert b.expire(now=60) == [A]
     with pytest.raises(KeyError, match="no landing is held for request 'a'"):
-        b.start(A, 1, now=10)
+        b.start(A, 1, now=60)
     with pytest.raises(KeyError, match="ran out before its start"):
-        b.start(B, 1, now=15)
+        b.start(B, 1, now=65)
     assert b.free_pages == 16
 
 
@@ -135,69 +110,141 @@ def test_pages_aside_are_free_early_once_the_last_write_has_ended_and_only_once(
     b.check()
 
 
+def test_a_prompt_shares_the_blocks_of_one_that_runs_or_has_ended() -> None:
+    b = batch(8, block_size=SIZE)
+    before = b.reserve(A, 5, stopping(6), 0, hashes_of([1, 2, 3, 4, 5]))
+    b.start(A, 9, 0)
+    pages = b.reserve(B, 5, stopping(6), 0, hashes_of([1, 2, 3, 4, 6]))
+    assert (b.held_blocks(B), pages[:2]) == (2, before[:2])
+    assert b.free_pages == 4  # two shared ones, and one of each
+    b.cancel(A)
+    assert b.free_pages == 5
+    b.cancel(B)
+    assert b.free_pages == 8
+    pages = b.reserve(C, 7, stopping(6), 0, hashes_of([1, 2, 3, 4, 5, 6, 7]))
+    assert (b.held_blocks(C), pages[:2]) == (2, before[:2])
+    b.check()
+
+
 @dataclass
 class Model:
-    n_tokens: int
+    """A request: its tokens so far, of which the last one's KV is not computed yet."""
+
+    tokens: list[int]
     stopping: Stopping
     deadline_s: float
-    running: bool = False
-    tokens: list[int] = field(default_factory=list)
-    pages: list[int] = field(default_factory=list)
+    pages: list[int]
+    n_held: int
+    #: New tokens of one that runs.
+    n_new: int = 0
+
+    @property
+    def running(self) -> bool:
+        return self.n_new > 0
 
 
 class BatchAgainstModel(RuleBasedStateMachine):
-    """The batch beside a list of requests with their tokens and pages."""
+    """The batch beside its requests, over a pool whose pages have tokens in place of KV."""
 
     IDS = st.sampled_from([RequestId(name) for name in "abcdef"])
+    N = 10
 
     def __init__(self) -> None:
         super().__init__()
+        self.pages = PageAllocator(self.N)
         self.batch = DecodeBatch(
-            PageAllocator(9), block_size=2, max_running=4, max_context=16, landing_ttl_s=5
+            self.pages, block_size=SIZE, max_running=4, max_context=22, landing_ttl_s=5
         )
-        self.now = 0.0
+        #: What was written to each page, by place.
+        self.pool: list[list[object]] = [[None] * SIZE for _ in range(self.N)]
         self.models: dict[RequestId, Model] = {}
         self.started: list[RequestId] = []
         self.aside: list[Model] = []
+        #: Conversations that ended: prompts and answers.
+        self.said: list[list[int]] = [[]]
+        self.now = 0.0
 
-    def forget(self, rid: RequestId) -> None:
-        del self.models[rid]
+    def write(self, pages: list[int], position: int, token: object) -> None:
+        self.pool[pages[position // SIZE]][position % SIZE] = token
+
+    def read(self, pages: list[int], n: int) -> list[object]:
+        return [self.pool[pages[i // SIZE]][i % SIZE] for i in range(n)]
+
+    def prefill_writes(self, model: Model) -> None:
+        """Whatever is under way to a landing may come at any time."""
+        for page in model.pages[model.n_held :]:
+            self.pool[page] = ["torn"] * SIZE
+
+    def end(self, rid: RequestId) -> None:
+        self.said.append(self.models.pop(rid).tokens)
         if rid in self.started:
             self.started.remove(rid)
 
-    @rule(rid=IDS, n_tokens=st.integers(1, 15), max_new=st.integers(2, 8), low=st.integers(0, 3))
-    def reserve(self, rid: RequestId, n_tokens: int, max_new: int, low: int) -> None:
-        rules = stopping(max_new, low)
+    @rule(
+        rid=IDS,
+        data=st.data(),
+        more=st.lists(st.integers(0, 1), min_size=1, max_size=5),
+        max_new=st.integers(2, 8),
+        low=st.integers(0, 3),
+        named=st.booleans(),
+        lands=st.booleans(),
+    )
+    def reserve(
+        self,
+        rid: RequestId,
+        data: st.DataObject,
+        more: list[int],
+        max_new: int,
+        low: int,
+        named: bool,
+        lands: bool,
+    ) -> None:
+        before = data.draw(st.sampled_from(self.said))
+        prompt = [*before, *more][: data.draw(st.integers(1, 15))]
+        rules, hashes = stopping(max_new, low), hashes_of(prompt) if named else []
         if rid in self.models:
             with pytest.raises(ValueError, match="is here already"):
-                self.batch.reserve(rid, n_tokens, rules, self.now)
+                self.batch.reserve(rid, len(prompt), rules, self.now, hashes)
             return
         try:
-            pages = self.batch.reserve(rid, n_tokens, rules, self.now)
+            pages = self.batch.reserve(rid, len(prompt), rules, self.now, hashes)
         except ReservationRefused as refusal:
-            too_long = n_tokens + max_new > 16 or n_tokens + max_new - 1 > 18
+            too_long = len(prompt) + max_new > 22 or len(prompt) + max_new - 1 > 2 * self.N
             assert refusal.retryable == (not too_long)
             if refusal.retryable:
                 assert self.models or self.aside, "an empty pool refused what fits it"
             return
-        assert len(pages) == (n_tokens + 1) // 2
-        self.models[rid] = Model(n_tokens, rules, self.now + 5, pages=pages)
+        assert len(pages) == (len(prompt) + 1) // 2
+        n_held = self.batch.held_blocks(rid)
+        assert n_held * SIZE < len(prompt)
+        assert self.read(pages, n_held * SIZE) == prompt[: n_held * SIZE], "not its own prefix"
+        self.models[rid] = Model(prompt, rules, self.now + 5, pages, n_held)
+        self.prefill_writes(self.models[rid])
+        if lands:
+            self.start(rid)
 
     @rule(rid=IDS)
     def start(self, rid: RequestId) -> None:
         model = self.models.get(rid)
+        first = 0 if model is None else len(model.tokens) % 2
         if model is None or model.running or model.deadline_s <= self.now:
             with pytest.raises(KeyError):
-                self.batch.start(rid, 0, self.now)
+                self.batch.start(rid, first, self.now)
             if model is not None and not model.running:
-                self.forget(rid)
+                self.end(rid)
             return
-        self.batch.start(rid, 0, self.now)
-        model.running = True
-        model.tokens = [0]
+        for position in range(model.n_held * SIZE, len(model.tokens)):
+            self.write(model.pages, position, model.tokens[position])
+        self.batch.start(rid, first, self.now)
+        model.tokens.append(first)
+        model.n_new = 1
         self.started.append(rid)
 
-    @rule(stops=st.sets(st.integers(0, 3)))
+    @rule(stops=st.lists(st.sets(st.integers(0, 3)), min_size=1, max_size=6))
+    def steps(self, stops: list[set[int]]) -> None:
+        for each in stops:
+            self.step(each)
+
     def step(self, stops: set[int]) -> None:
         oldest = self.started[0] if self.started else None
         step = self.batch.next_step()
@@ -205,31 +252,35 @@ class BatchAgainstModel(RuleBasedStateMachine):
         assert oldest not in gone
         assert gone == list(reversed(self.started))[: len(gone)], "not the youngest first"
         for rid in gone:
-            self.forget(rid)
+            self.end(rid)
         rows = [row.request_id for row in step.rows]
         assert rows == self.started[len(self.started) - len(rows) :]
         assert len(rows) >= len(self.started) - 1, "only the oldest may sit out"
         if rows != self.started:
             assert self.batch.free_pages == 0
+        for row in step.rows:
+            model = self.models[row.request_id]
+            assert (row.token, row.position) == (model.tokens[-1], len(model.tokens) - 1)
+            assert row.pages[: len(model.pages)] == tuple(model.pages)
+            assert len(row.pages) == max(len(model.pages), row.position // SIZE + 1)
+            early = model.n_new < model.stopping.min_new_tokens
+            assert row.masked == ((STOP,) if early else ())
+            model.pages = list(row.pages)
+            self.write(model.pages, row.position, row.token)
         for i, row in enumerate(step.rows):
             model = self.models[row.request_id]
-            assert row.token == model.tokens[-1]
-            assert row.position == model.n_tokens + len(model.tokens) - 1
-            assert row.pages[: len(model.pages)] == tuple(model.pages)
-            assert len(row.pages) == max(len(model.pages), row.position // 2 + 1)
-            model.pages = list(row.pages)
-            early = len(model.tokens) < model.stopping.min_new_tokens
-            assert row.masked == ((STOP,) if early else ())
-            token = STOP if i in stops else len(model.tokens)
+            assert self.read(model.pages, row.position + 1) == model.tokens, "a token is lost"
+            if (row.position + 1) % SIZE == 0:
+                block = row.position // SIZE
+                self.pages.keep(model.pages[block], hashes_of(model.tokens)[block])
+            token = STOP if i in stops else (row.position * 7) % 2
             model.tokens.append(token)
-            finish = self.batch.on_token(row.request_id, token)
-            n_new = len(model.tokens)
-            if token == STOP:
-                assert finish == "stop"
-            else:
-                assert finish == ("length" if n_new == model.stopping.max_new_tokens else "")
-            if finish:
-                self.forget(row.request_id)
+            model.n_new += 1
+            is_last = model.n_new == model.stopping.max_new_tokens
+            expected = "stop" if token == STOP else "length" if is_last else ""
+            assert self.batch.on_token(row.request_id, token) == expected
+            if expected:
+                self.end(row.request_id)
 
     @rule(rid=IDS, aside_s=st.sampled_from([None, 0.5, 2.0, 50.0]))
     def cancel(self, rid: RequestId, aside_s: float | None) -> None:
@@ -237,7 +288,7 @@ class BatchAgainstModel(RuleBasedStateMachine):
         until_s = None if aside_s is None else self.now + aside_s
         assert self.batch.cancel(rid, aside_until_s=until_s) == (model is not None)
         if model is not None:
-            self.forget(rid)
+            self.end(rid)
             if until_s is not None and not model.running:
                 model.deadline_s = until_s  # it may be later than the end of the landing
                 self.aside.append(model)
@@ -248,24 +299,36 @@ class BatchAgainstModel(RuleBasedStateMachine):
         late = [r for r, m in self.models.items() if not m.running and m.deadline_s <= self.now]
         assert self.batch.expire(self.now) == late
         for rid in late:
-            self.forget(rid)
+            self.end(rid)
         self.aside = [model for model in self.aside if model.deadline_s > self.now]
+        for model in self.aside:
+            self.prefill_writes(model)
 
     @invariant()
     def pages_agree(self) -> None:
         self.batch.check()
-        held = [page for m in (*self.models.values(), *self.aside) for page in m.pages]
-        assert len(held) == len(set(held)), "two requests share a page"
         assert self.batch.n_running == len(self.started)
         assert self.batch.n_reserved == len(self.models) - len(self.started)
-        assert self.batch.free_pages == 9 - len(held)
-        assert self.batch.pages_quarantined == sum(len(model.pages) for model in self.aside)
+        held = {page for one in (*self.models.values(), *self.aside) for page in one.pages}
+        assert self.batch.free_pages == self.N - len(held)
+        landing = {page for m in self.models.values() if not m.running for page in m.pages}
+        aside = {page for model in self.aside for page in model.pages}
+        assert self.batch.pages_quarantined == len(aside - landing)
+
+    @invariant()
+    def shared_pages_are_whole(self) -> None:
+        for model in self.models.values():
+            n = len(model.tokens) - 1 if model.running else model.n_held * SIZE
+            assert self.read(model.pages, n) == model.tokens[:n]
+        for said in self.said:
+            kept = self.pages.kept.longest_prefix(hashes_of(said))
+            assert self.read(kept, len(kept) * SIZE) == said[: len(kept) * SIZE]
 
     def teardown(self) -> None:
         for rid in list(self.models):
             self.batch.cancel(rid)
         self.batch.expire(self.now + 100)
-        assert self.batch.free_pages == 9
+        assert self.batch.free_pages == self.N
 
 
-TestBatchAgainstModel = model_test(BatchAgainstModel, at_night=180)
+TestBatchAgainstModel = model_test(BatchAgainstModel, at_night=450)

@@ -2,6 +2,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from halfmoon_protocol.ids import BlockHash
 from halfmoon_scheduling.decode.page_allocator import OutOfPages, PageAllocator
 from tests.scheduling.models import model_test
 
@@ -21,6 +22,33 @@ def test_a_page_of_another_pool_is_refused(page: int) -> None:
         PageAllocator(3).release([page])
     with pytest.raises(ValueError, match="n_pages is 0"):
         PageAllocator(0)
+
+
+def test_pages_that_nothing_knows_go_first_then_the_least_recently_used_last_block_first() -> None:
+    pages = PageAllocator(6)
+    old, new = pages.allocate(2), pages.allocate(2)
+    for i, page in enumerate([*old, *new]):
+        pages.keep(page, BlockHash(bytes([i])))
+    pages.release(old)
+    pages.release(new)
+    assert set(pages.allocate(2)).isdisjoint([*old, *new])
+    assert pages.allocate(4) == [old[1], old[0], new[1], new[0]]
+    assert pages.kept.longest_prefix([BlockHash(b"\0")]) == []
+
+
+def test_a_chain_that_names_a_block_twice_gets_its_page_once() -> None:
+    pages = PageAllocator(2)
+    (page,) = pages.allocate(1)
+    pages.keep(page, BlockHash(b"x"))
+    assert pages.kept.longest_prefix([BlockHash(b"x")] * 2) == [page]
+
+
+def test_a_free_page_can_be_neither_kept_nor_held() -> None:
+    pages = PageAllocator(2)
+    with pytest.raises(ValueError, match="is free, it has no holder"):
+        pages.keep(0, BlockHash(b"x"))
+    with pytest.raises(ValueError, match="is free, it has no holder"):
+        pages.hold([1])
 
 
 class PagesAgainstCounts(RuleBasedStateMachine):

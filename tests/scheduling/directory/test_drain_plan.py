@@ -26,14 +26,6 @@ def chain(prompt: str, start: int = 1) -> tuple[BlockHash, ...]:
     return tuple(block(prompt[:i]) for i in range(start, len(prompt) + 1))
 
 
-def test_only_what_nobody_else_has_is_moved_starts_first() -> None:
-    plan = DrainPlan(leaving("abc", "x"))
-    plan.add_target(B, chain("a"), n_room=10)
-    assert plan.next(10) == DrainCopy(B, (block("x"),), None)
-    plan.on_copied(DrainCopy(B, (block("x"),), None), 1)
-    assert plan.next(10) == DrainCopy(B, chain("abc", 2), block("a"))
-
-
 def test_a_block_goes_where_the_one_before_it_is_else_where_most_room_is() -> None:
     plan = DrainPlan(leaving("ab", "xy"))
     plan.add_target(A, [block("a")], n_room=1)
@@ -42,18 +34,6 @@ def test_a_block_goes_where_the_one_before_it_is_else_where_most_room_is() -> No
     assert order == DrainCopy(B, chain("xy"), None)
     plan.on_copied(order, 2)
     assert plan.next(10) == DrainCopy(A, (block("ab"),), block("a"))
-
-
-def test_one_order_has_as_many_blocks_as_fit_and_may_be() -> None:
-    plan = DrainPlan(leaving("abcdef"))
-    plan.add_target(A, [], n_room=4)
-    first = plan.next(3)
-    assert first == DrainCopy(A, chain("abc"), None)
-    plan.on_copied(first, 3)
-    second = plan.next(3)
-    assert second == DrainCopy(A, (block("abcd"),), block("abc"))
-    plan.on_copied(second, 1)
-    assert plan.next(3) is None and set(plan.remaining) == set(chain("abcdef", 5))
 
 
 def test_who_refuses_or_takes_less_than_it_was_asked_for_is_asked_no_more() -> None:

@@ -1,12 +1,14 @@
-"""What every placement mode promises, and a mode of one's own beside those that ship."""
+"""What every placement mode promises and says of its choices, and a mode of one's own."""
 
 from collections.abc import Iterator, Sequence
 
 import pytest
 
 from halfmoon_protocol.ids import WorkerId
+from halfmoon_scheduling.placement.durations import describe_seconds
 from halfmoon_scheduling.placement.estimates import Estimate, Placement, PlacementRequest
-from halfmoon_scheduling.placement.modes import PLACEMENT_MODES, open_placement_mode
+from halfmoon_scheduling.placement.local_prefill import LocalPrefillEstimate
+from halfmoon_scheduling.placement.modes import PLACEMENT_MODES
 from halfmoon_scheduling.placement.placement_explanations import (
     explain_placement,
     explain_rejected_candidate,
@@ -42,11 +44,6 @@ def test_every_mode_chooses_and_explains_each_row_and_repeats_itself(name: str) 
         for row in placement.estimates:
             why_not = explain_rejected_candidate(row, placement, mode)
             assert bool(why_not) == (row != placement.chosen)
-
-
-def test_a_mode_that_is_not_there_is_refused_with_those_that_are() -> None:
-    with pytest.raises(ValueError, match=r"no placement mode 'psychic', there are: .*min_ttft"):
-        open_placement_mode("psychic")
 
 
 class LastWorker(PlacementMode):
@@ -97,3 +94,44 @@ def test_a_name_is_registered_once() -> None:
     with pytest.raises(ValueError, match="two placement modes 'last_worker'"):
         modes.register(type("Other", (LastWorker,), {}))
     assert isinstance(modes["last_worker"](ModeSettings()), LastWorker)
+
+
+# -- what operators read -------------------------------------------------------------------------
+
+
+def a_row(name: str, queue_s: float, transfer_s: float, prefill_s: float) -> Estimate:
+    ttft_s = queue_s + transfer_s + prefill_s
+    return Estimate(WorkerId(name), None, 0, None, 0, 0, queue_s, transfer_s, prefill_s, ttft_s)
+
+
+def why_not(row: Estimate, chosen: Estimate, mode: str) -> str:
+    placement = Placement(chosen, WorkerId("decode-0"), 0.05, (chosen, row))
+    return explain_rejected_candidate(row, placement, PLACEMENT_MODES[mode])
+
+
+def test_each_candidate_says_why_it_was_not_taken() -> None:
+    chosen = a_row("prefill-1", 0.0, 0.2, 0.3)
+    assert why_not(chosen, chosen, "kvcache_centric") == ""
+    later = a_row("prefill-2", 1.0, 0.0, 0.8)
+    assert why_not(later, chosen, "kvcache_centric") == (
+        "first token 1.30 s later (queue +1.00 s, prefill +500 ms)"
+    )
+    assert why_not(later, chosen, "load_balance") == "queue 1.00 s longer"
+    assert why_not(later, chosen, "random") == "not drawn"
+    queued = a_row("prefill-0", 0.2, 0.0, 0.3)
+    assert why_not(queued, chosen, "min_ttft") == "as soon, behind a longer queue"
+    twin = a_row("prefill-3", 0.0, 0.2, 0.3)
+    assert why_not(twin, chosen, "min_ttft") == "as soon, a later name"
+    local = LocalPrefillEstimate(
+        *(WorkerId("decode-0"), None, 0, None, 0, 0, 0.0, 0.0, 0.1, 0.1),
+        *(0.4, 0.05, WorkerId("prefill-1")),
+    )
+    assert why_not(local, chosen, "min_ttft") == (
+        "others there would wait 400 ms for a token, over their 50 ms"
+    )
+
+
+def test_times_are_written_as_people_read_them() -> None:
+    assert [describe_seconds(s) for s in (0.0, 0.0012, 0.0123, 0.25, 1.5)] == [
+        "0 ms", "1.2 ms", "12 ms", "250 ms", "1.50 s",
+    ]  # fmt: skip

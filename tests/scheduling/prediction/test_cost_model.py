@@ -5,11 +5,9 @@ from hypothesis import strategies as st
 from halfmoon_protocol.ids import WorkerId
 from halfmoon_protocol.messages import DecodeCost, PrefillCost
 from halfmoon_scheduling.prediction.cost_model import (
-    MAX_GROUP,
     MAX_SCALE,
     MIN_SCALE,
     CostModel,
-    unscaled_prefill_s,
 )
 
 P, D, K = WorkerId("prefill-0"), WorkerId("decode-0"), WorkerId("kvstore-0")
@@ -41,35 +39,6 @@ def test_predictions_move_for_that_worker_alone(factor: float, n_times: int, sca
     costs.check()
 
 
-def test_prefills_that_share_a_pass_are_as_fast_as_they_are_together() -> None:
-    costs = CostModel()
-    before = costs.prefill_s(P, COST, 10, 0)
-    for _ in range(100):  # three at once: the first is told the time of all
-        costs.observe_prefill(P, COST, 10, 0, 3 * before)
-        costs.observe_prefill(P, COST, 10, 0, 0.0)
-        costs.observe_prefill(P, COST, 10, 0, 0.0)
-        # What is placed during the next pass is predicted by this: it must not be too small.
-        assert costs.prefill_s(P, COST, 10, 0) == pytest.approx(before)
-
-
-@given(
-    st.floats(0.3, 3.0),
-    st.lists(st.lists(st.integers(1, 1000), min_size=1, max_size=MAX_GROUP), max_size=30),
-)
-def test_after_each_whole_pass_a_correction_is_between_the_first_and_the_true_one(
-    factor: float, passes: list[list[int]]
-) -> None:
-    costs = CostModel()
-    for prompts in passes:
-        seconds = factor * sum(unscaled_prefill_s(COST, n, 0) for n in prompts)
-        for n in prompts:
-            costs.observe_prefill(P, COST, n, 0, seconds)
-            seconds = 0.0
-        low, high = min(1.0, factor), max(1.0, factor)
-        assert low * (1 - 1e-9) <= costs.scale(P) <= high * (1 + 1e-9)
-        costs.check()
-
-
 LINEAR = PrefillCost(c0_s=0.0, c1_s=0.001, c2_s=0.0)
 
 
@@ -84,20 +53,6 @@ def test_a_long_prefill_says_more_than_a_short_one() -> None:
     assert after[1000] == pytest.approx(0.1)  # one of ten like it
     assert after[100] == pytest.approx(0.01, rel=0.1)
     assert after[10_000] > 4 * after[1000]
-
-
-@given(st.lists(st.integers(1, 20), min_size=1, max_size=40))
-def test_short_prefills_say_no_more_than_a_long_one_of_as_many_seconds(parts: list[int]) -> None:
-    """Play long prefills that take twice as long, then short ones that take what is predicted."""
-    costs, once = CostModel(), CostModel()
-    for model in (costs, once):
-        for _ in range(20):
-            model.observe_prefill(P, LINEAR, 1000, 0, 2.0)
-    before = costs.scale(P)
-    for n in parts:
-        costs.observe_prefill(P, LINEAR, n, 0, n * 0.001)
-    once.observe_prefill(P, LINEAR, sum(parts), 0, sum(parts) * 0.001)
-    assert before - costs.scale(P) <= 1.1 * (before - once.scale(P)) + 1e-9
 
 
 @given(

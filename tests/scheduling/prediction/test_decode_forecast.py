@@ -1,15 +1,19 @@
-"""Seconds and tokens here are chosen to be worked out by hand."""
+"""What decode is predicted to do: who comes and goes, the mean step, and what was seen lately."""
 
 from random import Random
 
 import pytest
 
-from halfmoon_protocol.ids import RequestId
+from halfmoon_protocol.ids import RequestId, WorkerId
+from halfmoon_protocol.messages import DecodeCost
+from halfmoon_scheduling.prediction.cost_model import CostModel
 from halfmoon_scheduling.prediction.decode_forecast import (
     DecodeStarts,
     LoadChange,
     uniform_load_change,
 )
+from halfmoon_scheduling.prediction.mean_decode_step import MeanDecodeStep
+from halfmoon_scheduling.prediction.sliding_quantile import WINDOW, SlidingQuantile
 
 
 def starts(*entries: tuple[float, int]) -> DecodeStarts:
@@ -17,17 +21,6 @@ def starts(*entries: tuple[float, int]) -> DecodeStarts:
     for i, (start_s, n_tokens) in enumerate(entries):
         made.add(RequestId(f"r{i}"), start_s, n_tokens)
     return made
-
-
-def test_starts_are_counted_up_to_a_moment_with_their_tokens() -> None:
-    book = starts((5.0, 50), (1.0, 10), (3.0, 30))
-    assert book.until(0.9) == (0, 0)
-    assert book.until(3.0) == (2, 40)
-    assert book.until(float("inf")) == (3, 90)
-    assert book.until(float("-inf")) == (0, 0)
-    book.remove(RequestId("r2"), 3.0)
-    book.check()
-    assert book.until(9.0) == (2, 60)
 
 
 def test_thousands_come_and_go_in_any_order_and_the_counts_stay_true() -> None:
@@ -82,3 +75,86 @@ def test_with_a_uniform_decode_time(
 def test_an_unknown_decode_time_lets_nobody_go() -> None:
     change = uniform_load_change(starts((0.0, 100)), starts(), 1e6, 2e6, float("inf"))
     assert change == LoadChange(0, 0)
+
+
+# -- the mean step -------------------------------------------------------------------------------
+
+A, B = WorkerId("a"), WorkerId("b")
+
+
+def test_what_is_added_is_spread_evenly_and_more_than_is_there_can_not_go_away() -> None:
+    mean = MeanDecodeStep(CostModel())
+    mean.put(A, DecodeCost(d0_s=1.0, d1_s=0.1, d2_s=0.001), 4, 1000)  # 1 + 0.4 + 1
+    mean.put(B, DecodeCost(d0_s=2.0, d1_s=0.2, d2_s=0.002), 0, 0)  # 2
+    assert mean.mean_s(0, 0) == pytest.approx((2.4 + 2.0) / 2)
+    # One request and 100 tokens for each.
+    assert mean.mean_s(2, 200) == pytest.approx((2.4 + 0.2 + 2.0 + 0.4) / 2)
+    mean.drop(B)
+    assert mean.mean_s(1, 100) == pytest.approx(2.4 + 0.2)
+    assert mean.mean_s(-4, -1000) == pytest.approx(1.0)
+    assert mean.mean_s(-400, -100_000) == 1.0
+
+
+def test_the_sums_stay_true_over_many_changes_and_follow_corrections() -> None:
+    seed = 11
+    print(f"seed {seed}")
+    dice, costs = Random(seed), CostModel()
+    mean = MeanDecodeStep(costs)
+    cost = DecodeCost(d0_s=0.02, d1_s=0.001, d2_s=1e-7)
+    running: dict[WorkerId, tuple[int, int]] = {}
+    for _ in range(500):
+        worker = WorkerId(f"w{dice.randrange(5)}")
+        if worker in running and dice.random() < 0.1:
+            mean.drop(worker)
+            costs.forget(worker)
+            del running[worker]
+            continue
+        running[worker] = (dice.randrange(50), dice.randrange(500_000))
+        costs.observe_step(worker, cost, 10, 1000, dice.uniform(0.01, 0.1))
+        mean.put(worker, cost, *running[worker])
+        mean.check()
+        steps = [costs.step_s(w, cost, n, tokens) for w, (n, tokens) in running.items()]
+        assert mean.mean_s(0, 0) == pytest.approx(sum(steps) / len(steps))
+
+
+def test_an_absurd_cost_of_one_worker_is_gone_with_its_next_report() -> None:
+    mean = MeanDecodeStep(CostModel())
+    right = DecodeCost(d0_s=1.0, d1_s=0.1, d2_s=0.001)
+    for worker in (A, B):
+        mean.put(worker, right, 4, 1000)
+    mean.put(B, DecodeCost(d0_s=1e9, d1_s=1e9, d2_s=1e9), 4, 1000)
+    mean.put(B, right, 4, 1000)
+    mean.check()
+    assert mean.mean_s(0, 0) == pytest.approx(2.4)
+
+
+# -- what was seen lately ------------------------------------------------------------------------
+
+
+def test_a_quantile_is_what_a_share_of_the_values_does_not_exceed() -> None:
+    sample = SlidingQuantile()
+    for n in [10, 20, 20, 40]:
+        sample.observe(n)
+    assert [sample.quantile(q) for q in (0.0, 0.25, 0.5, 0.99)] == [10, 20, 20, 40]
+    assert SlidingQuantile().quantile(0.5) == 0
+
+
+def test_the_mean_is_of_the_values_that_count() -> None:
+    sample = SlidingQuantile()
+    assert sample.mean == 0
+    for n in [100] * WINDOW + [2, 4] * (WINDOW // 2):
+        sample.observe(n)
+    sample.check()
+    assert sample.mean == 3
+
+
+def test_only_the_latest_values_count() -> None:
+    sample, dice = SlidingQuantile(), Random(7)
+    for _ in range(WINDOW):
+        sample.observe(dice.randrange(1, 50))
+        sample.check()
+    for _ in range(WINDOW):
+        sample.observe(100)
+        sample.check()
+    assert len(sample) == WINDOW
+    assert sample.quantile(0.0) == 100

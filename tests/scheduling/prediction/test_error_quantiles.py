@@ -11,7 +11,6 @@ from halfmoon_scheduling.prediction.decaying_histogram import (
     HIGHEST_RATIO,
     LOWEST_RATIO,
     DecayingHistogram,
-    bin_of,
 )
 from halfmoon_scheduling.prediction.error_quantiles import HALF_LIFE_S, ErrorQuantiles
 
@@ -43,15 +42,6 @@ def test_a_larger_share_never_has_a_smaller_bound(ratios: list[float], shares: l
         histogram.observe(ratio, float(i))
     bounds = [histogram.quantile(q, 60.0, prior=1.25, n_prior=20.0) for q in sorted(shares)]
     assert all(one <= other * (1 + 1e-9) for one, other in pairwise(bounds))
-
-
-@given(st.floats(0, 1e6, allow_subnormal=False))
-def test_every_ratio_has_a_bin(ratio: float) -> None:
-    histogram = DecayingHistogram(1.0)
-    histogram.observe(ratio, 0.0)
-    bound = histogram.quantile(0.9, 0.0)
-    assert bound >= min(ratio, HIGHEST_RATIO) / 1.0201
-    assert bin_of(ratio) <= bin_of(ratio * 2)
 
 
 @given(st.lists(st.floats(0, 1e9), max_size=20))

@@ -48,15 +48,6 @@ def test_equal_stages_end_one_after_another_by_the_longest_chunk(
     assert shared_s * (1 - 1e-9) <= ends_s[-1] - hop_s * (stages - 1) <= alone_s * (1 + 1e-9)
 
 
-def test_equal_chunks_take_stages_less_one_and_chunks_times_a_share() -> None:
-    # 8 chunks of 100 tokens, a second each, a quarter of it at each of 4 stages.
-    ends_s = stage_ends_s(EVEN, 800, 0, weights=even(4), chunk_tokens=100, hop_s=0.1)
-    assert ends_s == pytest.approx([0.5 + (8 + k) * 0.25 + k * 0.1 for k in range(4)])
-    # A prompt of one chunk gains nothing.
-    one = stage_ends_s(EVEN, 100, 0, weights=even(4), chunk_tokens=100)
-    assert one[-1] == pytest.approx(unscaled_prefill_s(EVEN, 100, 0))
-
-
 @pytest.mark.parametrize(
     ("n_tokens", "n_cached", "stages", "chunk"),
     [(10, 10, 2, 5), (0, 0, 2, 5), (10, 0, 2, 0), (10, 0, 0, 5)],

@@ -132,13 +132,6 @@ def test_whole_prompts_are_computed_while_a_share_waits_for_a_slot(first: Prefil
     assert [chunk.request_id for chunk in due.chunks] == [short]
 
 
-def test_a_chunk_of_a_share_has_a_pass_to_itself(first: PrefillMachine) -> None:
-    post(first, PrefillRequested(a_start(RequestId("short"), 10)))
-    post(first, PrefixLeased(RequestId("short")))
-    assert len(spans(run(first))) == 1
-    post(first, PassEnded())
-
-
 def test_stage_0_is_done_when_all_stages_are(first: PrefillMachine) -> None:
     for slot in (0, 1, 0, 1):
         run(first)

@@ -202,30 +202,30 @@ def test_nothing_is_kept_of_a_prompt_that(
     assert driven.computed() == [ReleaseHoldings(A)]
 
 
-def test_blocks_leased_elsewhere_are_also_kept_at_home(driven: Driven) -> None:
-    start = a_start(cached=cached(2, OTHER), store_in=HOME)
-    assert driven.post(PrefillRequested(start)) == [FetchPrefix(A, (0, 1, 2), 2, reserve_from=0)]
-    assert driven.post(PrefixLeased(A, OTHER, 2, has_room=True)) == [WakeEngine()]
+#: Of each prompt: its fields, and what is fetched and reserved for it.
+FETCHES: dict[str, tuple[dict[str, Any], FetchPrefix]] = {
+    "cached elsewhere is also kept at home": (
+        {"cached": cached(2, OTHER), "store_in": HOME},
+        FetchPrefix(A, (0, 1, 2), 2, reserve_from=0),
+    ),
+    "all cached at home has nothing reserved": (
+        {"cached": cached(2), "store_in": HOME},
+        FetchPrefix(A, (0, 1, 2), 2),
+    ),
+    "all cached has its last token computed": (
+        {"cached": cached(2), "n_tokens": 32},
+        FetchPrefix(A, (0, 1), 1),
+    ),
+    "whose scores are wanted is computed": (
+        {"cached": cached(2), "sampling": Sampling(prompt_logprobs=1)},
+        FetchPrefix(A, (0, 1, 2), 0),
+    ),
+}
 
 
-def test_nothing_is_reserved_for_a_prompt_whose_blocks_are_all_cached_at_home(
-    driven: Driven,
-) -> None:
-    (fetch,) = driven.post(PrefillRequested(a_start(cached=cached(2), store_in=HOME)))
-    assert fetch == FetchPrefix(A, (0, 1, 2), 2)
-    assert driven.post(PrefixLeased(A, HOME, 2)) == [WakeEngine()]
-
-
-@pytest.mark.parametrize(
-    ("fields", "n_blocks"),
-    [({"n_tokens": 32}, 1), ({"sampling": Sampling(prompt_logprobs=1)}, 0)],
-    ids=["all but its last token", "nothing if its scores are wanted"],
-)
-def test_of_a_cached_prompt_is_fetched(
-    driven: Driven, fields: dict[str, Any], n_blocks: int
-) -> None:
-    (fetch,) = driven.post(PrefillRequested(a_start(cached=cached(2), **fields)))
-    assert isinstance(fetch, FetchPrefix) and fetch.n_blocks == n_blocks
+@pytest.mark.parametrize(("fields", "fetch"), FETCHES.values(), ids=FETCHES)
+def test_a_prompt(driven: Driven, fields: dict[str, Any], fetch: FetchPrefix) -> None:
+    assert driven.post(PrefillRequested(a_start(**fields))) == [fetch]
 
 
 def test_a_pass_begins_before_the_prefix_is_here(driven: Driven) -> None:

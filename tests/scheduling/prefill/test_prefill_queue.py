@@ -177,13 +177,6 @@ def test_two_prompts_do_not_take_turns_while_they_are_computed() -> None:
     assert computed == [A, A, A, B, B, B]
 
 
-def test_what_is_late_anyway_goes_before_none_that_came_earlier() -> None:
-    q = by_slack()
-    q.push(A, n_tokens=5, n_cached=0, arrived_s=0.0, deadline_s=6.0)
-    q.push(B, n_tokens=500, n_cached=0, arrived_s=2.0, deadline_s=3.0)
-    assert list(q.in_order()) == [A, B]
-
-
 #: Few values, so that two requests often compete; every sum of them is exact.
 ARRIVALS = st.lists(
     st.tuples(
@@ -200,6 +193,7 @@ ARRIVALS = st.lists(
 class Arrived(NamedTuple):
     """A queued request, of which each token takes a second."""
 
+    number: int
     arrived_s: float
     n_tokens: int
     deadline_s: float | None
@@ -220,7 +214,7 @@ def queued_by_slack(
     now = 0.0
     for i, (pause_s, n_tokens, left_s, priority) in enumerate(arrivals):
         now += pause_s
-        one = Arrived(now, n_tokens, None if left_s is None else now + left_s, priority)
+        one = Arrived(i, now, n_tokens, None if left_s is None else now + left_s, priority)
         q.push(
             RequestId(str(i)),
             n_tokens=n_tokens,
@@ -253,25 +247,8 @@ def test_none_waits_for_those_that_arrive_once_its_slack_is_used_up_and_the_leas
 def test_slack_is_the_order_of_arrival_where_no_request_has_a_deadline(
     arrivals: list[tuple[float, int, float | None, int]],
 ) -> None:
-    queues = queue(max_requests=100, long_tokens=1), by_slack()
-    for q in queues:
-        now = 0.0
-        for i, (pause_s, n_tokens, _, priority) in enumerate(arrivals):
-            now += pause_s
-            q.push(
-                RequestId(str(i)),
-                n_tokens=n_tokens,
-                n_cached=0,
-                arrived_s=now,
-                priority=priority,
-            )
-    by_arrival, slack = queues
-    assert list(by_arrival.in_order()) == list(slack.in_order())
-    while batch := by_arrival.next_batch():
-        assert batch == slack.next_batch()
-        by_arrival.advance(batch)
-        slack.advance(batch)
-    assert not slack.next_batch()
+    turns = queued_by_slack([(pause_s, n, None, priority) for pause_s, n, _, priority in arrivals])
+    assert turns == sorted(turns, key=lambda one: (-one.priority, one.number))
 
 
 def test_a_request_with_little_slack_is_not_overtaken_for_ever_by_larger_priorities() -> None:

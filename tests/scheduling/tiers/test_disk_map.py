@@ -23,15 +23,6 @@ def put(disk: DiskMap, name: str) -> bytes | None:
     return gone
 
 
-def test_a_block_is_found_with_all_that_is_known_of_it() -> None:
-    disk = DiskMap(4)
-    put(disk, "ab")
-    found = disk.get(BlockHash(b"ab"))
-    assert found == DiskBlock(record("ab"), 0)
-    assert disk.get(BlockHash(b"a")) is None, "its parent is known by name only"
-    assert disk.has_children(BlockHash(b"a"))
-
-
 def test_a_parent_goes_after_its_children_whenever_it_came() -> None:
     disk = DiskMap(3)
     for name in ("a", "ab", "abc"):

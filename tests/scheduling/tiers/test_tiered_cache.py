@@ -296,16 +296,6 @@ def test_a_disk_that_fails_is_left_alone_for_a_while_and_blocks_are_dropped_mean
     world.check()
 
 
-def test_a_full_disk_lets_the_block_unused_longest_go_and_children_before_parents() -> None:
-    world = World(4, 3, low=0.0, high=0.5)
-    world.fill("abc")
-    assert sorted(world.tiers.disk.hashes()) == chain("abc")
-    world.fill("xyz")
-    assert BlockHash(b"abc") not in world.tiers
-    assert world.tiers.counts.dropped == 3
-    world.check()
-
-
 def test_before_the_end_what_only_memory_has_is_saved_starts_of_prompts_first() -> None:
     world = World(8, 8)
     world.put("abc")
@@ -342,19 +332,6 @@ def test_a_block_with_other_children_is_not_dropped() -> None:
 def test_the_rest_of_a_prefix_is_read_ahead(world: World) -> None:
     world.leased("abcde")
     assert BlockHash(b"abcdef") in world.tiers.memory
-
-
-def test_blocks_found_after_a_restart_are_served() -> None:
-    world = World(4, 4)
-    for slot, block in enumerate(chain("ab")):
-        world.disk[slot] = block
-        record = BlockRecord(block, BlockHash(block[:-1]) or None, slot, sum(block))
-        world.tiers.restore([DiskBlock(record, 3), DiskBlock(record, slot)])
-        world.told[block] = "disk"
-    ticket = world.lease("abc")
-    world.settle()
-    assert world.answer(ticket) == chain("ab")
-    world.check()
 
 
 def test_a_hard_pinned_block_and_what_is_before_it_stay_in_memory_and_it_is_counted() -> None:
@@ -449,9 +426,6 @@ def test_a_block_damaged_in_memory_stays_as_long_as_somebody_reads_it() -> None:
     world.check()
 
 
-PROMPTS = st.text(alphabet="ab", min_size=1, max_size=5)
-
-
 def test_a_block_that_goes_for_one_that_is_fetched_is_announced() -> None:
     world = World(4, 62, low=1.0, high=1.0)
     world.put("wxyz")
@@ -472,6 +446,9 @@ def test_a_block_that_goes_for_one_that_is_fetched_is_announced() -> None:
     assert moved, "nothing had to go for it"
     assert all(world.told[block] == "disk" for block in moved)
     world.check()
+
+
+PROMPTS = st.text(alphabet="ab", min_size=1, max_size=5)
 
 
 @pytest.mark.parametrize(("high", "low"), [(1.0, 1.0), (1.0, 0.5), (1.0, 0.0), (0.75, 0.75)])
