@@ -32,8 +32,6 @@ from tests.installed_programs import skip_without
 from tools.vllm_environment import STOCK, InstallFailed, make_vllm_environment
 
 MODEL = "tiny"
-#: Where a page is from that asks the guarded conductor from a browser.
-PAGE_ORIGIN = "http://chat.example"
 _INSTALL_S, _READY_S = 900, 180.0
 _PROGRAMS = Path(__file__).with_name("programs")
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "halfmoon"
@@ -103,7 +101,7 @@ def served(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     key = add_tenant(folder / "tenants.toml", "clients")
     exact = ["--dtype", "float32", "--block-size", "16"]
     conductor = ["--log-level", "debug", "--log-format", "json", "--tool-call-parser", "hermes"]
-    guarded = ["--tenants", str(folder / "tenants.toml"), "--cors-origins", PAGE_ORIGIN]
+    guarded = ["--tenants", str(folder / "tenants.toml")]
     plan = ClusterPlan(
         model=str(model_folder),
         served_model_name=MODEL,
@@ -153,7 +151,7 @@ def run_client(served: Served) -> Run:
     def run(
         *command: str | Path, cwd: Path | None = None, within_s: float = 240, **variables: str
     ) -> subprocess.CompletedProcess[str]:
-        told = {"URL": served.url, "KEY": served.key, "MODEL": MODEL, "PAGE_ORIGIN": PAGE_ORIGIN}
+        told = {"URL": served.url, "KEY": served.key, "MODEL": MODEL}
         variables |= {f"HALFMOON_{name}": value for name, value in told.items()}
         done = subprocess.run(
             [str(each) for each in command],

@@ -46,54 +46,28 @@ def requests_of(trace: Path) -> list[Any]:
     return [json.loads(line) for line in trace.read_text().splitlines()]
 
 
-def vllm_bench(run_client: Run, vllm: Path, served: Any, url: str, folder: Path, *more: str) -> Any:
-    """Run vLLM's benchmark and read its report, of which all requests succeeded."""
-    run_client(
-        vllm / "vllm", "bench", "serve", "--backend", "openai", "--base-url", url,
-        "--endpoint", "/v1/completions", "--model", "tiny", "--tokenizer", served.model,
-        "--goodput", f"ttft:{TTFT_MS}", f"tpot:{TPOT_MS}",
-        "--percentile-metrics", "ttft,tpot,itl,e2el", "--metric-percentiles", "50,90,99",
-        "--save-result", "--save-detailed", "--result-dir", folder, "--result-filename", "r.json",
-        "--disable-tqdm", *more,
-        OPENAI_API_KEY=served.key, within_s=600,
-    )  # fmt: skip
-    report = json.loads((folder / "r.json").read_text())
-    assert (report["completed"], report["failed"]) == (report["num_prompts"], 0), report["errors"]
-    assert not any(report["errors"])
-    assert report["request_goodput"] is not None
-    for each in ("mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_itl_ms", "p99_e2el_ms"):
-        assert report[each] > 0
-    return report
-
-
-def test_vllm_bench_serve_with_random_prompts(
-    run_client: Run, vllm: Path, served: Any, tmp_path: Path
-) -> None:
-    report = vllm_bench(
-        run_client, vllm, served, served.open_url, tmp_path,
-        "--dataset-name", "random", "--num-prompts", "24", "--request-rate", "4",
-        "--random-input-len", "256", "--random-output-len", "16",
-        "--request-id-prefix", "vllm-random-",
-    )  # fmt: skip
-    # It makes texts of random tokens, which have some more or fewer when they are read again.
-    assert all(abs(n - 256) <= 16 for n in report["input_lens"])
-    assert report["output_lens"] == [16] * 24
-    answered = served.answered()
-    assert all(answered[f"vllm-random-{i}"] == 200 for i in range(24))
-
-
 def test_vllm_bench_serve_replays_a_mooncake_trace(
     run_client: Run, vllm: Path, served: Any, tmp_path: Path, trace: Path
 ) -> None:
     requests = requests_of(trace)
     before = served.metric("halfmoon_prompt_tokens_cached_total")
-    report = vllm_bench(
-        run_client, vllm, served, served.url, tmp_path,
+    run_client(
+        vllm / "vllm", "bench", "serve", "--backend", "openai", "--base-url", served.url,
+        "--endpoint", "/v1/completions", "--model", "tiny", "--tokenizer", served.model,
         "--dataset-name", "timed_trace", "--dataset-path", str(trace), "--self-timed",
         "--timed-trace-chunk-hash-size", str(512 // SHRINK),
         "--timed-trace-sec-multiplier", "0.001", "--num-prompts", str(len(requests)),
-        "--request-id-prefix", "vllm-trace-",
+        "--request-id-prefix", "vllm-trace-", "--goodput", f"ttft:{TTFT_MS}", f"tpot:{TPOT_MS}",
+        "--percentile-metrics", "ttft,tpot,itl,e2el", "--metric-percentiles", "50,90,99",
+        "--save-result", "--save-detailed", "--result-dir", tmp_path, "--result-filename", "r.json",
+        "--disable-tqdm", OPENAI_API_KEY=served.key, within_s=600,
     )  # fmt: skip
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert (report["completed"], report["failed"]) == (len(requests), 0), report["errors"]
+    assert not any(report["errors"])
+    assert report["request_goodput"] is not None
+    for each in ("mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_itl_ms", "p99_e2el_ms"):
+        assert report[each] > 0
     assert report["input_lens"] == [each["input_length"] for each in requests]
     assert report["output_lens"] == [each["output_length"] for each in requests]
     assert served.metric("halfmoon_prompt_tokens_cached_total") > before

@@ -25,7 +25,6 @@ PYTHON: dict[str, tuple[str, ...] | None] = {
     "pydantic_ai_python": ("pydantic-ai", "pydantic-ai-slim[openai]"),
     "instructor_python": ("instructor", "instructor==1.17.0"),
     "llama_index_python": ("llama-index", "llama-index-llms-openai-like==0.8.1"),
-    "open_webui_session": None,
 }
 NODE = {
     "openai_node": ("openai", "openai@7.55.0"),

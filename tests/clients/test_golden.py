@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,8 @@ ROUNDING = 2e-3
 TEXT = "The moon rises over the harbour, and the tide comes in."
 HELLO = [{"role": "system", "content": "Be brief"}, {"role": "user", "content": "Hello there"}]
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+#: The names that docs/api.md answers for.
+LISTED_FIELDS = Path(__file__).parents[1] / "conductor" / "vllm_fields.json"
 
 
 @pytest.fixture(scope="module")
@@ -218,25 +220,6 @@ def test_a_stream_says_the_same_in_the_same_pieces(
 
 
 @pytest.mark.parametrize(
-    "prompt",
-    [
-        "", "1", "Hello", "The code of the harbour is", "半月 and ½ a moon", "def moon(phase):\n",
-        TEXT * 8, [70, 71, 72], list(range(100, 228)),
-    ],
-    ids=lambda prompt: str(prompt)[:20],
-)  # fmt: skip
-def test_greedy_tokens_are_equal(stock: str, served: Any, prompt: Any) -> None:
-    if prompt == "":
-        prompt = [0]  # vLLM has a token of its own for an empty prompt, and we refuse one
-    path, body = completion(prompt=prompt, max_tokens=48, ignore_eos=True, return_token_ids=True)
-    theirs, ours = (
-        ask(url, path, body).json()["choices"][0]["token_ids"] for url in (stock, served.open_url)
-    )
-    assert len(ours) == 48
-    assert theirs == ours
-
-
-@pytest.mark.parametrize(
     ("path", "body", "param"),
     [
         (*completion(model="other"), "model"),
@@ -292,3 +275,10 @@ def test_what_watches_vllm_can_watch_us(stock: str, served: Any, path: str) -> N
     assert theirs.status_code == ours.status_code == 200
     if theirs.content:
         assert set(theirs.json()) <= set(ours.json())
+
+
+def test_the_list_of_vllms_fields_is_complete_and_of_the_version_that_is_installed(
+    run_client: Callable[..., Any], vllm: Path, program: Callable[[str], Path]
+) -> None:
+    done = run_client(vllm / "python", program("vllm_fields.py"), within_s=600)
+    assert json.loads(LISTED_FIELDS.read_text()) == json.loads(done.stdout.splitlines()[-1])

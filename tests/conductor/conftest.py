@@ -4,16 +4,17 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import msgspec
 import pytest
+import uvloop
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from halfmoon_conductor.engine_io.gateway_interface import ModelCard
-from halfmoon_conductor.grammar import grammar_checker
 from halfmoon_conductor.grammar.grammar_checker import GrammarChecker
 from halfmoon_conductor.routes.rest_app import create_app
 from halfmoon_conductor.stored_responses.response_store import ResponseStore, StoredResponse
@@ -22,8 +23,6 @@ from halfmoon_conductor.text.tokenizer_interface import Tokenizer as ModelTokeni
 from halfmoon_metadata.stores.memory_values import MemoryValues
 from halfmoon_testing.conductor_http import ScriptedGateway
 from tests.conductor.fronts import TEXT, Front, client_of
-from tests.conductor.quick_apps import quick_apps
-from tests.conductor.shared_sandboxes import SharedSandboxes
 
 CHAT_TEMPLATE = """\
 {%- if tools %}{{ '<tool_call>' + tools | tojson }}{% endif %}
@@ -64,6 +63,14 @@ def _train() -> Tokenizer:
     return tokenizer
 
 
+def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Any]:
+    """Try TLS on the loop that services have, too."""
+    made: dict[str, Any] = {"asyncio": asyncio.new_event_loop}
+    if item.path.name == "test_tls_gate.py":
+        made["uvloop"] = uvloop.new_event_loop
+    return made
+
+
 @pytest.fixture(scope="session")
 def bpe() -> Tokenizer:
     """A byte-level BPE as it comes from the library."""
@@ -101,38 +108,22 @@ def gateway(card: ModelCard, tokenizer: HubTokenizer) -> ScriptedGateway:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def kept_between_apps() -> Iterator[None]:
-    """What all apps have in common is made once."""
-    with quick_apps():
-        yield
-
-
-@pytest.fixture(scope="session")
-def grammar_templates() -> Iterator[SharedSandboxes]:
-    """Template processes of grammar checkers, one for each tokenizer."""
-    shared = SharedSandboxes()
-    yield shared
-    shared.close()
-
-
-@pytest.fixture(autouse=True)
-def checkers(
-    monkeypatch: pytest.MonkeyPatch, grammar_templates: SharedSandboxes
-) -> Iterator[list[GrammarChecker]]:
-    """The checkers of apps, whose processes end with the test: hundreds would stay otherwise."""
-    monkeypatch.setattr(grammar_checker, "Sandbox", grammar_templates.borrow)
-    made: list[GrammarChecker] = []
+def kept_checkers() -> Iterator[None]:
+    """All apps with one tokenizer have one checker of grammars: its process takes a second."""
+    made: dict[object, GrammarChecker] = {}
     of = GrammarChecker.of
 
-    def recorded(tokenizer: ModelTokenizer) -> GrammarChecker:
-        made.append(of(tokenizer))
-        return made[-1]
+    def kept(tokenizer: ModelTokenizer) -> GrammarChecker:
+        key = tokenizer.definition, tokenizer.vocab_size, tuple(tokenizer.eos_token_ids)
+        if key not in made:
+            made[key] = of(tokenizer)
+        return made[key]
 
-    monkeypatch.setattr(GrammarChecker, "of", recorded)
-    yield made
-    for checker in made:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(GrammarChecker, "of", kept)
+        yield
+    for checker in made.values():
         checker.close()
-    grammar_templates.trim()
 
 
 @pytest.fixture

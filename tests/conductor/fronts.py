@@ -1,7 +1,8 @@
 """The REST API over a scripted gateway, as tests talk to it: inside this process."""
 
+import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import cached_property
 from typing import Any
@@ -59,6 +60,13 @@ def error_of(answer: httpx.Response, status: int) -> dict[str, Any]:
         assert body.keys() == {"type", "error"} and body["type"] == "error"
     assert error.keys() == fields and isinstance(error["message"], str)
     return error
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait for what other tasks do."""
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.005)
 
 
 def client_of(app: ASGIApp, **options: Any) -> httpx.AsyncClient:

@@ -1,31 +1,12 @@
 """A conductor's process as it begins, or can't begin."""
 
 import json
-import socket
 import subprocess
 import sys
 
 import pytest
 
 from halfmoon_conductor.settings import ConductorSettings
-from halfmoon_metadata.tcp_ports import free_port
-from tests.programs import run_program
-
-
-@pytest.mark.parametrize("setting", ["http_port", "metadata_port"])
-def test_a_port_that_is_taken_is_named_before_anything_is_loaded(setting: str) -> None:
-    flag = f"--{setting.replace('_', '-')}"
-    with socket.create_server(("127.0.0.1", free_port())) as taken:
-        port = str(taken.getsockname()[1])
-        ports = {"--http-port": "0", "--metadata-port": "0", flag: port}
-        flags = ["--metadata", "embedded", "--model", "fake://tiny"]
-        flags += [word for pair in ports.items() for word in pair]
-        ended = run_program("halfmoon_conductor", *flags, "--metrics-port", "-1")
-    output = ended.stdout + ended.stderr
-    assert ended.returncode == 1
-    assert f"{setting} {port} on 127.0.0.1" in output and flag in output
-    assert "loading" not in output
-    assert "never awaited" not in output
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,7 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from halfmoon_conductor.errors import ApiError, RateLimited, ServerOverloaded, ServiceUnavailable
-from halfmoon_conductor.http_server.auth_middleware import Principal
+from halfmoon_conductor.errors import ApiError, ServerOverloaded, ServiceUnavailable
 from halfmoon_conductor.routes.rest_app import RestLimits, create_app
 from halfmoon_conductor.tenants import Tenant, Tenants, hash_api_key
 from halfmoon_conductor.text.hub_tokenizer import HubTokenizer
@@ -136,7 +135,7 @@ async def test_one_valid_key_is_enough_whatever_the_other_header_has(door: Open,
     assert await client.status(path, headers, "POST") == 401
 
 
-async def test_a_tenant_that_asks_too_often_is_told_when_to_come_back(
+async def test_a_tenant_that_asks_too_often_is_told_when_to_come_back_and_counted(
     door: Open, gateway: ScriptedGateway
 ) -> None:
     client = door(lab(requests_per_minute=2), moon())
@@ -147,16 +146,10 @@ async def test_a_tenant_that_asks_too_often_is_told_when_to_come_back(
     assert 1 <= int(answer.headers["retry-after"]) <= 30
     await client.serves(**MOON)
     assert len(gateway.requests) == 3
-
-
-async def test_prompts_and_answers_use_up_a_tenants_tokens(
-    door: Open, gateway: ScriptedGateway
-) -> None:
-    client = door(lab(tokens_per_minute=14))
-    for _ in range(2):  # 4 + 3 tokens each
-        await client.serves(**LAB)
-    assert "tokens per minute" in error_of(await client.ask(**LAB), 429)["message"]
-    assert len(gateway.requests) == 2
+    await client.ask()
+    lines = (await client.get("/metrics")).text.splitlines()
+    for reason, n in (("invalid_key", 1.0), ("tenant_limit", 1.0), ("concurrency", 0.0)):
+        assert f'halfmoon_http_rejections_total{{reason="{reason}"}} {n}' in lines
 
 
 @pytest.mark.parametrize("limit", ["tenant", "front"])
@@ -203,19 +196,6 @@ async def test_browsers_are_let_in_only_from_the_origins_that_are_set(door: Open
     assert allowed not in (await opened.ask(**LAB, origin="https://other.example")).headers
 
 
-def test_a_limit_is_over_when_its_time_has_passed() -> None:
-    now_s = 0.0
-    principal = Principal(lab(requests_per_minute=1, max_concurrent=5), lambda: now_s)
-    principal.acquire()
-    with pytest.raises(RateLimited) as refused:
-        principal.acquire()
-    assert refused.value.retry_after_s == pytest.approx(60.0)
-    now_s = 60.0
-    principal.release()
-    principal.acquire()
-    assert principal.n_running == 1
-
-
 async def test_what_is_for_operators_needs_an_operators_key_where_there_are_tenants(
     door: Open,
 ) -> None:
@@ -256,15 +236,6 @@ async def test_with_tenants_and_a_cluster_key_either_opens_the_routes_for_operat
     assert await client.status("/debug/cluster", LAB) == 403
     assert await client.status("/debug/cluster", {}) == 401
     error_of(await client.ask(**TOKEN), 401)
-
-
-async def test_who_was_turned_away_is_counted_by_reason(door: Open) -> None:
-    client = door(lab(requests_per_minute=1))
-    for headers in ({}, LAB, LAB, LAB):
-        await client.ask(**headers)
-    lines = (await client.get("/metrics")).text.splitlines()
-    for reason, n in (("invalid_key", 1.0), ("tenant_limit", 2.0), ("concurrency", 0.0)):
-        assert f'halfmoon_http_rejections_total{{reason="{reason}"}} {n}' in lines
 
 
 @pytest.mark.parametrize(

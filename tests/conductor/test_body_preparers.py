@@ -1,12 +1,13 @@
-"""Long bodies, prepared by real child processes behind a real socket."""
+"""Long bodies, and checkpoints of others, in real child processes with limits."""
 
 import asyncio
 import json
 import os
 import re
-import signal
-from collections.abc import AsyncIterator, Callable, Iterator
+import shutil
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -22,10 +23,12 @@ from halfmoon_conductor.inputs.body_preparers import (
     PreparationBudget,
     ProcessPreparer,
 )
+from halfmoon_conductor.inputs.checkpoint_trial import try_checkpoint
 from halfmoon_conductor.inputs.preparation_messages import PreparationJob, PreparedBody
 from halfmoon_conductor.routes.generation_route import MAX_INLINE_BYTES
 from halfmoon_conductor.routes.rest_app import create_app
 from halfmoon_conductor.text.hub_tokenizer import HubTokenizer
+from halfmoon_conductor.text.tokenizer_interface import TokenizerUnavailable
 from halfmoon_sandbox import Sandbox
 from halfmoon_testing.conductor_http import ScriptedGateway, serve_app
 from tests.conductor.fronts import (
@@ -39,6 +42,7 @@ from tests.conductor.fronts import (
     TOKENIZE,
     Front,
     open_front,
+    until,
 )  # fmt: skip
 
 DEADLINE_S = 20
@@ -51,15 +55,11 @@ TURN = {"role": "user", "content": LONG}
 FACTORY = "halfmoon_conductor.inputs.body_preparation:make_handler"
 
 
-def sandbox(tokenizer: HubTokenizer, memory_bytes: int = MEMORY_BYTES) -> Sandbox:
-    spec = msgspec.msgpack.encode(PreparationSpec(tokenizer.source, "hermes"))
-    return Sandbox(FACTORY, spec, memory_bytes=memory_bytes)
-
-
 @pytest.fixture(scope="module")
 def shared(tokenizer: HubTokenizer) -> Iterator[Sandbox]:
     """What children are forked from, loaded once."""
-    with sandbox(tokenizer) as loaded:
+    spec = msgspec.msgpack.encode(PreparationSpec(tokenizer.source, "hermes"))
+    with Sandbox(FACTORY, spec, memory_bytes=MEMORY_BYTES) as loaded:
         loaded.wait_ready()
         yield loaded
 
@@ -144,26 +144,6 @@ def _without_seed(sampling: Any) -> Any:
     return msgspec.structs.replace(sampling, seed=0)
 
 
-async def test_work_over_its_time_is_ended_and_said_and_the_next_one_is_served(
-    tokenizer: HubTokenizer, shared: Sandbox
-) -> None:
-    preparer = ProcessPreparer(shared, 2, PreparationBudget(base_s=0.1, per_mib_s=0.0))
-    with pytest.raises(RequestTooCostly, match=r"0\.1 s of processor time") as refused:
-        await preparer.prepare(completion_job("\n \t" * 1_000_000, ENDLESS))
-    assert refused.value.status == 400
-    assert not preparer.pids, "it is not asked again"
-    read = await preparer.prepare(completion_job("a"))
-    assert isinstance(read, PreparedBody)
-    assert read.prompts() == [tokenizer.encode("a", add_special_tokens=True)]
-
-
-async def test_work_over_its_memory_is_ended_and_said(tokenizer: HubTokenizer) -> None:
-    with sandbox(tokenizer, memory_bytes=64 * 1024 * 1024) as small:
-        preparer = ProcessPreparer(small, 2, PreparationBudget(base_s=60))
-        with pytest.raises(RequestTooCostly, match="memory"):
-            await preparer.prepare(completion_job("a b" * 2_000_000, ENDLESS))
-
-
 async def test_the_work_of_a_client_that_is_gone_is_ended(
     gateway: ScriptedGateway, tokenizer: HubTokenizer, shared: Sandbox
 ) -> None:
@@ -175,24 +155,11 @@ async def test_the_work_of_a_client_that_is_gone_is_ended(
     content = completion_job("x" * 8_000_000).content
     async with served(gateway, tokenizer, preparer) as client:
         asking = asyncio.create_task(client.post(COMPLETIONS, content=content, headers=JSON))
-        await _until(lambda: not preparer.pids)
+        await until(lambda: not preparer.pids)
         asking.cancel()
-        await _until(lambda: not _is_alive(pid))
+        await until(lambda: not _is_alive(pid))
         assert (await client.get("/load")).json() == {"server_load": 0}
         assert not gateway.requests
-
-
-@pytest.mark.parametrize("who", ["helper", "template"])
-async def test_a_helper_that_was_killed_while_idle_costs_no_request(
-    tokenizer: HubTokenizer, who: str
-) -> None:
-    with sandbox(tokenizer) as own:
-        preparer = ProcessPreparer(own, 2)
-        await preparer.prepare(completion_job("a"))
-        (pid,) = preparer.pids
-        os.kill(pid if who == "helper" else own.pid or 0, signal.SIGKILL)
-        assert isinstance(await preparer.prepare(completion_job("a")), PreparedBody)
-        preparer.close()
 
 
 async def test_a_helper_that_does_not_start_is_told_as_such() -> None:
@@ -247,15 +214,91 @@ async def test_what_is_beside_the_conversation_is_bounded(
     assert "524288 bytes and 20000 values" in error["message"]
 
 
-async def _until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not condition():
-            await asyncio.sleep(0.005)
-
-
 def _is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     return True
+
+
+# -- a template or tokenizer that would stop the conductor is refused, or costs one chat ----------
+
+#: What templates did to a server that rendered them in its own process.
+HOSTILE = {
+    "three loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999)"
+    " %}{% endfor %}{% endfor %}{% endfor %}",
+    "a list of gigabytes": "{% set x = [0] * 10**9 %}",
+    "a huge power": "{% set x = (9 + messages|length) ** 30000000 %}{{ x % 7 }}",
+    "doubling": "{% set ns = namespace(t='xxxxxxxx') %}{% for i in range(40) %}"
+    "{% set ns.t = ns.t ~ ns.t %}{% endfor %}",
+}
+PLAIN = "{% for m in messages %}{{ m.content }} {% endfor %}"
+#: Only one chat of two letters sets it off, which no sample text is.
+TRAP = "{% if messages[0].content == 'hi' %}HOSTILE{% endif %}" + PLAIN
+
+
+@pytest.fixture
+def folder(model_folder: Path, tmp_path: Path) -> Path:
+    copied = tmp_path / "model"
+    shutil.copytree(model_folder, copied)
+    config = json.loads((copied / "tokenizer_config.json").read_text())
+    config.pop("chat_template", None)
+    (copied / "tokenizer_config.json").write_text(json.dumps(config))
+    return copied
+
+
+@pytest.fixture
+def preparer(folder: Path) -> Iterator[ProcessPreparer]:
+    spec = msgspec.msgpack.encode(PreparationSpec(str(folder), "auto"))
+    limited = Sandbox(FACTORY, spec, memory_bytes=2**28, load_cpu_s=2.0)
+    made = ProcessPreparer(limited, 2, PreparationBudget(base_s=0.5))
+    yield made
+    made.close()
+
+
+def chat(text: str) -> PreparationJob:
+    body = {**MODEL, "messages": [{"role": "user", "content": text}]}
+    return PreparationJob("ChatRequest", json.dumps(body).encode(), CARD)
+
+
+async def test_an_ordinary_checkpoint_passes(folder: Path, preparer: ProcessPreparer) -> None:
+    (folder / "chat_template.jinja").write_text(PLAIN)
+    await try_checkpoint(preparer, "ours")
+    assert isinstance(await preparer.prepare(chat("hi")), PreparedBody)
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+async def test_a_template_that_takes_all_time_or_memory_is_refused_by_name(
+    folder: Path, preparer: ProcessPreparer, what: str
+) -> None:
+    (folder / "chat_template.jinja").write_text(HOSTILE[what] + PLAIN)
+    with pytest.raises(TokenizerUnavailable, match=r"theirs .*(time|memory)"):
+        await try_checkpoint(preparer, "theirs")
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+async def test_one_that_waits_for_its_chat_costs_that_chat_alone(
+    folder: Path, preparer: ProcessPreparer, what: str
+) -> None:
+    (folder / "chat_template.jinja").write_text(TRAP.replace("HOSTILE", HOSTILE[what]))
+    await try_checkpoint(preparer, "theirs")
+    with pytest.raises(RequestTooCostly):
+        await preparer.prepare(chat("hi"))
+    assert isinstance(await preparer.prepare(chat("hello")), PreparedBody)
+
+
+async def test_a_tokenizer_whose_pattern_explodes_is_refused_by_name(
+    folder: Path, preparer: ProcessPreparer
+) -> None:
+    (folder / "chat_template.jinja").write_text(PLAIN)
+    definition = json.loads((folder / "tokenizer.json").read_text())
+    definition["pre_tokenizer"] = {
+        "type": "Split",
+        "pattern": {"Regex": "((a|a|[a-z ,0-9])+)+[.]$"},
+        "behavior": "Isolated",
+        "invert": False,
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(definition))
+    with pytest.raises(TokenizerUnavailable, match=r"theirs .*(time|memory)"):
+        await try_checkpoint(preparer, "theirs")

@@ -10,13 +10,12 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from halfmoon_conductor.errors import ServerOverloaded
-from halfmoon_conductor.http_server.body_receiver import BodyLimits, BodyReceiver
-from halfmoon_conductor.observability.metrics.http_metrics import HttpMetrics
+from halfmoon_conductor.http_server.body_receiver import BodyLimits
 from halfmoon_conductor.routes.rest_app import RestLimits, create_app
 from halfmoon_conductor.tenants import Tenant, Tenants, hash_api_key
 from halfmoon_conductor.text.hub_tokenizer import HubTokenizer
 from halfmoon_testing.conductor_http import ScriptedGateway, serve_app
+from tests.conductor.fronts import until
 
 DEADLINE_S = 10
 BODY = json.dumps({"model": "lab/moon", "prompt": "a", "max_tokens": 2}).encode()
@@ -80,12 +79,6 @@ async def open_server(
             return Server(await stack.enter_async_context(serve_app(app)))
 
         yield open_it
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def test_half_sent_bodies_hold_no_place(open_server: Open) -> None:
@@ -164,7 +157,11 @@ async def test_a_client_that_goes_before_its_body_is_there_leaves_nothing_behind
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("n_before_pause", [0, 1])
 async def test_a_client_that_goes_frees_its_place_and_ends_its_generation(
-    open_server: Open, gateway: ScriptedGateway, stream: bool, n_before_pause: int
+    open_server: Open,
+    gateway: ScriptedGateway,
+    registry: CollectorRegistry,
+    stream: bool,
+    n_before_pause: int,
 ) -> None:
     gateway.n_before_pause = n_before_pause
     server = await open_server(max_concurrent=1)
@@ -173,29 +170,11 @@ async def test_a_client_that_goes_frees_its_place_and_ends_its_generation(
     assert await server.load() == 1
     asked.writer.close()
     await until(lambda: gateway.cancelled)
+    assert not gateway.live
+    ended = "halfmoon_request_success_total", {"finished_reason": "abort"}
+    await until(lambda: registry.get_sample_value(*ended) == 1)
     gateway.n_before_pause = None
     async with asyncio.timeout(DEADLINE_S):
         while await server.load():
             await asyncio.sleep(0.005)
     assert await (await server.ask(BODY)).status() == 200
-
-
-async def test_what_is_held_of_bodies_is_given_back_whatever_happens() -> None:
-    bodies = BodyReceiver(BodyLimits(max_total_bytes=100_000))
-
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": b"x" * 70_000, "more_body": True}
-
-    body = bodies.open()
-    with pytest.raises(ServerOverloaded):
-        await body.read(receive)
-    assert bodies.n_bytes == 140_000
-    body.release()
-    body.release()
-    assert bodies.n_bytes == 0
-
-
-def test_refusals_of_bodies_have_a_reason_of_their_own() -> None:
-    metrics = HttpMetrics(CollectorRegistry())
-    metrics.on_rejected("body")
-    assert "halfmoon_http_rejections_total" in metrics.metrics()

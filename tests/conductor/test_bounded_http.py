@@ -19,7 +19,6 @@ from fastapi import FastAPI
 from halfmoon_conductor.engine_io.gateway_interface import ModelCard
 from halfmoon_conductor.http_server.bounded_http import BoundedHttp, HttpLimits
 from halfmoon_conductor.http_server.idle_connections import IdleConnections
-from halfmoon_conductor.settings import ConductorSettings
 from halfmoon_metadata.tls_trust import trust_context
 from halfmoon_runtime.allowed_hosts import AllowedHosts
 from halfmoon_runtime.server_tls import server_context
@@ -353,13 +352,6 @@ async def test_a_connection_whose_body_ends_after_the_answer_is_closed_in_time_t
         await reader.readuntil(b'{"status":"ok"}')
         writer.write(b"lf")
         assert await reader.read() == b""
-
-
-def test_a_connection_is_kept_longer_than_load_balancers_keep_theirs() -> None:
-    kept = ConductorSettings.from_args(["--model", "m"]).keep_alive_s
-    assert kept == HttpLimits().keep_alive_s == 75
-    # AWS and many others have 60 s.
-    assert kept > 60
 
 
 BAD_HOSTS = [

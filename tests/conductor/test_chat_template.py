@@ -1,6 +1,5 @@
 """A conversation into one text, by the model's own template."""
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,33 +18,19 @@ def render(source: str, messages: Sequence[dict[str, Any]] = HELLO, **options: A
     return ChatTemplate(source, {"bos_token": "<s>"}).render(messages, **options)
 
 
-#: By what a template may rely on: the template, and its text.
+#: By what a template may rely on, and no published one of test_template_families.py does: the
+#: template, and its text.
 RENDERED = {
-    "blocks leave no lines or indents behind": (
-        "{{ bos_token }}\n  {% for m in messages %}\n{{ m.content }}!\n  {% endfor %}\n",
-        "<s>\nHello!\n",
-    ),
     "it may break out of a loop": (
         "{% for m in messages %}{% break %}{{ m.content }}{% endfor %}done", "done",
-    ),
-    "it may go on in a loop": (
-        "{% for i in range(3) %}{% if i == 1 %}{% continue %}{% endif %}{{ i }}{% endfor %}", "02",
-    ),
-    "text marked for training is kept": (
-        "{% generation %}{{ messages[0].content }}{% endgeneration %}.", "Hello.",
     ),
     "names that are set in text for training are unknown behind it": (
         "{% generation %}{% set x = 1 %}{{ x }}{% endgeneration %}{{ x }}.", "1.",
     ),
-    "tools and documents are none": (
-        "{% if tools is not none or documents is not none %}tools{% endif %}plain", "plain",
-    ),
     "it has dict": (
         "{{ dict(a=1) | tojson }}{{ dict.fromkeys(['b']) | tojson }}", '{"a": 1}{"b": null}',
     ),
-    "it has namespaces": (
-        "{% set n = namespace(self=1) %}{% set n.x = 2 %}{{ n.self + n.x }}", "3",
-    ),
+    "JSON may be all ASCII": ("{{ {'b': '半'} | tojson(True) }}", '{"b": "\\u534a"}'),
 }  # fmt: skip
 
 
@@ -53,12 +38,6 @@ RENDERED = {
 def test_a_template_finds_what_transformers_gives_it(what: str) -> None:
     source, expected = RENDERED[what]
     assert render(source) == expected
-
-
-def test_a_template_knows_the_date_and_documents() -> None:
-    assert render("{{ strftime_now('%Y') }}") == time.strftime("%Y")
-    source = "{% for each in documents %}{{ each.title }};{% endfor %}"
-    assert render(source, documents=[{"title": "Tides"}, {"title": "Moons"}]) == "Tides;Moons;"
 
 
 def test_a_client_cannot_replace_the_conversation_by_a_variable() -> None:
@@ -92,33 +71,6 @@ def test_what_a_template_refuses_or_may_not_do_is_told(source: str, told: str) -
 def test_a_template_that_is_no_jinja_is_refused_when_it_is_loaded() -> None:
     with pytest.raises(TokenizerUnavailable, match="line 2"):
         ChatTemplate("fine\n{% for %}", {})
-
-
-def test_fake_models_have_a_template() -> None:
-    fake = FakeTokenizer()
-    messages = [{"role": "system", "content": "Be brief."}, *HELLO]
-    text = ChatTemplate(fake.chat_templates["default"], fake.special_tokens).render(messages)
-    assert text == "system: Be brief.\nuser: Hello\nassistant:"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        ("", '{"b": "半 <\'", "a": [1, null]}'),
-        ("(ensure_ascii=False)", '{"b": "半 <\'", "a": [1, null]}'),
-        ("(ensure_ascii=True)", '{"b": "\\u534a <\'", "a": [1, null]}'),
-        ("(True)", '{"b": "\\u534a <\'", "a": [1, null]}'),
-        ("(separators=(',', ':'))", '{"b":"半 <\'","a":[1,null]}'),
-        ("(sort_keys=True)", '{"a": [1, null], "b": "半 <\'"}'),
-        ("(indent=1)", '{\n "b": "半 <\'",\n "a": [\n  1,\n  null\n ]\n}'),
-        ("(indent='\t')", '{\n\t"b": "半 <\'",\n\t"a": [\n\t\t1,\n\t\tnull\n\t]\n}'),
-    ],
-)
-def test_json_is_written_as_models_know_it_with_each_argument(
-    arguments: str, expected: str
-) -> None:
-    value = {"b": "半 <'", "a": [1, None]}
-    assert render(f"{{{{ value | tojson{arguments} }}}}", variables={"value": value}) == expected
 
 
 # -- forms of messages -----------------------------------------------------------------------------
@@ -200,20 +152,6 @@ TURNS = "{% for m in messages %}<{{ m.role }}>{{ m.content WHAT }}</>{% endfor %
 def continued(source: str, said: str) -> str:
     messages = [*HELLO, {"role": "assistant", "content": said}]
     return render(source, messages, continue_final_message=True, add_generation_prompt=False)
-
-
-@pytest.mark.parametrize(
-    ("what", "said", "expected"),
-    [
-        ("", "The moon ", "<user>Hello</><assistant>The moon "),
-        ("| trim", "The moon ", "<user>Hello</><assistant>The moon"),
-        ("", "", "<user>Hello</><assistant>"),
-    ],
-)
-def test_a_conversation_may_end_within_its_last_message(
-    what: str, said: str, expected: str
-) -> None:
-    assert continued(TURNS.replace("WHAT", what), said) == expected
 
 
 def test_a_message_that_is_changed_or_has_no_content_cannot_be_continued() -> None:

@@ -4,8 +4,10 @@ import json
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
-from tests.conductor.fronts import COUNT, RESPONSES, Front
+from halfmoon_conductor.settings import ConductorSettings
+from tests.conductor.fronts import CHAT, COUNT, RESPONSES, Front
 
 MESSAGES = "/v1/messages?beta=true"
 pytestmark = pytest.mark.usefixtures("room")
@@ -98,7 +100,7 @@ FIRST = {RESPONSES: TASK, MESSAGES: SESSION}
 @pytest.fixture
 def model_aliases() -> tuple[str, ...]:
     """The names that agents have built in."""
-    return "gpt-*", "claude-*"
+    return "gpt-*", "claude-*", "o3"
 
 
 def calls(name: str, **arguments: Any) -> str:
@@ -127,7 +129,8 @@ async def test_an_agent_over_responses_calls_a_function_and_goes_on_with_its_out
          "encrypted_content": None},
         {**message, "phase": "commentary"},
         call,
-        {"type": "function_call_output", "call_id": call["call_id"], "output": "moon.py"},
+        {"type": "function_call_output", "call_id": call["call_id"],
+         "output": [{"type": "input_text", "text": "moon.py"}]},
         item("user", "Go on"),
     ]  # fmt: skip
     last = (await front.stream(RESPONSES, TASK, input=turn))[-1]
@@ -137,7 +140,7 @@ async def test_an_agent_over_responses_calls_a_function_and_goes_on_with_its_out
     assert [each["function"]["name"] for each in tools] == ["shell", "update_plan"]
     assert conversation.startswith("You edit code.\n\nAsk before you delete.user:<environment")
     assert conversation.endswith("tool:moon.pyuser:Go onassistant:")
-    assert '"command": ["ls"]' in conversation
+    assert '"command": ["ls"]' in conversation and call["call_id"] in conversation
 
 
 async def test_an_agent_over_messages_calls_a_tool_and_goes_on_with_its_result(
@@ -157,7 +160,12 @@ async def test_an_agent_over_messages_calls_a_tool_and_goes_on_with_its_result(
         {**call, "caller": {"type": "direct"}},
     ]
     given = [
-        {"type": "tool_result", "tool_use_id": call["id"], "content": "moon.py", "is_error": False},
+        {
+            "type": "tool_result",
+            "tool_use_id": call["id"],
+            "is_error": False,
+            "content": [{"type": "text", "text": "moon.py"}],
+        },
         {"type": "text", "text": "<system-reminder>Go on.</system-reminder>", **CACHED},
     ]
     later = [{"role": "assistant", "content": said}, {"role": "user", "content": given}]
@@ -167,25 +175,10 @@ async def test_an_agent_over_messages_calls_a_tool_and_goes_on_with_its_result(
     prompt = front.prompt()
     assert "system:You edit code.\nThe folder is /src.user:<system-reminder>Be brief." in prompt
     assert prompt.endswith("tool:moon.pyuser:<system-reminder>Go on.</system-reminder>assistant:")
+    assert '"arguments": {"command": "ls"}' in prompt and call["id"] in prompt
     counted = {name: body[name] for name in ("model", "messages", "system", "tools", "thinking")}
     n_prompt = len(front.last.prompt_token_ids)
     assert await front.ask(COUNT, counted) == {"input_tokens": n_prompt}
-
-
-async def test_bodies_that_are_too_long_for_the_event_loop_are_no_other_matter(
-    front: Front,
-) -> None:
-    long = "Rain drew slow lines. " * 1000
-    front.says(LS)
-    last = (await front.stream(RESPONSES, TASK, instructions=long))[-1]
-    assert last["response"]["output"][0]["name"] == "shell"
-    assert [tool["name"] for tool in last["response"]["tools"]] == ["shell", "update_plan"]
-    assert f"system:{long}\n\nAsk before" in front.prompt()
-
-    front.says(calls("Bash", command="ls"))
-    answer = await front.ask(MESSAGES, SESSION, system=long)
-    assert answer["content"][0]["name"] == "Bash"
-    assert "web_search" not in front.prompt()
 
 
 @pytest.mark.parametrize("choice", ["auto", "none", "required"])
@@ -210,6 +203,8 @@ def formed(**form: Any) -> dict[str, Any]:
 
 
 APPLY_PATCH = {"type": "function", "name": "apply_patch"}
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aa"}}
+SHOWN = {"type": "tool_result", "tool_use_id": "t1", "content": [IMAGE]}
 
 
 @pytest.mark.parametrize(
@@ -234,23 +229,14 @@ APPLY_PATCH = {"type": "function", "name": "apply_patch"}
          "context_management.edits[0].type is not supported with compact_20260112"),
         (MESSAGES, formed(type="json_schema", schema={"not": {}}), "output_config "),
         (MESSAGES, formed(type="regex"), "output_config.format.type: "),
+        (MESSAGES, {"messages": [{"role": "user", "content": [SHOWN]}]},
+         'messages[0].content[0].content[0].type is "image", which is not supported'),
     ],
 )  # fmt: skip
 async def test_what_is_not_served_and_demanded_is_refused_by_name(
     front: Front, path: str, fields: dict[str, Any], told: str
 ) -> None:
     assert told in (await front.refused(path, FIRST[path] | fields))["message"]
-
-
-async def test_an_image_in_a_result_is_refused_as_only_text_is_served(front: Front) -> None:
-    source = {"type": "base64", "media_type": "image/png", "data": "aa"}
-    use = {"type": "tool_use", "id": "t1", "name": "Bash", "input": {}}
-    content = [{"type": "image", "source": source}]
-    result = {"type": "tool_result", "tool_use_id": "t1", "content": content}
-    later = [{"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
-    error = await front.refused(MESSAGES, SESSION, messages=[*SESSION["messages"], *later])
-    told = 'messages[2].content[0].content[0].type is "image", which is not supported'
-    assert told in error["message"]
 
 
 @pytest.mark.parametrize(
@@ -272,26 +258,6 @@ async def test_instructions_and_leading_messages_become_one_system_message(
     assert front.prompt() == f"{given}user:Hiassistant:"
 
 
-CLEARING = [
-    {"type": "clear_thinking_20251015", "keep": {"type": "thinking_turns", "value": 2}},
-    {
-        "type": "clear_tool_uses_20250919",
-        "trigger": {"type": "input_tokens", "value": 100_000},
-        "keep": {"type": "tool_uses", "value": 3},
-        "clear_at_least": {"type": "input_tokens", "value": 5_000},
-        "exclude_tools": ["web_search"],
-        "clear_tool_inputs": False,
-    },
-]
-
-
-async def test_edits_that_clear_are_taken_and_nothing_is_cleared(front: Front) -> None:
-    nothing: list[dict[str, Any] | None] = [None, {"edits": None}, {"edits": []}]
-    for given in (*nothing, {"edits": CLEARING}):
-        await front.ask(MESSAGES, SESSION, context_management=given)
-    assert len({each.prompt_token_ids for each in front.gateway.requests}) == 1
-
-
 async def test_a_format_in_the_output_config_is_the_form_of_the_answer(front: Front) -> None:
     schema = {
         "type": "object",
@@ -306,3 +272,24 @@ async def test_a_format_in_the_output_config_is_the_form_of_the_answer(front: Fr
     counted = {name: asked[name] for name in ("model", "messages", "system", "output_config")}
     n_prompt = len(front.last.prompt_token_ids)
     assert await front.ask(COUNT, counted) == {"input_tokens": n_prompt}
+
+
+@pytest.mark.parametrize("name", ["o3", "claude-", "claude-sonnet-4-5", "lab/moon"])
+async def test_a_name_that_is_insisted_on_is_served_under_that_name(
+    front: Front, name: str
+) -> None:
+    for path in (CHAT, MESSAGES, RESPONSES):
+        assert (await front.ask(path, model=name))["model"] == name
+    assert (await front.get(f"/v1/models/{name}")).json()["id"] == "lab/moon"
+
+
+async def test_other_names_are_not_found(front: Front) -> None:
+    for name in ("o3-mini", "gpt", "my-claude-1", "claude", "claude*"):
+        await front.error(CHAT, 404, model=name)
+
+
+def test_names_are_separated_by_commas_and_a_star_is_at_the_end() -> None:
+    settings = ConductorSettings(model="fake://tiny", model_aliases=" gpt-4o, claude-* ,")
+    assert settings.other_model_names == ("gpt-4o", "claude-*")
+    with pytest.raises(ValidationError, match="'a\\*b' has a \\* before its end"):
+        ConductorSettings(model="fake://tiny", model_aliases="a*b")

@@ -205,28 +205,6 @@ async def test_a_required_call_cut_at_any_token_is_a_call_as_far_as_it_goes(
 
 
 @pytest.mark.parametrize("api", TOOL_PATHS)
-@HERMES
-async def test_words_before_a_call_that_is_cut_off_stay_words(
-    front: Front, parser: ToolCallFormat, api: str
-) -> None:
-    call, _, _ = written(parser)
-    text = f"Let me see: {call}\n{call}"
-    tokens = tokens_of(front, text)
-    second = text.rindex("<tool_call>")
-    for limit in limits(api, len(tokens)):
-        came = len(front.tokenizer.decode(tokens[:limit]))
-        answer = await both(front, api, NAMES, "auto", limit)
-        assert answer.end == CUT[api]
-        assert "Let me see:".startswith(answer.words.partition("<")[0].strip())
-        if came > text.index("<tool_call>") + len("<tool_call>"):
-            assert answer.words == "Let me see:"
-        if came >= second + len(call) - len("\n</tool_call>"):
-            assert len(answer.calls) == 2
-        elif came >= second + len('<tool_call>\n{"name": "moon_p'):
-            assert [name for name, _ in answer.calls] == [NAMES[0]] * 2
-
-
-@pytest.mark.parametrize("api", TOOL_PATHS)
 async def test_a_stop_string_within_a_call_cuts_it_off_like_a_limit_and_is_named_beside_it(
     front: Front, parser: ToolCallFormat, api: str
 ) -> None:

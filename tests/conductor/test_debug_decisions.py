@@ -1,8 +1,10 @@
 """Explanations of decisions for operators: `/debug/decisions`, `/metrics`."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from pydantic import ValidationError
@@ -11,11 +13,12 @@ from halfmoon_conductor.observability.history.observer import CoreObserver
 from halfmoon_conductor.observability.metrics.cluster_metrics import ClusterMetrics
 from halfmoon_conductor.page.cluster_view import ConductorInfo
 from halfmoon_conductor.page.debug_routes import debug_app
+from halfmoon_conductor.page.prometheus_targets import PrometheusTargets
 from halfmoon_conductor.settings import ConductorSettings
-from halfmoon_protocol.ids import RequestId
-from halfmoon_protocol.messages import PrefillCost
+from halfmoon_protocol.ids import RequestId, WorkerId
+from halfmoon_protocol.messages import PrefillCost, WorkerInfo
 from halfmoon_scheduling.events import RequestArrived, RequestFinished, Tick
-from halfmoon_testing.scheduling_inputs import a_request
+from halfmoon_testing.scheduling_inputs import a_request, a_worker
 from tests.conductor.fronts import client_of
 from tests.conductor.watched_core import WatchedCore
 
@@ -106,14 +109,6 @@ async def test_activity_is_told_second_by_second_with_workers_that_came(
     ]
 
 
-async def test_predictions_are_shown_beside_what_came(ask: Ask) -> None:
-    answer = (await ask("/decisions")).json()
-    ttft, tbt = answer["errors"]["ttft"], answer["errors"]["tbt"]
-    assert (ttft["n"], ttft["predicted_s"], ttft["observed_s"]) == (1, 2.0, 4.0)
-    assert tbt["mean_ratio"] == pytest.approx(2.0)
-    assert answer["refusals"] == {"ttft": 1}
-
-
 async def test_a_decision_is_told_in_words_with_what_came_of_it(ask: Ask) -> None:
     placed, other = (await ask("/decisions")).json()["decisions"]
     assert placed["why"] == (
@@ -155,3 +150,51 @@ def test_prediction_errors_and_refusals_are_metrics(observer: CoreObserver) -> N
         'halfmoon_rejections_total{reason="ttft"} 1.0',
     ):
         assert line in lines, line
+
+
+# -- what Prometheus' service discovery is told ---------------------------------------------------
+
+
+def at(name: str, http: str, **changes: Any) -> WorkerInfo:
+    info = msgspec.structs.replace(a_worker(name), http=http, model="m")
+    return msgspec.structs.replace(info, **changes)
+
+
+def labels(job: str, worker: str, scheme: str = "http", model: str = "m") -> dict[str, str]:
+    return {"job": job, "worker": worker, "model": model, "__scheme__": scheme}
+
+
+def test_the_conductor_and_each_worker_with_an_address_are_a_target() -> None:
+    own = ("https://10.0.0.1:8000", "https://10.0.0.1:9100")
+    workers = [
+        at("prefill-0", "http://10.0.0.3:9100"),
+        at("decode-1", "http://[::1]:41234"),
+        at("kvstore-0", "http://10.0.0.2:9100", model=""),
+        at("prefill-1", ""),
+        at("prefill-2", "http://10.0.0.3:port"),
+        at("prefill-3", "10.0.0.3"),
+    ]
+    assert PrometheusTargets("conductor-0", own).groups(workers, "m") == [
+        {"targets": ["10.0.0.1:8000"], "labels": labels("conductor", "conductor-0", "https")},
+        {"targets": ["10.0.0.1:9100"], "labels": labels("conductor", "conductor-0", "https")},
+        {"targets": ["[::1]:41234"], "labels": labels("decode", "decode-1")},
+        {"targets": ["10.0.0.2:9100"], "labels": labels("kvstore", "kvstore-0")},
+        {"targets": ["10.0.0.3:9100"], "labels": labels("prefill", "prefill-0")},
+    ]
+
+
+def test_workers_of_one_plain_server_are_one_target_at_its_own_path() -> None:
+    workers = [
+        at(name, "http://10.0.0.9/vllm/", server="server-0", worker_id=WorkerId(f"server-0-{name}"))
+        for name in ("prefill-0", "decode-0", "kvstore-0")
+    ]
+    expected = labels("server", "server-0") | {"__metrics_path__": "/vllm/metrics"}
+    assert PrometheusTargets("c", ()).groups(workers, "m") == [
+        {"targets": ["10.0.0.9:80"], "labels": expected}
+    ]
+
+
+def test_labels_stay_when_the_last_worker_goes() -> None:
+    targets = PrometheusTargets("c", ("http://10.0.0.1:8000",))
+    seen = [targets.groups((), model)[0]["labels"]["model"] for model in ("", "m", "", "n")]
+    assert seen == ["", "m", "m", "n"]

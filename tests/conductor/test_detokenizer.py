@@ -1,9 +1,9 @@
-"""Pieces of text, token by token, join to what decoding everything at once gives."""
+"""Pieces of text, token by token, join to what decoding everything gives, up to a stop string."""
 
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
@@ -14,6 +14,7 @@ from halfmoon_conductor.text.detokenizer import (
     WindowDetokenizer,
 )
 from halfmoon_conductor.text.hub_tokenizer import HubTokenizer
+from halfmoon_conductor.text.stop_strings import StopStringMatcher
 from halfmoon_conductor.text.text_stream import TextStream
 
 TEXTS = st.text(st.sampled_from("the moon half.,'\n 半月🌗é\u0301"), max_size=40)
@@ -32,14 +33,6 @@ def test_any_tokens_of_a_byte_level_tokenizer_join_to_their_decoding(
     detokenizer = tokenizer.detokenizer()
     assert isinstance(detokenizer, ByteDetokenizer)
     assert "".join(stream(detokenizer, token_ids)) == tokenizer.decode(token_ids)
-
-
-@given(text=TEXTS)
-def test_no_piece_shows_half_a_character(tokenizer: HubTokenizer, text: str) -> None:
-    token_ids = tokenizer.encode(text, add_special_tokens=False)
-    pieces = stream(tokenizer.detokenizer(), token_ids)
-    assert "".join(pieces) == text
-    assert all(REPLACEMENT not in piece for piece in pieces)
 
 
 def test_a_character_comes_out_with_its_last_byte_or_as_broken(tokenizer: HubTokenizer) -> None:
@@ -101,15 +94,6 @@ def test_texts_of_other_tokenizers_join_to_their_decoding(other: Tokenizer, text
     assert said + detokenizer.flush() == other.decode(token_ids)
 
 
-@given(data=st.data())
-def test_any_tokens_keep_the_window_short(other: Tokenizer, data: st.DataObject) -> None:
-    known = st.integers(0, other.get_vocab_size() - 1)
-    detokenizer = WindowDetokenizer(other.decode, frozenset({3}))
-    for token in data.draw(st.lists(known, max_size=60)):
-        detokenizer.push(token)
-        detokenizer.check()
-
-
 def test_a_window_decodes_a_bounded_number_of_tokens_for_each_new_one() -> None:
     lengths: list[int] = []
 
@@ -123,19 +107,46 @@ def test_a_window_decodes_a_bounded_number_of_tokens_for_each_new_one() -> None:
     assert max(lengths) <= 16
 
 
-@given(text=TEXTS, stop=st.sampled_from(["moon", "半月", " h", "🌗", "é"]))
-def test_a_stop_string_cuts_the_text_wherever_the_tokens_lie(
-    tokenizer: HubTokenizer, text: str, stop: str
-) -> None:
-    token_ids = tokenizer.encode(text, add_special_tokens=False)
-    answer = TextStream(tokenizer.detokenizer(), [stop])
-    said = "".join(answer.push(token) for token in token_ids) + answer.finish()
-    assert said == text.split(stop)[0]
-    assert answer.stopped == (stop in text)
-
-
 def test_stop_strings_are_not_looked_for_in_the_first_tokens(tokenizer: HubTokenizer) -> None:
     token_ids = [token for a in "abab" for token in tokenizer.encode(a, add_special_tokens=False)]
     answer = TextStream(tokenizer.detokenizer(), ["ab"], min_tokens=2)
     assert "".join(answer.push(token) for token in token_ids) + answer.finish() == "ab"
     assert answer.stopped
+
+
+# -- stop strings --------------------------------------------------------------------------------
+
+letters = st.text("ab", max_size=12)
+stops = st.lists(st.text("ab", min_size=1, max_size=5), max_size=4)
+
+
+def cut(text: str, patterns: list[str]) -> str:
+    """By definition: the first to be complete, of those the longest."""
+    ends = [
+        (start + len(pattern), start)
+        for pattern in patterns
+        for start in range(len(text))
+        if text.startswith(pattern, start)
+    ]
+    return text[: min(ends)[1]] if ends else text
+
+
+@given(pieces=st.lists(letters, max_size=8), patterns=stops)
+@example(pieces=["aaaab"], patterns=["aab"])
+@example(pieces=["ab", "b"], patterns=["a"])
+def test_the_text_ends_before_the_first_complete_stop_string_however_it_is_cut(
+    pieces: list[str], patterns: list[str]
+) -> None:
+    matcher = StopStringMatcher(patterns)
+    said = ""
+    for piece in pieces:
+        said += matcher.feed(piece)
+        matcher.check()
+    said += matcher.flush()
+    assert said == cut("".join(pieces), patterns)
+    assert (matcher.matched is not None) == any(each in "".join(pieces) for each in patterns)
+
+
+def test_an_empty_stop_string_is_refused() -> None:
+    with pytest.raises(ValueError, match="empty"):
+        StopStringMatcher(["a", ""])

@@ -10,23 +10,37 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from halfmoon_conductor.errors import InvalidRequest, ServerOverloaded, ServiceUnavailable
+from halfmoon_conductor.errors import (
+    InvalidRequest,
+    ServerOverloaded,
+    ServiceUnavailable,
+    UnusableGrammar,
+)
 from halfmoon_conductor.grammar import grammar_checker
 from halfmoon_conductor.grammar.grammar_check_handler import CheckArgument
 from halfmoon_conductor.grammar.grammar_checker import GrammarChecker
 from halfmoon_conductor.grammar.grammars import RequestedGrammar, grammar_of_schema
 from halfmoon_conductor.grammar.schema_depth import MAX_SCHEMA_DEPTH, check_depth
 from halfmoon_sandbox import Child
-from tests.conductor.fronts import CHAT, Front, error_of
 
 SPINNING = {"type": "integer", "multipleOf": 2**31}
 
 
-@pytest.fixture
-def checker(bpe: Tokenizer) -> Iterator[GrammarChecker]:
+def made_for(bpe: Tokenizer) -> Iterator[GrammarChecker]:
     made = GrammarChecker(CheckArgument(bpe.to_str(), bpe.get_vocab_size(), (0,)))
     yield made
     made.close()
+
+
+@pytest.fixture
+def checker(bpe: Tokenizer) -> Iterator[GrammarChecker]:
+    yield from made_for(bpe)
+
+
+@pytest.fixture(scope="module")
+def kept(bpe: Tokenizer) -> Iterator[GrammarChecker]:
+    """One for the tests that leave it as it was."""
+    yield from made_for(bpe)
 
 
 def wanted(grammar: str, *, own: bool = False) -> RequestedGrammar:
@@ -56,28 +70,6 @@ async def test_the_loop_and_other_checks_go_on_meanwhile(
         assert not spinning.done()
     spinning.cancel()
     await asyncio.gather(spinning, return_exceptions=True)
-
-
-async def test_a_check_whose_client_has_gone_ends_its_process(checker: GrammarChecker) -> None:
-    await checker.check(wanted('start: "a"'))
-    (child, _) = checker._pool.idle[0]
-    spinning = asyncio.create_task(checker.check(wanted(grammar_of_schema(SPINNING))))
-    while not child.busy:
-        await asyncio.sleep(0)
-    spinning.cancel()
-    await asyncio.gather(spinning, return_exceptions=True)
-    assert not child.alive
-    assert await checker.check(wanted('start: "b"'))
-
-
-async def test_too_many_checks_at_once_are_refused_for_now(
-    checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(grammar_checker, "_MAX_WAITING", 3)
-    checks = [checker.check(wanted(f'start: "{i}"')) for i in range(20)]
-    outcomes = await asyncio.gather(*checks, return_exceptions=True)
-    assert {type(each) for each in outcomes} == {str, ServerOverloaded}
-    assert await checker.check(wanted('start: "later"'))
 
 
 async def test_tenants_take_turns_and_none_has_all_places(
@@ -113,22 +105,6 @@ async def test_what_is_remembered_has_a_limit_in_bytes(
     assert await checker.check(grammars[-1])
 
 
-async def test_a_process_or_a_template_that_dies_is_replaced(checker: GrammarChecker) -> None:
-    await checker.check(wanted('start: "a"'))
-    (child, _) = checker._pool.idle[0]
-    for i, pid in enumerate((child.pid, checker._pool.sandbox.pid)):
-        assert pid is not None
-        os.kill(pid, signal.SIGKILL)
-        assert await checker.check(wanted(f'start: "{i}"'))
-
-
-async def test_a_clients_own_grammar_is_translated_in_the_process(checker: GrammarChecker) -> None:
-    lark = await checker.check(wanted('root ::= "a"', own=True))
-    assert 'start: "a"' in lark
-    with pytest.raises(InvalidRequest):
-        await checker.check(wanted("root ::= (", own=True))
-
-
 def kill_children(monkeypatch: pytest.MonkeyPatch, n: int) -> None:
     """Kill the next `n` children that get a grammar, as the kernel does when it lacks memory."""
     begin, left = Child.begin, [*range(n)]
@@ -150,30 +126,6 @@ async def test_a_grammar_whose_children_are_killed_is_refused_for_now_and_checke
         await checker.check(wanted('start: "a"'))
     assert refused.value.retry_after_s
     assert await checker.check(wanted('start: "a"')) == 'start: "a"'
-
-
-async def test_a_child_without_processor_time_says_nothing_about_its_grammar(
-    checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await checker.check(wanted('start: "a"'))
-    (child, _) = checker._pool.idle[0]
-    with monkeypatch.context() as starved:
-        starved.setattr("halfmoon_sandbox.child._WALL_EXTRA_S", 0.0)
-        starved.setattr("halfmoon_sandbox.child._WALL_FACTOR", 0.0)
-        os.kill(child.pid, signal.SIGSTOP)
-        with pytest.raises(ServiceUnavailable, match="too little processor time"):
-            await checker.check(wanted('start: "b"'))
-    assert await checker.check(wanted('start: "b"'))
-
-
-async def test_a_failed_check_is_a_503_with_a_time_to_retry(
-    front: Front, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kill_children(monkeypatch, 2)
-    answer = await front.post(CHAT, guided_regex="[a-z]{3}")
-    error_of(answer, 503)
-    assert int(answer.headers["retry-after"]) >= 1
-    await front.ask(CHAT, guided_regex="[a-z]{3}")
 
 
 def chained(n: int, depth: int) -> dict[str, Any]:
@@ -207,27 +159,121 @@ def test_references_that_lead_nowhere_are_left_to_the_library() -> None:
         check_depth({"$ref": reference, "a": [1]})
 
 
-def a_call_of(schema: dict[str, Any]) -> dict[str, Any]:
-    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
-    return {"tools": tools, "tool_choice": "required"}
+# -- grammars that a model could begin and never end ----------------------------------------------
+
+OBJECT = {"type": "object", "additionalProperties": False}
 
 
-FORM = {"type": "json_schema", "json_schema": {"name": "s", "schema": SPINNING}}
+def requiring(name: str, schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of an object that requires one property."""
+    return {**OBJECT, "properties": {name: schema}, "required": [name]}
+
+
+def ref(place: str) -> dict[str, Any]:
+    return {"$ref": place}
+
+
+def array(items: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"type": "array", "items": items, **more}
+
+
+ITSELF, A_LIST = ref("#"), array(ref("#"), minItems=1)
+OF_A = ref("#/properties/a")
+ID = "http://halfmoon.example/s"
+#: Schemas, and the circle that each is refused with.
+ENDLESS: dict[str, tuple[dict[str, Any], str]] = {
+    "a property that is itself": (requiring("a", OF_A), "#/properties/a → #/properties/a"),
+    "after other properties": (
+        {**OBJECT, "properties": {"n": {"type": "integer"}, "a": OF_A}, "required": ["n", "a"]},
+        "#/properties/a → #/properties/a"),
+    "the root that is itself": (ITSELF, "# → #"),
+    "two definitions that are each other": (
+        {"$defs": {"a": ref("#/$defs/b"), "b": ref("#/$defs/a")},
+         **requiring("p", ref("#/$defs/a"))},
+        "#/$defs/a → #/$defs/b → #/$defs/a"),
+    "an object that requires itself in an array": (requiring("a", A_LIST), "# → #"),
+    "a tuple of itself": (
+        {"type": "array", "prefixItems": [ITSELF], "minItems": 1, "items": False}, "# → #"),
+    "all branches": ({"anyOf": [A_LIST, requiring("a", ITSELF)]}, "# → #"),
+    "by an anchor": (
+        {"$defs": {"a": {"$anchor": "x", **requiring("a", ref("#x"))}}, "$ref": "#x"}, "#x → #x"),
+    "by an id": ({"$id": ID, **requiring("a", ref(ID))}, f"{ID} → {ID}"),
+    "other properties": (
+        {"type": "object", "additionalProperties": ITSELF, "required": ["x"]}, "# → #"),
+    "properties by their pattern": (
+        {"type": "object", "patternProperties": {"^x": ITSELF}, "required": ["xy"]}, "# → #"),
+}  # fmt: skip
+ENDING: dict[str, dict[str, Any]] = {
+    "a tree": requiring("children", array(ITSELF)),
+    "a list that null ends": requiring("next", {"anyOf": [{"type": "null"}, ITSELF]}),
+    "an optional child": {**OBJECT, "properties": {"child": ITSELF}},
+    "a choice that is itself or a number": {
+        "$defs": {"a": {"anyOf": [ref("#/$defs/a"), {"type": "integer"}]}},
+        **requiring("p", ref("#/$defs/a")),
+    },
+    "an endless definition that nothing uses": {
+        "$defs": {"a": requiring("a", ref("#/$defs/a"))}, "type": "integer",
+    },
+    "a property that may not be there": {
+        **OBJECT, "properties": {"a": False, "b": {"type": "integer"}},
+    },
+    "an array that must be empty": array(ITSELF, maxItems=0),
+    "a name with blanks and arrows": {
+        "$defs": {"a ⇦ b": {"anyOf": [{"type": "null"}, array(ref("#/$defs/a%20%E2%87%A6%20b"))]}},
+        "$ref": "#/$defs/a%20%E2%87%A6%20b",
+    },
+}  # fmt: skip
+
+
+async def refusal(kept: GrammarChecker, grammar: str, field: str, **own: bool) -> str:
+    with pytest.raises(UnusableGrammar) as refused:
+        await kept.check(RequestedGrammar(grammar, field, **own))
+    return refused.value.message
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+async def test_a_schema_without_a_finite_answer_is_refused_with_its_circle(
+    kept: GrammarChecker, name: str
+) -> None:
+    schema, circle = ENDLESS[name]
+    message = await refusal(kept, grammar_of_schema(schema), "response_format")
+    assert f"needs itself without an end: {circle};" in message
+
+
+@pytest.mark.parametrize("name", ENDING)
+async def test_a_recursive_schema_with_finite_answers_is_used(
+    kept: GrammarChecker, name: str
+) -> None:
+    requested = RequestedGrammar(grammar_of_schema(ENDING[name]), "response_format")
+    assert await kept.check(requested) == requested.grammar
 
 
 @pytest.mark.parametrize(
-    ("fields", "param"),
+    ("grammar", "reason"),
     [
-        ({"response_format": FORM}, "response_format"),
-        ({"guided_json": chained(110, 15)}, "guided_json"),
-        ({"guided_regex": "a*" * 30_000}, "guided_regex"),
-        ({"guided_regex": "a*" * 100_000}, "guided_regex"),
-        ({"guided_json": json.dumps(SPINNING)}, "guided_json"),
-        (a_call_of({"type": "object", "properties": {"a": SPINNING}}), "tools"),
+        ('start: start "a"', "start → start"),
+        ('start: "a" start', "start → start"),
+        ('start: "xy" a\na: b "c"\nb: "" a', "a → b → a"),
+        ('start: "xy" a?\na: "x" a', "a → a"),
+        ('root ::= "(" root ")"', "start → start"),
+        ('root ::= "a" item*\nitem ::= "," item', "item → item"),
+        ('start: "q" x\nx: "n" | %json ' + json.dumps(requiring("a", ITSELF)), "# → #"),
+        ('start: "ab" /[^\\s\\S]/', "a pattern in start that matches no text"),
+        ('start: "ab" (x | "c" y)\nx: "d"\ny: /[^\\s\\S]/', "that matches no text"),
     ],
 )
-async def test_a_hostile_wish_gets_a_400_that_names_its_field(
-    front: Front, fields: dict[str, Any], param: str, monkeypatch: pytest.MonkeyPatch
+async def test_a_grammar_that_does_not_end_is_refused_with_its_rules(
+    kept: GrammarChecker, grammar: str, reason: str
 ) -> None:
-    monkeypatch.setattr(grammar_checker, "MAX_GRAMMAR_CPU_S", 0.2)
-    assert (await front.refused(CHAT, fields))["param"] == param
+    assert reason in await refusal(kept, grammar, "guided_grammar", from_client=True)
+
+
+async def test_a_grammar_that_can_end_everywhere_is_used(kept: GrammarChecker) -> None:
+    for grammar in (
+        'start: "(" start ")" | "x"',
+        'start: start "," /[a-z]/ | /[a-z]/',
+        'start: "k" (a | "y")\na: a "x"',  # `a` can't begin, so a model never comes to it
+        'start: "k"\nunused: "x" unused',
+        'root ::= item ("," item)*\nitem ::= [a-z]+ | "(" root ")"',
+    ):
+        assert await kept.check(RequestedGrammar(grammar, "guided_grammar", from_client=True))

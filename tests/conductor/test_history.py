@@ -117,13 +117,6 @@ def test_a_kvstore_shows_both_tiers_and_what_it_was_asked_for(watched: Watched) 
     }
 
 
-def test_a_worker_that_has_said_nothing_shows_what_its_record_says(watched: Watched) -> None:
-    for name in ("prefill-0", "decode-0"):
-        load = watched.worker(name)["load"]
-        assert (load["free_pages"], load["n_pages"]) == (64, 64)
-    assert watched.worker("kvstore-0")["load"]["memory"]["n_blocks"] == 64
-
-
 def test_who_left_is_shown_with_the_reason_until_it_is_back(watched: Watched) -> None:
     watched.lose("decode-0", "its lease is over")
     watched.now += 3
@@ -243,15 +236,6 @@ def test_the_tries_that_are_remembered_are_bounded() -> None:
         seen.on_arrival(a_request(f"cmpl-{n}"), 0.0)
     assert seen.get(RequestId("cmpl-1")) is None
     assert seen.get(RequestId("cmpl-2")) is not None
-
-
-def test_the_conductor_says_who_it_is_and_how_it_decides(watched: Watched) -> None:
-    view = watched.view()
-    conductor = {"conductor_id": "conductor-0", "metadata": "redis", "trace_url": ""}
-    assert view["conductor"] == conductor
-    assert view["scheduling"]["placement"] == "kvcache_centric"
-    assert view["block_bytes"] == LAYOUT.block_bytes
-    assert view["pools"] == {"prefill": 0.0, "decode": 0.0}
 
 
 # -- hot prefixes --------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from types import SimpleNamespace
 
-import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
@@ -10,13 +9,7 @@ from halfmoon_conductor.engine_io.gateway_interface import TokenEvent
 from halfmoon_conductor.observability.history.latency_history import LatencyHistory
 from halfmoon_conductor.observability.metrics.generation_timer import GenerationTimer
 from halfmoon_conductor.observability.metrics.http_metrics import HttpMetrics
-from halfmoon_conductor.observability.metrics.ttft_stages import TtftRecorder, TtftTimestamps
-from halfmoon_protocol.ids import WorkerId
-from halfmoon_protocol.messages import DecodeReserved, PrefillTimes, ReserveDecode
 from halfmoon_runtime.clock import FakeClock
-from halfmoon_scheduling.commands import AnyCommand, Send
-from halfmoon_scheduling.events import AnyEvent, MessageReceived, RequestArrived, Tick
-from halfmoon_testing.scheduling_inputs import a_landing, a_prefill_done, a_request
 
 #: What the gateway knows: 0.45 s of work, 0.25 s of waiting.
 STAGES = {"place": 0.2, "queue": 0.05, "fetch": 0.1, "prefill": 0.3, "transfer": 0.05}
@@ -70,38 +63,6 @@ def test_a_generation_is_measured_from_when_its_request_was_read(
     assert second.ttft is not None
     assert second.tbt is not None
     assert (second.ttft.p50_s, second.tbt.p50_s) == (0.5, 0.25)
-
-
-def test_the_stages_of_a_second_try_begin_where_the_first_began() -> None:
-    moments = TtftTimestamps()
-    first_tokens = TtftRecorder(lambda request_id: moments)
-    request = a_request("cmpl-1")
-    asks = ReserveDecode(request_id=request.request_id, n_tokens=40, stopping=request.stopping)
-    reserved = DecodeReserved(
-        request_id=request.request_id, landing=a_landing("decode-0"), expires_s=60.0
-    )
-    times = PrefillTimes(queue_s=0.5, fetch_s=1.0, compute_s=2.0, transfer_s=1.0)
-    done = msgspec.structs.replace(a_prefill_done("cmpl-1"), times=times)
-    course: list[tuple[float, AnyEvent, list[AnyCommand]]] = [
-        (1.0, RequestArrived(request), []),
-        (3.0, RequestArrived(request), []),  # the first try came to nothing
-        (3.5, Tick(), [Send(WorkerId("decode-0"), asks)]),
-        (4.25, MessageReceived(WorkerId("decode-0"), reserved), []),
-        (9.25, MessageReceived(WorkerId("prefill-0"), done), []),
-    ]
-    for now, event, commands in course:
-        assert moments.stages() is None
-        first_tokens.record(now, event, commands)
-    assert moments.stages() == {
-        "retry": 2.0,
-        "place": 0.5,
-        "reserve": 0.75,
-        "messages": 0.5,
-        "queue": 0.5,
-        "fetch": 1.0,
-        "prefill": 2.0,
-        "transfer": 1.0,
-    }
 
 
 def test_each_tenant_has_its_own_counts_and_a_request_without_one_has_none() -> None:

@@ -96,12 +96,6 @@ async def test_a_chat_names_tokens_with_their_bytes(front: Front, tokenizer: Hub
     assert all(len(each["top_logprobs"]) == 2 for each in told)
 
 
-async def test_without_being_asked_nothing_is_told(front: Front) -> None:
-    for path, fields in ((COMPLETIONS, {}), (CHAT, {"logprobs": False})):
-        assert (await front.choice(path, fields))["logprobs"] is None
-        assert front.last.sampling.logprobs is None
-
-
 async def test_prompt_logprobs_are_told_by_token_id(front: Front) -> None:
     choice = await front.choice(COMPLETIONS, PROMPT, prompt_logprobs=1)
     first, second = choice["prompt_logprobs"]
@@ -170,18 +164,3 @@ def test_an_event_is_written_as_the_whole_answer_is(
             assert json.loads(serializer.chat_json(token, score)) == chat
             completion = serializer.completion([(token, score)], [7]).model_dump()
             assert json.loads(serializer.completion_json(token, score, 7)) == completion
-
-
-@pytest.mark.parametrize(
-    ("path", "n_top"),
-    [(COMPLETIONS, {"logprobs": 5}), (CHAT, {"logprobs": True, "top_logprobs": 20})],
-)
-async def test_a_stream_has_what_the_whole_answer_has(
-    front: Front, path: str, n_top: dict[str, Any]
-) -> None:
-    whole = await front.choice(path, n_top, max_tokens=12)
-    choices = await front.choices(path, n_top, max_tokens=12, stream=True)
-    told = [choice["logprobs"] for choice in choices if choice["logprobs"]]
-    for name, listed in whole["logprobs"].items():
-        if listed is not None:
-            assert [each for one in told for each in one[name]] == listed

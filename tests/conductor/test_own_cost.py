@@ -5,12 +5,11 @@ import sys
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-import httpx
 import pytest
 from fastapi import FastAPI
 from starlette.types import Message
 
-from halfmoon_conductor.api.sse import EventTemplate, format_event, to_json_line
+from halfmoon_conductor.api.sse import to_json_line
 from halfmoon_conductor.routes.generation_route import MAX_INLINE_BYTES
 from halfmoon_testing.conductor_http import ScriptedGateway
 from tests.conductor.fronts import COMPLETIONS, Front
@@ -104,31 +103,3 @@ async def _calls(
         sys.setprofile(None)
     assert b"".join(sent).count(b'"text"') == n_new
     return n_calls
-
-
-def _event(name: str, text: str) -> bytes:
-    return format_event(to_json_line({"id": name, "choices": [{"text": text, "index": 0}]}))
-
-
-def test_a_template_is_filled_in_as_the_whole_event_is_written() -> None:
-    template = EventTemplate(_event("cmpl-1", "mark"), "mark")
-    for text in ("plain", 'a "quote" \\ and\nlines\x00', "半月 🌗", ""):
-        filled = template.fill(text)
-        assert _read(filled) == _read(_event("cmpl-1", text))
-        assert filled.count(b"\n") == 2
-    # One of one answer serves another with its own names.
-    other = template.replaced((b'"cmpl-1"', b'"cmpl-22"'))
-    assert _read(other.fill("a")) == _read(_event("cmpl-22", "a"))
-    assert _read(template.fill("b")) == _read(_event("cmpl-1", "b"))
-
-
-def _read(data: bytes) -> Any:
-    return httpx.Response(200, content=data.removeprefix(b"data: ")).json()
-
-
-async def test_both_ways_of_a_request_lead_to_the_same_answer(front: Front) -> None:
-    content = to_json_line(COMPLETION | {"prompt": "How half is it?", "seed": 3})
-    for content_type in ("application/json", "application/json; charset=utf-8"):
-        answer = await front.send(COMPLETIONS, content, **{"content-type": content_type})
-        assert answer.status_code == 200
-        assert (front.last.stopping.max_new_tokens, front.last.sampling.seed) == (2, 3)

@@ -203,20 +203,6 @@ async def test_a_message_has_a_block_for_thoughts_whole_and_streamed(open_app: O
         assert stops == [0, 1, 2]
 
 
-@pytest.mark.parametrize(
-    ("says", "kind", "shown"),
-    [("<think>a</thi", "reasoning", "a</thi"), ("<thin", "message", "<thin")],
-)
-async def test_the_beginning_of_a_marker_at_an_answers_end_is_not_lost(
-    open_app: OpenApp, says: str, kind: str, shown: str
-) -> None:
-    async with open_app(QWEN, says) as front:
-        (item,) = (await front.ask(RESPONSES))["output"]
-        assert (item["type"], item["content"][0]["text"]) == (kind, shown)
-        message = await message_of(front)
-        assert message["reasoning_content" if kind == "reasoning" else "content"] == shown
-
-
 async def test_thoughts_are_echoed_in_every_api(open_app: OpenApp) -> None:
     async with open_app(QWEN) as front:
 

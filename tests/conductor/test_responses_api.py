@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.conductor.fronts import CHAT, HELLO, RESPONSES, TEXT, Front, events_of
+from tests.conductor.fronts import CHAT, RESPONSES, TEXT, Front, events_of
 
 
 async def test_an_input_is_answered_whole(front: Front) -> None:
@@ -27,20 +27,6 @@ async def test_an_input_is_answered_whole(front: Front) -> None:
     }
 
 
-async def test_an_answer_cut_short_says_so(front: Front) -> None:
-    answer = await front.ask(RESPONSES, max_output_tokens=2)
-    assert answer["status"] == answer["output"][0]["status"] == "incomplete"
-    assert answer["incomplete_details"] == {"reason": "max_output_tokens"}
-
-
-async def test_an_answer_can_be_handed_back_with_the_next_turn(front: Front) -> None:
-    first = await front.ask(RESPONSES)
-    more = [{"type": "input_text", "text": "More"}]
-    turns = [*HELLO, *first["output"], {"type": "message", "role": "user", "content": more}]
-    await front.ask(RESPONSES, input=turns, instructions="Be brief")
-    assert front.prompt() == f"system:Be briefuser:Hiassistant:{TEXT}user:Moreassistant:"
-
-
 @pytest.mark.parametrize("limit", [None, 3])
 async def test_a_streams_events_are_numbered_and_say_what_the_whole_answer_says(
     front: Front, limit: int | None
@@ -55,6 +41,8 @@ async def test_a_streams_events_are_numbered_and_say_what_the_whole_answer_says(
     assert set(kinds[4:-4]) == {"output_text.delta"}
     ended = "incomplete" if limit else "completed"
     assert kinds[-4:] == ["output_text.done", "content_part.done", "output_item.done", ended]
+    assert whole["status"] == whole["output"][0]["status"] == ended
+    assert whole["incomplete_details"] == ({"reason": "max_output_tokens"} if limit else None)
     text = whole["output"][0]["content"][0]["text"]
     assert "".join(each["delta"] for each in events[4:-4]) == text == events[-4]["text"]
     last = events[-1]["response"]
@@ -72,11 +60,8 @@ BROKEN = {"type": "json_schema", "name": "s", "schema": {"type": "moon"}}
     [
         ({"input": []}, "input", "at least 1"),
         ({"input": None}, "input", "a string or a list"),
-        ({"tools": [{"type": "search", "filters": {}}]}, "tools[0]", "not supported"),
         ({"text": {"format": {"type": "grammar"}}}, "text.format", "not supported"),
         ({"text": {"format": BROKEN}}, "text", "text does not compile"),
-        ({"background": True}, "background", "not supported"),
-        ({"truncation": "auto"}, "truncation", "not supported"),
         ({"input": [{"type": "web_search_call", "id": "a"}]}, "input[0].type", "only message"),
         ({"input": [{"type": "reasoning", "content": "a"}]}, "input[0].content", "list"),
         ({"input": [IMAGE]}, "input[0].content[0].type", "not supported"),
@@ -116,3 +101,17 @@ async def test_a_format_is_what_chats_have_under_another_name_and_the_answer_rep
         await front.ask(CHAT, response_format=chats)
         assert grammar == front.grammar
         assert bool(grammar) == (ours["type"] != "text")
+
+
+async def test_a_response_repeats_its_labels_and_says_what_was_done(front: Front) -> None:
+    labels = {
+        "metadata": {"a": "b"},
+        "safety_identifier": "s",
+        "prompt_cache_key": "k",
+        "prompt_cache_retention": "24h",
+        "user": "u",
+        "reasoning": {"effort": "low", "summary": None},
+    }
+    answer = await front.ask(RESPONSES, labels, service_tier="flex", store=True)
+    done = {"service_tier": "default", "store": True, "background": False}
+    assert {name: answer[name] for name in labels | done} == labels | done

@@ -1,16 +1,15 @@
 """What a client reads when all is well."""
 
-import asyncio
 from typing import Any
 
 import msgspec
 import pytest
+from fastapi import FastAPI
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from prometheus_client import CollectorRegistry
 
 from halfmoon_conductor.engine_io.gateway_interface import ModelCard
-from halfmoon_conductor.observability.metrics.ttft_stages import TTFT_STAGES
+from halfmoon_conductor.page.page_routes import page_routes
 from halfmoon_conductor.text.fake_tokenizer import FakeTokenizer
 from halfmoon_conductor.text.hub_tokenizer import HubTokenizer
 from halfmoon_testing.conductor_http import ScriptedGateway
@@ -53,27 +52,17 @@ async def test_a_chat_is_answered_whole(front: Front) -> None:
     assert front.last.request_id.startswith("chatcmpl-")
 
 
-async def test_a_streamed_completion_says_the_same_text_in_pieces(front: Front) -> None:
-    response = await front.post(COMPLETIONS, LONG, stream=True)
+async def test_a_streamed_chat_begins_with_the_role_and_ends_with_an_empty_delta(
+    front: Front,
+) -> None:
+    response = await front.post(CHAT, stream=True)
     assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
     assert response.headers["cache-control"] == "no-cache"
     assert response.headers["x-accel-buffering"] == "no"
     *chunks, last = events_of(response.text)
     assert last == "[DONE]"
-    choices = [chunk["choices"][0] for chunk in chunks]
-    assert "".join(choice["text"] for choice in choices) == TEXT
-    assert {choice["finish_reason"] for choice in choices[:-1]} == {None}
-    assert choices[-1]["finish_reason"] == "stop"
-    assert len(chunks) > 5
     assert len({chunk["id"] for chunk in chunks}) == 1
     assert all("usage" not in chunk for chunk in chunks)
-
-
-async def test_a_streamed_chat_begins_with_the_role_and_ends_with_an_empty_delta(
-    front: Front,
-) -> None:
-    *chunks, last = await front.stream(CHAT)
-    assert last == "[DONE]"
     first, *deltas, end = [chunk["choices"][0]["delta"] for chunk in chunks]
     assert (first, end) == ({"role": "assistant", "content": ""}, {})
     assert "".join(delta["content"] for delta in deltas) == TEXT
@@ -156,15 +145,6 @@ async def test_an_answer_goes_on_after_an_end_token_when_it_is_ignored(front: Fr
     assert (choice["text"], choice["finish_reason"]) == (TEXT + TEXT, "length")
 
 
-async def test_a_prompt_has_many_forms(front: Front) -> None:
-    expected = tuple(front.tokenizer.encode("Say it", add_special_tokens=True))
-    for prompt, tokens in (
-        ("Say it", expected), (["Say it"], expected), ([70, 71], (70, 71)), ([[70, 71]], (70, 71)),
-    ):  # fmt: skip
-        await front.ask(COMPLETIONS, prompt=prompt)
-        assert front.last.prompt_token_ids == tokens
-
-
 async def test_a_chat_gets_the_rest_of_the_context_and_a_completion_no_more_than_that(
     front: Front, card: ModelCard
 ) -> None:
@@ -243,42 +223,6 @@ async def test_metrics_count_requests_and_tokens(front: Front) -> None:
         assert f"halfmoon_{line}" in answer.text.splitlines()
 
 
-async def test_the_stages_of_first_tokens_add_up_to_the_times_to_them(
-    front: Front, registry: CollectorRegistry
-) -> None:
-    front.gateway.stages = {"queue": 0.0, "prefill": 0.01}
-    front.gateway.n_before_pause = 0
-    async with asyncio.TaskGroup() as tasks:
-        for _ in range(2):
-            tasks.create_task(front.ask(COMPLETIONS, max_tokens=2))
-        while len(front.gateway.live) < 2:
-            await asyncio.sleep(0)
-        await asyncio.sleep(0.02)  # more than the stages say, as it is
-        front.gateway.resume.set()
-    sums = [
-        registry.get_sample_value("halfmoon_ttft_stage_seconds_sum", {"stage": stage})
-        for stage in TTFT_STAGES
-    ]
-    whole = registry.get_sample_value("halfmoon_time_to_first_token_seconds_sum")
-    assert whole and sum(each or 0 for each in sums) == pytest.approx(whole)
-    n = registry.get_sample_value("halfmoon_ttft_stage_seconds_count", {"stage": "deliver"})
-    assert n == 2
-
-
-async def test_another_app_is_served_at_its_path_and_below(
-    gateway: ScriptedGateway, tokenizer: HubTokenizer
-) -> None:
-    async def mounted(scope: Any, receive: Any, send: Any) -> None:
-        body = f"{scope['method']} {scope['path']} {scope['query_string'].decode()}".encode()
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": body})
-
-    async with open_front(gateway, tokenizer, extra_mounts=[("/metadata", mounted)]) as front:
-        assert (await front.client.put("/metadata?key=a")).text == "PUT /metadata key=a"
-        assert (await front.get("/metadata/deep")).text == "GET /metadata/deep "
-        assert (await front.get("/metadata2")).status_code == 404
-
-
 async def test_a_chat_without_a_limit_gets_what_fits_the_largest_workers(front: Front) -> None:
     front.gateway.card = ModelCard(
         name="lab/moon", max_context=131_072, fits=4096, fair_share=2048, created=1
@@ -335,3 +279,40 @@ async def test_what_a_client_asked_to_stop_at_is_named_where_it_ended_the_text(
     named = {"string": "half", "token": token}.get(wish)
     assert choice.get("stop_reason") == last.get("stop_reason") == named
     assert all("stop_reason" not in each for each in choices)
+
+
+# -- for those who watch it ----------------------------------------------------------------------
+
+
+async def test_a_conductor_that_lives_says_so_wherever_it_is_asked(front: Front) -> None:
+    for path in ("/health", "/ping"):
+        answer = await front.get(path)
+        assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
+        # A path has one method, so that `Allow` can tell all of them.
+        assert (await front.client.options(path)).headers["allow"] == "GET, HEAD"
+
+
+async def test_the_version_is_the_one_of_the_schema(front: Front, app: FastAPI) -> None:
+    assert (await front.get("/version")).json() == {"version": app.version}
+    assert (await front.get("/openapi.json")).json()["info"]["version"] == app.version
+
+
+def paths(app: FastAPI) -> list[str]:
+    """All paths that answer GET."""
+    documented = [path for path, methods in app.openapi()["paths"].items() if "get" in methods]
+    for name, value in {"{model}": "lab/moon", "{response_id}": "resp_1"}.items():
+        documented = [path.replace(name, value) for path in documented]
+    return [*documented, "/openapi.json", *(route.path for route in page_routes())]
+
+
+async def test_every_route_of_get_answers_head(front: Front, app: FastAPI) -> None:
+    asked = paths(app)
+    assert {"/health", "/ready", "/v1/models", "/v1/models/lab/moon", "/metrics", "/"} <= {*asked}
+    for path in asked:
+        got, head = await front.get(path), await front.client.head(path)
+        assert (head.status_code, head.content) == (200, b""), path
+        # Two answers of the metrics differ, as each tells of the requests before it.
+        differing = {"x-request-id"} | ({"content-length"} if path == "/metrics" else set())
+        for name, value in got.headers.items():
+            assert name in differing or head.headers[name] == value, path
+        assert int(got.headers["content-length"]) == len(got.content) > 0

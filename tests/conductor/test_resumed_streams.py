@@ -2,27 +2,42 @@
 
 import asyncio
 import json
+import random
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
-import openai
 import pytest
 from prometheus_client import CollectorRegistry
 
 from halfmoon_conductor.engine_io.gateway_interface import ModelCard
 from halfmoon_conductor.errors import GenerationFailed
+from halfmoon_conductor.resumption.event_log import EventLog
 from halfmoon_conductor.resumption.resumable_streams import ResumableStreams
-from halfmoon_conductor.resumption.resumption_limits import ResumptionLimits
+from halfmoon_conductor.resumption.resumption_limits import (
+    ResumptionLimits,
+    StreamPhase,
+    choose_victim,
+)
 from halfmoon_conductor.routes.rest_app import create_app
 from halfmoon_conductor.tenants import Tenants, add_tenant
 from halfmoon_conductor.text.hub_tokenizer import HubTokenizer
 from halfmoon_testing.conductor_http import ScriptedGateway, serve_app
-from tests.conductor.fronts import BODIES, CHAT, COMPLETIONS, MESSAGES, RESPONSES, TEXT, error_of
+from tests.conductor.fronts import (
+    BODIES,
+    CHAT,
+    COMPLETIONS,
+    MESSAGES,
+    RESPONSES,
+    TEXT,
+    error_of,
+    until,
+)  # fmt: skip
 from tests.conductor.tool_requests import a_call, function, with_tools
 from tests.nightly import by_day
 
@@ -160,12 +175,6 @@ def connect(tokenizer: HubTokenizer, gateway: ScriptedGateway) -> Open:
     return run
 
 
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not condition():
-            await asyncio.sleep(0.005)
-
-
 async def test_a_broken_stream_goes_on_and_its_rest_is_handed_out_once(
     connect: Open, gateway: ScriptedGateway
 ) -> None:
@@ -223,7 +232,8 @@ async def test_a_stream_whose_client_stays_away_ends_after_the_window(
         # Another computation of the same answer.
         rest = await client.whole(last=first[-1].id)
         assert text_of(first + rest) == TEXT
-        assert len(gateway.requests) == 2
+        earlier, later = gateway.requests
+        assert earlier.request_id != later.request_id, "workers may still have the first"
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -268,21 +278,6 @@ async def test_a_long_body_that_a_child_reads_is_gone_on_with_too(
         await client.error(422, last=whole[4].id, **body)
 
 
-async def test_openais_client_reads_a_stream_with_ids(connect: Open) -> None:
-    async with connect() as (client, streams):
-        ai = openai.AsyncOpenAI(base_url=f"{client.http.base_url}/v1", api_key="none")
-        text = ""
-        async for chunk in await ai.chat.completions.create(
-            model="lab/moon",
-            messages=[{"role": "user", "content": "Hi"}],
-            stream=True,
-            extra_headers={"Idempotency-Key": "k"},
-        ):
-            text += chunk.choices[0].delta.content or ""
-        assert text == TEXT
-        assert streams.n_kept == 1
-
-
 async def test_another_conductor_draws_the_same_tokens_where_the_client_gave_no_seed(
     connect: Open, gateway: ScriptedGateway
 ) -> None:
@@ -294,18 +289,6 @@ async def test_another_conductor_draws_the_same_tokens_where_the_client_gave_no_
     assert await seed("one") == await seed("one")
     assert len({await seed("one"), await seed("two"), await seed(None), await seed(None)}) == 4
     assert await seed("one", seed=7) == 7
-
-
-async def test_conductors_name_an_answer_alike_and_its_requests_apart(
-    connect: Open, gateway: ScriptedGateway
-) -> None:
-    ids: list[str] = []
-    for _ in range(2):
-        async with connect(0) as (client, _):
-            ids.append(json.loads((await client.whole())[0].data)["id"])
-    assert ids[0] == ids[1]
-    first, second = gateway.requests
-    assert first.request_id != second.request_id, "workers may still have the first"
 
 
 async def test_an_answer_that_comes_out_otherwise_is_not_spliced(
@@ -438,17 +421,11 @@ async def test_a_stream_that_failed_is_tried_again_after_its_last_event(
         gateway.failure = None
         rest = await client.whole(last=events[-2].id)
         assert text_of(events[:-1] + rest) == TEXT
-
-
-async def test_an_error_before_the_first_event_keeps_its_status(
-    connect: Open, gateway: ScriptedGateway
-) -> None:
-    async with connect() as (client, streams):
+        # Before the first event a failure keeps its status.
         gateway.refusal = GenerationFailed("nothing works")
-        await client.error(500)
-        assert not streams.n_kept
+        await client.error(500, key="another")
         gateway.refusal = None
-        assert text_of(await client.whole()) == TEXT
+        assert text_of(await client.whole(key="another")) == TEXT
 
 
 async def test_thousands_of_keys_take_bounded_memory_and_ended_streams_go_first(
@@ -522,16 +499,108 @@ async def test_a_tenants_streams_without_clients_are_as_many_as_its_requests_may
         assert len(gateway.live) == 2
 
 
+@pytest.mark.parametrize("key", ["k", None])
 async def test_a_client_that_does_not_read_stops_a_stream_that_is_not_kept(
-    tokenizer: HubTokenizer, connect: Open
+    connect: Open, key: str | None
 ) -> None:
     card = ModelCard(name="lab/moon", max_context=1_000_000, created=1)
     endless = ScriptedGateway([65], model=card)
     async with connect(0, gateway=endless) as (client, _):
-        async with client.opened(3, max_tokens=900_000):
+        async with client.opened(3, key=key, max_tokens=900_000):
             before = -1
             while endless.n_said != before:
                 before = endless.n_said
                 await asyncio.sleep(0.3)
             assert endless.n_said < 200_000
         await until(lambda: endless.cancelled)
+
+
+# -- what is kept of streams: numbered events, and which streams go first --------------------------
+
+TAG = "0" * 12
+
+
+@dataclass(frozen=True)
+class Kept:
+    tenant: str
+    phase: StreamPhase
+    since_s: float
+    n_bytes: int = 10
+
+
+def victim(*streams: Kept) -> Kept:
+    """The same for every order in which the streams are kept."""
+    first = choose_victim(streams, lambda _: 1)
+    for seed in range(5):
+        mixed = random.Random(seed).sample(streams, len(streams))
+        assert choose_victim(mixed, lambda _: 1) == first
+    return first
+
+
+def test_ended_streams_go_before_those_that_run_and_these_before_those_that_are_read() -> None:
+    read = Kept("lab", StreamPhase.ATTACHED, 1)
+    runs = Kept("lab", StreamPhase.DETACHED, 2)
+    ended = Kept("lab", StreamPhase.ENDED, 3)
+    assert victim(read, runs, ended) == ended
+    assert victim(read, runs) == runs
+    assert victim(read) == read
+    oldest = Kept("lab", StreamPhase.ENDED, 0)
+    assert victim(read, ended, oldest) == oldest, "of equal streams the oldest goes"
+
+
+def test_the_tenant_with_most_streams_or_bytes_pays_and_an_empty_stream_frees_none() -> None:
+    quiet = Kept("quiet", StreamPhase.ENDED, 0)
+    loud = [Kept("loud", StreamPhase.ATTACHED, since_s) for since_s in (2, 1)]
+    assert victim(quiet, *loud) == loud[1]
+    large = Kept("few", StreamPhase.ATTACHED, 9, n_bytes=1000)
+    empty = Kept("few", StreamPhase.ENDED, 0, n_bytes=0)
+    small = [Kept("many", StreamPhase.ENDED, since_s) for since_s in range(5)]
+    assert choose_victim([empty, *small, large], lambda each: each.n_bytes) == large
+
+
+@pytest.mark.random_seeds(20)
+def test_pieces_of_events_put_together_are_all_of_them_and_short(seed: int) -> None:
+    dice = random.Random(seed)
+    log = EventLog(TAG)
+    for number in range(1, 60):
+        n_before = log.n_events
+        events = [
+            b"data: %s\n\n" % (b"x" * dice.randint(0, 900)) for _ in range(dice.randint(1, 3))
+        ]
+        log.append(b"".join(events), f"{number:012x}")
+        assert log.n_events == n_before + len(events)
+    first = dice.randrange(log.n_events - 1)
+    log.trim(first)
+    n, pieces = first, list[bytes]()
+    while n < log.n_events:
+        piece, n = log.after(n, 1500)
+        assert len(piece) <= 1500
+        pieces.append(piece)
+    numbers = [
+        int(line[4:].split(b"-")[0])
+        for line in b"".join(pieces).split(b"\n")
+        if line.startswith(b"id: ")
+    ]
+    assert numbers == list(range(first + 1, log.n_events + 1))
+
+
+def test_a_long_event_is_a_piece_by_itself() -> None:
+    log = EventLog(TAG)
+    log.append(b"data: %s\n\n" % (b"x" * 5000), TAG)
+    log.append(b"data: short\n\n", TAG)
+    piece, n = log.after(0, 100)
+    assert (len(piece) > 5000, n) == (True, 1)
+
+
+def test_a_trimmed_log_knows_its_numbers_and_holds_the_bytes_that_it_says() -> None:
+    log = EventLog(TAG)
+    for token in range(10):
+        log.append(b"data: %d\n\n" % token, f"{token:012x}")
+    log.trim(8)
+    assert log.n_events == 10
+    assert log.id_of(8) == f"8-{TAG}-{7:012x}"
+    assert log.id_of(11) is None
+    piece, n = log.after(7, 10_000)
+    assert (len(piece), n) == (log.n_bytes, 10)
+    log.trim(3)  # what is gone stays gone
+    assert log.n_events == 10

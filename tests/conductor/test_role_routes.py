@@ -179,17 +179,6 @@ async def test_a_body_that_a_page_of_another_site_could_send_is_refused(
     assert workers.asked == []
 
 
-@pytest.mark.parametrize(("key", "status"), [("", 401), ("hm-other", 401), ("hm-lab", 403)])
-async def test_only_an_operator_sees_and_changes_roles(
-    operator: httpx.AsyncClient, workers: Workers, key: str, status: int
-) -> None:
-    headers = {"authorization": f"Bearer {key}"}
-    assert (await operator.get("/debug/roles", headers=headers)).status_code == status
-    answer = await operator.post("/debug/roles/decode-0", json={"role": "prefill"}, headers=headers)
-    assert answer.status_code == status
-    assert workers.asked == []
-
-
 CONFIG = """\
 [headers]
 Authorization = "Bearer hm-ops"

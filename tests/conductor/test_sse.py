@@ -33,26 +33,6 @@ class Client:
         self._gone.set()
 
 
-async def test_events_are_closed_when_the_client_goes_while_one_is_being_sent() -> None:
-    closed = asyncio.Event()
-
-    async def endless() -> AsyncGenerator[bytes, None]:
-        try:
-            while True:
-                yield format_event("x")
-        finally:
-            closed.set()
-
-    client = Client(takes=3)
-    stream = EventStream(endless(), lambda error: b"")
-    with pytest.raises(ClientGone):
-        sending = stream({"type": "http"}, client.receive, client.send)
-        await unless_client_gone(client.receive, sending)
-    assert closed.is_set()
-    kinds = [message["type"] for message in client.taken]
-    assert kinds == ["http.response.start", "http.response.body", "http.response.body"]
-
-
 async def test_the_end_of_a_stream_leaves_with_its_last_event() -> None:
     async def events() -> AsyncGenerator[bytes, None]:
         yield format_event("x")

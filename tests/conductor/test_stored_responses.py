@@ -6,9 +6,8 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import openai
 import pytest
 
 from halfmoon_conductor.routes.item_references import MAX_COMMAS, replace_references
@@ -74,22 +73,6 @@ async def test_a_streamed_response_can_be_gone_on_from_once_it_is_completed(fron
     assert response["store"] is True
     assert "Sure?" in await prompt_of(front, input="Sure?", previous_response_id=response["id"])
     assert (await front.get(f"{RESPONSES}/{response['id']}")).json() == response
-
-
-async def test_branches_of_a_conversation_do_not_meet(front: Front) -> None:
-    first = (await front.ask(RESPONSES))["id"]
-    for question in ("One?", "Two?"):
-        prompt = await prompt_of(front, input=question, previous_response_id=first)
-    assert "One?" not in prompt
-
-
-async def test_calls_and_their_results_are_part_of_it(front: Front) -> None:
-    front.says(CALL)
-    first = await front.ask(RESPONSES, TOOLS)
-    (called,) = first["output"]
-    more = {"input": [result_of(called)], "previous_response_id": first["id"]}
-    prompt = await prompt_of(front, **TOOLS, **more)
-    assert "seven" in prompt and '"name": "f"' in prompt
 
 
 async def test_items_of_stored_responses_are_referred_to_by_id(front: Front) -> None:
@@ -321,18 +304,3 @@ async def test_what_is_kept_of_a_body_is_bounded_and_too_much_is_not_stored(
         for label, words, stored in (*sizes, (MAX_STORED_BYTES, 1, False)):
             item = {"role": "user", "content": "moon " * words, "id": "a" * label}
             assert (await front.ask(RESPONSES, input=[item]))["store"] is stored
-
-
-async def test_openais_client_goes_on_from_a_response(front: Front) -> None:
-    ours: Any = openai.AsyncOpenAI(
-        base_url="http://front/v1", api_key="none", http_client=cast(Any, front.client)
-    )
-    first = await ours.responses.create(model="lab/moon", input="Hi")
-    again = await ours.responses.create(
-        model="lab/moon", input="Sure?", previous_response_id=first.id
-    )
-    assert again.previous_response_id == first.id
-    assert (await ours.responses.retrieve(first.id)).output_text == first.output_text
-    await ours.responses.delete(first.id)
-    with pytest.raises(openai.NotFoundError):
-        await ours.responses.retrieve(first.id)

@@ -11,8 +11,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from halfmoon_conductor.api.openai.openai_requests import ChatRequest
-from halfmoon_conductor.engine_io.tool_call_rules import ToolCallFormat, ToolCallRules
-from halfmoon_conductor.grammar.grammars import RequestedGrammar
+from halfmoon_conductor.engine_io.tool_call_rules import ToolCallFormat
 from halfmoon_conductor.inputs.tool_constraints import grammar_of_chat, tool_call_rules_of
 from halfmoon_conductor.tools.tool_call_parser import ToolCallParser
 from tests.conductor.fronts import BODIES, CHAT, Front
@@ -89,13 +88,6 @@ async def test_an_answer_of_a_form_may_call_instead(front: Front, strict: bool) 
     assert front.fits(CALL.replace("3", '"x"')) != strict
     assert not front.fits("Hello")
     assert not front.fits(f"Hello {CALL}")
-
-
-async def test_a_call_that_must_be_made_goes_before_the_form_of_an_answer(front: Front) -> None:
-    tools = with_tools(CHAT, MOON, choice="required")
-    await front.ask(CHAT, tools, response_format={"type": "json_object"})
-    assert front.fits(CALL)
-    assert not front.fits("{}")
 
 
 @pytest.mark.parametrize(
@@ -189,15 +181,6 @@ def test_whatever_tokens_are_drawn_there_are_words_or_valid_calls_and_no_marker(
             jsonschema.validate(json.loads(words), ANSWER)
         elif not formed:
             assert "<tool_call>" not in words
-
-
-def test_a_grammar_is_made_of_what_may_be_called() -> None:
-    body = chat(MOON, LOOSE, choice="moon")
-    calling = tool_call_rules_of(body, "hermes")
-    assert calling == ToolCallRules(format="hermes", names=("moon",), max_calls=1, place="only")
-    wanted = grammar_of_chat(body, calling)
-    assert isinstance(wanted, RequestedGrammar)
-    assert "tide" not in wanted.grammar
 
 
 def test_an_answer_of_a_form_leaves_no_room_for_calls_that_are_whole_answers() -> None:

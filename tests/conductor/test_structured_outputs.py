@@ -58,11 +58,6 @@ async def test_a_wish_becomes_a_grammar_of_exactly_such_texts(
     assert not front.fits(refused)
 
 
-async def test_a_text_format_asks_for_nothing(front: Front) -> None:
-    await front.ask(CHAT, response_format={"type": "text"})
-    assert front.grammar == ""
-
-
 def chain(n: int) -> dict[str, Any]:
     """Definitions that lead to one another, one after the other."""
     links = {f"d{i}": {"properties": {"p": {"$ref": f"#/$defs/d{i + 1}"}}} for i in range(n)}

@@ -1,11 +1,15 @@
 """How clients steer the chat template: where the text ends, names of its own, documents."""
 
+import json
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from halfmoon_conductor.text.hub_tokenizer import HubTokenizer
-from tests.conductor.fronts import CHAT, HELLO, MESSAGES, RESPONSES, TOKENIZE, Front
+from halfmoon_testing.conductor_http import ScriptedGateway
+from tests.conductor.fronts import CHAT, HELLO, RESPONSES, TOKENIZE, Front, open_front
 
 BEGUN = [*HELLO, {"role": "assistant", "content": "The moon"}]
 NO_TURN = {"add_generation_prompt": False}
@@ -54,17 +58,62 @@ async def test_what_a_template_cannot_be_told_is_refused_by_name(
         assert told in (await front.refused(path, fields, messages=HELLO))["message"]
 
 
-async def test_other_apis_have_the_names_among_the_templates_too(front: Front) -> None:
-    for path in (RESPONSES, MESSAGES):
-        lengths = []
-        for switch in ({}, NO_TURN):
-            answer = await front.ask(path, chat_template_kwargs=switch)
-            lengths.append(answer["usage"]["input_tokens"])
-        assert lengths[1] < lengths[0]
-
-
 async def test_tools_are_shown_in_the_order_of_the_clients_fields(front: Front) -> None:
     function = {"parameters": {"type": "object", "properties": {}}, "name": "tide"}
     await front.ask(CHAT, tools=[{"function": function, "type": "function"}])
     shown = '[{"function": {"parameters": {"type": "object", "properties": {}}, "name"'
     assert shown in front.prompt()
+
+
+EFFORT = "{% for message in messages %}{{ message.content }}{% endfor %}[{{ reasoning_effort }}]"
+SWITCH = (
+    "{% for message in messages %}{{ message.content }}{% endfor %}"
+    "{% if enable_thinking is defined and enable_thinking is false %}[quick]{% endif %}"
+)
+
+
+def with_template(template: str, model: Path, folder: Path) -> HubTokenizer:
+    """The model with another chat template."""
+    shutil.copytree(model, folder, dirs_exist_ok=True)
+    config = json.loads((model / "tokenizer_config.json").read_text())
+    changed = json.dumps({**config, "chat_template": template})
+    (folder / "tokenizer_config.json").write_text(changed)
+    return HubTokenizer(folder)
+
+
+LOW, NONE = {"reasoning_effort": "low"}, {"reasoning_effort": "none"}
+
+
+def variable(**variables: Any) -> dict[str, Any]:
+    return {"chat_template_kwargs": variables}
+
+
+@pytest.mark.parametrize(
+    ("path", "template", "fields", "prompt"),
+    [
+        (CHAT, EFFORT, LOW, "Hi[low]"),
+        (CHAT, EFFORT, {}, "Hi[]"),
+        (CHAT, EFFORT, LOW | variable(reasoning_effort="high"), "Hi[high]"),
+        (CHAT, SWITCH, NONE, "Hi[quick]"),
+        (CHAT, SWITCH, LOW, "Hi"),
+        (CHAT, SWITCH, NONE | variable(enable_thinking=True), "Hi"),
+        (RESPONSES, EFFORT, {"reasoning": {"effort": "low"}}, "Hi[low]"),
+        (RESPONSES, SWITCH, {"reasoning": {"effort": "none"}}, "Hi[quick]"),
+        (CHAT, SWITCH, {"enable_thinking": None}, "Hi"),
+        (CHAT, SWITCH, {"enable_thinking": False} | variable(mood="calm"), "Hi[quick]"),
+        (CHAT, SWITCH, {"enable_thinking": True} | NONE, "Hi"),
+    ],
+)
+async def test_a_template_is_told_of_the_effort_and_of_the_switch_for_thoughts(
+    gateway: ScriptedGateway,
+    model_folder: Path,
+    tmp_path: Path,
+    path: str,
+    template: str,
+    fields: dict[str, Any],
+    prompt: str,
+) -> None:
+    tokenizer = with_template(template, model_folder, tmp_path)
+    async with open_front(gateway, tokenizer) as front:
+        await front.ask(path, fields)
+        assert front.prompt() == prompt

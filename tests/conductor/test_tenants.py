@@ -162,15 +162,3 @@ def test_a_minutes_worth_may_be_taken_at_once_and_comes_back_steadily() -> None:
     bucket.take(90, 0.0)
     assert bucket.wait_s(1, 0.0) == pytest.approx(31.0)
     assert bucket.wait_s(500, 0.0) == pytest.approx(90.0)
-
-
-@given(st.lists(st.tuples(st.floats(0, 10), st.integers(1, 80)), max_size=30))
-def test_whoever_waits_as_long_as_it_says_gets_it(asked: list[tuple[float, int]]) -> None:
-    bucket, now_s, taken = TokenBucket(60), 0.0, 0.0
-    for pause_s, n in asked:
-        now_s += pause_s
-        now_s += bucket.wait_s(n, now_s)
-        assert bucket.wait_s(n, now_s) < 1e-6
-        bucket.take(n, now_s)
-        taken += min(n, 60)
-        assert taken <= 60 + now_s + 1e-6 or n > 60

@@ -1,15 +1,14 @@
-"""TLS handshakes that fail, never end, or come in odd pieces; on both event loops."""
+"""TLS handshakes that fail, never end, or come in odd pieces; on both event loops (conftest)."""
 
 import asyncio
 import contextlib
 import logging
 import ssl
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import httpx
 import pytest
-import uvloop
 
 from halfmoon_conductor.http_server.bounded_http import HttpLimits
 from halfmoon_metadata.tls_trust import trust_context
@@ -19,16 +18,6 @@ from halfmoon_testing.tls_authority import TlsAuthority
 
 DEADLINE_S = 20
 GET = b"GET / HTTP/1.1\r\nhost: front\r\nconnection: close\r\n\r\n"
-Run = Callable[[Coroutine[Any, Any, None]], None]
-
-
-@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def run(request: pytest.FixtureRequest) -> Run:
-    def run_it(test: Coroutine[Any, Any, None]) -> None:
-        with asyncio.Runner(loop_factory=request.param) as runner:
-            runner.run(asyncio.wait_for(test, DEADLINE_S))
-
-    return run_it
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +46,7 @@ def serve(context: ssl.SSLContext, **limits: Any) -> Any:
 async def is_closed(reader: asyncio.StreamReader) -> None:
     """Wait until the server has closed a connection, without a byte of an answer in the clear."""
     with contextlib.suppress(ConnectionError):
-        assert not (await reader.read()).startswith(b"HTTP")
+        assert not (await asyncio.wait_for(reader.read(), DEADLINE_S)).startswith(b"HTTP")
 
 
 async def is_refused(host: str, port: int, sent: bytes) -> None:
@@ -73,46 +62,37 @@ async def is_served(port: int, authority: TlsAuthority) -> None:
     assert (answer.status_code, answer.text) == (200, "https 1.1")
 
 
-def test_a_handshake_that_does_not_come_or_stays_half_is_closed(
-    run: Run, authority: TlsAuthority, context: ssl.SSLContext
+async def test_a_handshake_that_does_not_come_or_stays_half_is_closed(
+    authority: TlsAuthority, context: ssl.SSLContext
 ) -> None:
-    async def test() -> None:
-        async with serve(context, head_timeout_s=0.3) as (host, port):
-            for sent in (b"", b"\x16", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"):
-                await is_refused(host, port, sent)
-            await is_served(port, authority)
-
-    run(test())
+    async with serve(context, head_timeout_s=0.3) as (host, port):
+        for sent in (b"", b"\x16", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"):
+            await is_refused(host, port, sent)
+        await is_served(port, authority)
 
 
-def test_what_is_no_tls_is_closed_and_no_exception_is_logged(
-    run: Run, authority: TlsAuthority, context: ssl.SSLContext, caplog: pytest.LogCaptureFixture
+async def test_what_is_no_tls_is_closed_and_no_exception_is_logged(
+    authority: TlsAuthority, context: ssl.SSLContext, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def test() -> None:
+    with caplog.at_level(logging.WARNING):
         async with serve(context) as (host, port):
             for sent in (GET, b"\0" * 5000, b"\x16\x03\x01\x00\x05nonse"):
                 for _ in range(3):
                     await is_refused(host, port, sent)
             await is_served(port, authority)
-
-    with caplog.at_level(logging.WARNING):
-        run(test())
     assert not caplog.records
 
 
-def test_a_client_that_goes_away_in_its_handshake_leaves_nothing(
-    run: Run, authority: TlsAuthority, context: ssl.SSLContext, caplog: pytest.LogCaptureFixture
+async def test_a_client_that_goes_away_in_its_handshake_leaves_nothing(
+    authority: TlsAuthority, context: ssl.SSLContext, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def test() -> None:
+    with caplog.at_level(logging.WARNING):
         async with serve(context, max_connections=1) as (host, port):
             for _ in range(100):  # more than are let in at once
                 _, writer = await asyncio.open_connection(host, port)
                 writer.write(b"\x16\x03")
                 writer.transport.abort()
             await until(lambda: is_served(port, authority))
-
-    with caplog.at_level(logging.WARNING):
-        run(test())
     assert not caplog.records
 
 
@@ -125,84 +105,72 @@ async def until(attempt: Callable[[], Awaitable[None]]) -> None:
             await asyncio.sleep(0.05)
 
 
-def test_handshakes_that_do_not_end_are_bounded_and_others_are_served_after_them(
-    run: Run, authority: TlsAuthority, context: ssl.SSLContext
+async def test_handshakes_that_do_not_end_are_bounded_and_others_are_served_after_them(
+    authority: TlsAuthority, context: ssl.SSLContext
 ) -> None:
-    async def test() -> None:
-        async with serve(context, max_connections=10, head_timeout_s=2) as (host, port):
-            held = [await asyncio.open_connection(host, port) for _ in range(10 + 64)]
-            reader, writer = await asyncio.open_connection(host, port)
-            await is_closed(reader)  # and not only after 2 s: one of the others is open still
-            assert not any(reader.at_eof() for reader, _ in held)
-            writer.close()
-            await asyncio.gather(*(is_closed(reader) for reader, _ in held))
-            await is_served(port, authority)
-            for _, writer in held:
-                writer.close()
-
-    run(test())
-
-
-def test_a_server_that_stops_waits_for_no_handshake(
-    run: Run, authority: TlsAuthority, context: ssl.SSLContext
-) -> None:
-    async def test() -> None:
-        async with serve(context, head_timeout_s=3600) as (host, port):
-            reader, writer = await asyncio.open_connection(host, port)
-            writer.write(b"\x16")
-            await is_served(port, authority)  # accepted later: the half one is in its handshake
-        await is_closed(reader)
+    async with serve(context, max_connections=10, head_timeout_s=2) as (host, port):
+        held = [await asyncio.open_connection(host, port) for _ in range(10 + 64)]
+        reader, writer = await asyncio.open_connection(host, port)
+        await is_closed(reader)  # and not only after 2 s: one of the others is open still
+        assert not any(reader.at_eof() for reader, _ in held)
         writer.close()
+        await asyncio.gather(*(is_closed(reader) for reader, _ in held))
+        await is_served(port, authority)
+        for _, writer in held:
+            writer.close()
 
-    run(test())
+
+async def test_a_server_that_stops_waits_for_no_handshake(
+    authority: TlsAuthority, context: ssl.SSLContext
+) -> None:
+    async with serve(context, head_timeout_s=3600) as (host, port):
+        reader, writer = await asyncio.open_connection(host, port)
+        writer.write(b"\x16")
+        await is_served(port, authority)  # accepted later: the half one is in its handshake
+    await is_closed(reader)
+    writer.close()
 
 
 @pytest.mark.parametrize("n_at_once", [1, 100, 1_000_000])
-def test_a_request_in_one_piece_with_the_end_of_the_handshake_is_answered(
-    run: Run, authority: TlsAuthority, context: ssl.SSLContext, n_at_once: int
+async def test_a_request_in_one_piece_with_the_end_of_the_handshake_is_answered(
+    authority: TlsAuthority, context: ssl.SSLContext, n_at_once: int
 ) -> None:
-    async def test() -> None:
-        async with serve(context) as (host, port):
-            reader, writer = await asyncio.open_connection(host, port)
-            to_us, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
-            end = trust_context(str(authority.path)).wrap_bio(
-                to_us, to_server, server_hostname="localhost"
-            )
-            while True:
-                try:
-                    end.do_handshake()
-                    break
-                except ssl.SSLWantReadError:
-                    writer.write(to_server.read())
-                    to_us.write(await reader.read(65536))
-            end.write(GET)
-            sent = to_server.read()  # the client's Finished and its request
-            for start in range(0, len(sent), n_at_once):
-                writer.write(sent[start : start + n_at_once])
-                await asyncio.sleep(0)
-            answer = b""
-            while b"https 1.1" not in answer:
-                try:
-                    answer += end.read()
-                except ssl.SSLWantReadError:
-                    to_us.write(await reader.read(65536))
-            assert answer.startswith(b"HTTP/1.1 200 OK")
-            writer.close()
-
-    run(test())
+    async with serve(context) as (host, port):
+        reader, writer = await asyncio.open_connection(host, port)
+        to_us, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
+        end = trust_context(str(authority.path)).wrap_bio(
+            to_us, to_server, server_hostname="localhost"
+        )
+        while True:
+            try:
+                end.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                writer.write(to_server.read())
+                to_us.write(await reader.read(65536))
+        end.write(GET)
+        sent = to_server.read()  # the client's Finished and its request
+        for start in range(0, len(sent), n_at_once):
+            writer.write(sent[start : start + n_at_once])
+            await asyncio.sleep(0)
+        answer = b""
+        while b"https 1.1" not in answer:
+            try:
+                answer += end.read()
+            except ssl.SSLWantReadError:
+                to_us.write(await reader.read(65536))
+        assert answer.startswith(b"HTTP/1.1 200 OK")
+        writer.close()
 
 
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion:DeprecationWarning")
-def test_old_versions_of_tls_are_not_spoken(run: Run, context: ssl.SSLContext) -> None:
+async def test_old_versions_of_tls_are_not_spoken(context: ssl.SSLContext) -> None:
     old = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     old.check_hostname, old.verify_mode = False, ssl.CERT_NONE
     old.minimum_version = ssl.TLSVersion.TLSv1
     old.maximum_version = ssl.TLSVersion.TLSv1_1
     old.set_ciphers("ALL:@SECLEVEL=0")
 
-    async def test() -> None:
-        async with serve(context) as (host, port):
-            with pytest.raises((ssl.SSLError, ConnectionError)):
-                await asyncio.open_connection(host, port, ssl=old)
-
-    run(test())
+    async with serve(context) as (host, port):
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            await asyncio.open_connection(host, port, ssl=old)

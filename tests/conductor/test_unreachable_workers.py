@@ -8,30 +8,20 @@ from typing import Any
 
 import msgspec
 import pytest
-from prometheus_client import CollectorRegistry
 
-from halfmoon_conductor.errors import ServiceUnavailable
-from halfmoon_conductor.generation.core_gateway import CoreGateway
-from halfmoon_conductor.observability.history.latency_history import LatencyHistory
-from halfmoon_conductor.observability.history.observer import CoreObserver
-from halfmoon_conductor.observability.metrics.cluster_metrics import ClusterMetrics
 from halfmoon_conductor.page.cluster_view import ConductorInfo, cluster_view
 from halfmoon_conductor.workers import unreachable_workers
-from halfmoon_conductor.workers.shell import Shell
 from halfmoon_conductor.workers.unreachable_workers import UNREACHABLE_S, UnreachableWorkers
-from halfmoon_conductor.workers.worker_links import WorkerLinks
-from halfmoon_metadata import MemoryStore
-from halfmoon_protocol.ids import ConductorId, WorkerId
+from halfmoon_protocol.ids import WorkerId
 from halfmoon_protocol.messages import Hello, Welcome, WorkerInfo
 from halfmoon_runtime.channels.network import Port
 from halfmoon_runtime.channels.zmq_network import ZmqNetwork
 from halfmoon_runtime.channels.zmq_sockets import SocketSettings
 from halfmoon_runtime.clock import FakeClock, SystemClock
 from halfmoon_runtime.membership import MEMBERS
-from halfmoon_scheduling.conductor.conductor_machine import Conductor
-from halfmoon_scheduling.config import SchedulingConfig
 from halfmoon_testing.scheduling_inputs import a_worker
 from tests.conductor.fronts import COMPLETIONS, Front
+from tests.conductor.watched_core import LinkedCore, WatchedCore
 
 DECODE = WorkerId("decode-0")
 
@@ -40,21 +30,12 @@ def worker_at(address: str, name: str = DECODE, **changes: Any) -> WorkerInfo:
     return msgspec.structs.replace(a_worker(name), commands=address, events=address, **changes)
 
 
-class Linked:
+class Linked(LinkedCore):
     """Worker links over real sockets, with the records that a test writes."""
 
     def __init__(self, network: ZmqNetwork) -> None:
-        self.store = MemoryStore()
-        self.core = Conductor(SchedulingConfig())
-        self.unreachable = UnreachableWorkers()
-        shell = Shell(self.core, SystemClock())
-        self.observer = CoreObserver(self.core, LatencyHistory())
-        shell.add_recorder(self.observer.record)
-        gateway = CoreGateway(shell, unreachable=self.unreachable)
-        metrics = ClusterMetrics(self.core, CollectorRegistry())
-        parts = network, self.store, ConductorId("conductor-0"), shell, gateway, metrics
-        self.links = WorkerLinks(*parts, unreachable=self.unreachable)
-        shell.connect(self.links, gateway)
+        super().__init__(network, SystemClock())
+        self.shell.add_recorder(self.observer.record)
 
     def write(self, info: WorkerInfo) -> None:
         self.store.put(MEMBERS + info.worker_id, msgspec.json.encode(info))
@@ -68,11 +49,6 @@ class Linked:
 
         await self.until(lambda: matching in now())
         return now()
-
-    async def until(self, condition: Callable[[], object]) -> None:
-        async with asyncio.timeout(60):
-            while not condition():
-                await asyncio.sleep(0.01)
 
     def view(self) -> dict[str, Any]:
         return cluster_view(self.observer, self.links, ConductorInfo("conductor-0"), 0.0)
@@ -281,16 +257,13 @@ def test_the_hint_names_a_few_workers_of_the_roles_and_counts_the_others(
 # -- what clients and probes are told ------------------------------------------------------------
 
 
-def test_a_request_for_which_a_worker_is_out_of_reach_says_so(
-    noted: UnreachableWorkers, clock: FakeClock
-) -> None:
-    gateway = CoreGateway(Shell(Conductor(SchedulingConfig()), clock), unreachable=noted)
-    assert gateway.missing_hint() == ""
-    fail(noted, DECODE)
-    clock.advance(UNREACHABLE_S)
-    assert "decode-0 at tcp://127.0.0.1:5 (connection refused)" in gateway.missing_hint()
-    error = gateway._unavailable("no live decode worker", 1.0)
-    assert isinstance(error, ServiceUnavailable)
+def test_a_request_for_which_a_worker_is_out_of_reach_says_so() -> None:
+    here = WatchedCore()
+    assert here.gateway.missing_hint() == ""
+    fail(here.unreachable, DECODE)
+    here.clock.advance(UNREACHABLE_S)
+    assert "decode-0 at tcp://127.0.0.1:5 (connection refused)" in here.gateway.missing_hint()
+    error = here.gateway._unavailable("no live decode worker", 1.0)
     assert str(error).startswith("no live decode worker. Registered, but out of")
 
 

@@ -143,29 +143,6 @@ def test_a_word_is_asked_for_once() -> None:
     assert asked.texts[5:] == [" more"]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "半月",
-        "the <|end|> of moonlight",
-        "a moonlight",
-        "a " * word_cache.MAX_TEXT_CHARACTERS,
-        "x" * 40,
-    ],
-    ids=["not ASCII", "two kinds of tokens", "added token", "long text", "long word"],
-)
-def test_what_words_alone_may_not_decide_is_left_to_the_tokenizer(text: str) -> None:
-    assert opened(TOKENIZERS["gpt2"]).encode(text, add_special_tokens=False) is None
-
-
-def test_a_chat_is_put_together_from_the_words_between_its_special_tokens(plain: Tokenizer) -> None:
-    cache = opened(plain)
-    chat = "<s>user\n\nHalf  a moon?\n<|end|>\n<s>assistant\n\n"
-    for special in (False, True):
-        expected = plain.encode(chat, add_special_tokens=special).ids
-        assert cache.encode(chat, add_special_tokens=special) == expected
-
-
 def test_of_many_new_words_a_few_are_learnt_at_a_time() -> None:
     plain = TOKENIZERS["gpt2"]
     asked = Asked(plain)

@@ -2,21 +2,16 @@
 
 import asyncio
 from math import inf
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 import pytest
-from prometheus_client import CollectorRegistry
 
 from halfmoon_conductor.engine_io.gateway_interface import GenerationRequest
-from halfmoon_conductor.generation.core_gateway import CoreGateway
-from halfmoon_conductor.observability.metrics.cluster_metrics import ClusterMetrics
 from halfmoon_conductor.workers import worker_links
-from halfmoon_conductor.workers.shell import Shell
-from halfmoon_conductor.workers.worker_links import WorkerLinks, _Member
-from halfmoon_metadata import MemoryStore
+from halfmoon_conductor.workers.worker_links import _Member
 from halfmoon_protocol import error_codes
-from halfmoon_protocol.ids import ConductorId, RequestId, WorkerId
+from halfmoon_protocol.ids import RequestId, WorkerId
 from halfmoon_protocol.messages import (
     AnyMessage,
     Cancel,
@@ -36,8 +31,6 @@ from halfmoon_runtime.clock import FakeClock
 from halfmoon_runtime.membership import MEMBERS, Membership
 from halfmoon_runtime.worker.message_loop import FAILED_MESSAGES
 from halfmoon_scheduling.commands import AnyCommand
-from halfmoon_scheduling.conductor.conductor_machine import Conductor
-from halfmoon_scheduling.config import SchedulingConfig
 from halfmoon_scheduling.events import (
     AnyEvent,
     MessageReceived,
@@ -46,6 +39,7 @@ from halfmoon_scheduling.events import (
     WorkerLost,
 )
 from halfmoon_testing.scheduling_inputs import LAYOUT, a_landing, a_prefill_done, a_worker
+from tests.conductor.watched_core import LinkedCore
 
 DECODE = WorkerId("decode-0")
 
@@ -106,22 +100,13 @@ class ScriptedNetwork:
         pass
 
 
-class Running:
+class Running(LinkedCore):
     """Worker links that run with one decode worker in the metadata store."""
 
     def __init__(self, network: ScriptedNetwork | None = None) -> None:
-        self.network = network or ScriptedNetwork()
+        super().__init__(network or ScriptedNetwork(), FakeClock())
 
-    async def __aenter__(self) -> "Running":
-        self.store = MemoryStore()
-        self.core = Conductor(SchedulingConfig())
-        shell = Shell(self.core, FakeClock())
-        gateway = CoreGateway(shell)
-        metrics = ClusterMetrics(self.core, CollectorRegistry())
-        self.gateway = gateway
-        links = self.network, self.store, ConductorId("c"), shell, gateway, metrics
-        self.links = WorkerLinks(*links)
-        shell.connect(self.links, gateway)
+    async def __aenter__(self) -> Self:
         await self.register()
         self.task = asyncio.create_task(self.links.run())
         await self.until_live()
@@ -130,11 +115,6 @@ class Running:
     async def __aexit__(self, *exc_info: object) -> None:
         self.task.cancel()
         await asyncio.wait([self.task])
-
-    async def until(self, condition: Any) -> None:
-        async with asyncio.timeout(20):
-            while not condition():
-                await asyncio.sleep(0.005)
 
     async def until_live(self) -> None:
         await self.until(lambda: DECODE in self.core.cluster)
@@ -290,7 +270,7 @@ class Served(Running):
         super().__init__()
         self.tokens: list[int] = []
 
-    async def __aenter__(self) -> "Served":
+    async def __aenter__(self) -> Self:
         await super().__aenter__()
         shell = self.links.shell
         for name in ("prefill-0", "decode-1"):
@@ -419,7 +399,9 @@ async def test_a_worker_that_decodes_and_brings_no_token_is_lost_and_rests(
             assert member.rest_s == after, "the next rest is longer, up to a limit"
 
 
-async def test_a_token_ends_the_silence_of_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_token_ends_the_silence_of_a_worker_and_without_requests_it_may_be_silent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with Served() as at:
         look_often(at, monkeypatch, 1000)
         member = at.links._members[DECODE]
@@ -427,16 +409,9 @@ async def test_a_token_ends_the_silence_of_a_worker(monkeypatch: pytest.MonkeyPa
         member.rest_s = 5.0
         at.say(a_step(1, 11))
         assert (member.silent_s, member.rest_s) == (0.0, 0.0)
-
-
-async def test_a_worker_without_running_requests_may_be_silent(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with Served() as at:
-        look_often(at, monkeypatch, 1000)
-        member = at.links._members[DECODE]
-        await at.until(lambda: member.silent_s > 0)
-        await at.say_rest()
+        at.say(a_step(2, 12))
+        at.say(a_step(3, 13, "length"))
+        await at.client
         at.links._look_for_stalls(1.0)
         assert member.silent_s == 0.0
 

@@ -1,5 +1,7 @@
-"""A core with an observer, fed by hand, and the links that views of the cluster look at."""
+"""A core with its shell, gateway, links and observer, around a network of the test's own."""
 
+import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -10,6 +12,7 @@ from halfmoon_conductor.observability.history.latency_history import LatencyHist
 from halfmoon_conductor.observability.history.observer import CoreObserver
 from halfmoon_conductor.observability.metrics.cluster_metrics import ClusterMetrics
 from halfmoon_conductor.workers.shell import Shell
+from halfmoon_conductor.workers.unreachable_workers import UnreachableWorkers
 from halfmoon_conductor.workers.worker_links import WorkerLinks
 from halfmoon_metadata import MemoryStore
 from halfmoon_protocol.ids import ConductorId, RequestId, WorkerId
@@ -22,23 +25,34 @@ from halfmoon_scheduling.events import AnyEvent, MessageReceived, RequestArrived
 from halfmoon_testing.scheduling_inputs import a_landing, a_prefill_done, a_request, a_worker
 
 
-class WatchedCore:
+class LinkedCore:
+    """All of a conductor but its front, and the store in which workers register."""
+
+    def __init__(self, network: Any, clock: Any, **config: Any) -> None:
+        self.network, self.clock, self.store = network, clock, MemoryStore()
+        self.core = Conductor(SchedulingConfig(**config))
+        self.unreachable = UnreachableWorkers(clock.now)
+        self.shell = Shell(self.core, clock)
+        self.observer = CoreObserver(self.core, LatencyHistory())
+        self.gateway = CoreGateway(self.shell, unreachable=self.unreachable)
+        metrics = ClusterMetrics(self.core, CollectorRegistry())
+        parts = network, self.store, ConductorId("conductor-0"), self.shell, self.gateway, metrics
+        self.links = WorkerLinks(*parts, unreachable=self.unreachable)
+        self.shell.connect(self.links, self.gateway)
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        """Wait for what the links do."""
+        async with asyncio.timeout(60):
+            while not condition():
+                await asyncio.sleep(0.005)
+
+
+class WatchedCore(LinkedCore):
     """A core whose every event is observed."""
 
     def __init__(self, now: float = 100.0, **config: Any) -> None:
-        self.core, self.now = Conductor(SchedulingConfig(**config)), now
-        self.clock = FakeClock(5.0)
-        self.shell = Shell(self.core, self.clock)
-        self.gateway = CoreGateway(self.shell)
-        self.observer = CoreObserver(self.core, LatencyHistory())
-        self.links = WorkerLinks(
-            MemoryNetwork(),
-            MemoryStore(),
-            ConductorId("conductor-0"),
-            self.shell,
-            self.gateway,
-            ClusterMetrics(self.core, CollectorRegistry()),
-        )
+        super().__init__(MemoryNetwork(), FakeClock(5.0), **config)
+        self.now = now
 
     def handle(self, event: AnyEvent) -> None:
         """Let an event happen now."""

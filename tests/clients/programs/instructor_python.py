@@ -5,8 +5,8 @@ from typing import Literal
 
 import instructor
 from instructor import Mode, Partial
-from instructor.core import IncompleteOutputException, InstructorRetryException
-from openai import AuthenticationError, NotFoundError, OpenAI
+from instructor.core import IncompleteOutputException
+from openai import OpenAI
 from pydantic import BaseModel, ConfigDict
 
 url, key, model = (os.environ[f"HALFMOON_{name}"] for name in ("URL", "KEY", "MODEL"))
@@ -22,8 +22,8 @@ class Moon(BaseModel):
     lit: bool
 
 
-def client_of(mode: Mode, token: str = key) -> instructor.Instructor:
-    client = OpenAI(base_url=f"{url}/v1", api_key=token, max_retries=0)
+def client_of(mode: Mode) -> instructor.Instructor:
+    client = OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0)
     return instructor.from_openai(client, mode=mode)
 
 
@@ -54,7 +54,7 @@ chunks = client_of(Mode.TOOLS).chat.completions.create(**plain, stream=True)
 text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
 assert text == said.choices[0].message.content
 
-# Errors: an answer that is cut off, another model, and a wrong key.
+# An answer that is cut off is an error.
 try:
     client_of(Mode.TOOLS).chat.completions.create(
         response_model=Moon, **{**asked, "max_tokens": 8}, **ONE_CALL
@@ -63,16 +63,3 @@ except IncompleteOutputException as error:
     assert error.last_completion.choices[0].finish_reason == "length"
 else:
     raise AssertionError("a call that was cut off was read as a whole one")
-for token, wrong, kind, says in (
-    (key, "other", NotFoundError, "other"),
-    ("wrong", model, AuthenticationError, "key"),
-):
-    try:
-        client_of(Mode.JSON_SCHEMA, token).chat.completions.create(
-            response_model=Moon, **{**asked, "model": wrong}
-        )
-    except InstructorRetryException as error:
-        assert isinstance(error.__cause__, kind)
-        assert says in error.__cause__.message
-    else:
-        raise AssertionError(f"{wrong} was served")
