@@ -198,6 +198,12 @@ def eventually(condition: Callable[[], bool], *, within_s: float = 60.0) -> None
         time.sleep(0.005)
 
 
+def stands_still(pid: int) -> bool:
+    """Whether all threads of a process have stopped: that takes a while after the signal."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return all((each / "stat").read_text().rpartition(")")[2].split()[0] == "T" for each in tasks)
+
+
 @pytest.fixture(name="eventually")
 def eventually_fixture() -> Callable[..., None]:
     return eventually
@@ -286,13 +292,6 @@ WORLDS = [
 ]
 
 
-@pytest.fixture
-def tested() -> set[str]:
-    """The backends that the suite runs over here."""
-    kinds = [each if isinstance(each, str) else str(each.values[0]) for each in WORLDS]
-    return {kind.partition("/")[0] for kind in kinds}
-
-
 @pytest.fixture(params=WORLDS)
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
     """Every backend, and every kind of memory."""
@@ -349,14 +348,6 @@ def checked_world(request: pytest.FixtureRequest) -> Iterator[World]:
         world = _world_of(request.param, stack)
         yield world
         world.check()
-
-
-@pytest.fixture(params=BACKENDS)
-def registered(request: pytest.FixtureRequest) -> str:
-    """Each backend of the registry, tested here or not."""
-    if request.param in MISSING:
-        pytest.skip(MISSING[request.param])
-    return str(request.param)
 
 
 @pytest.fixture

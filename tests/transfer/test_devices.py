@@ -17,18 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halfmoon_protocol.regions import Region
-from halfmoon_transfer import Corrupted, Lost, Notification, Piece, Rejected, TransferSettings
+from halfmoon_transfer import Lost, Notification, Piece, Rejected, TransferSettings
 from halfmoon_transfer.backends.backend_interface import CarryRequest
 from halfmoon_transfer.backends.cuda import cuda_wire
 from halfmoon_transfer.backends.cuda.cuda_wire import (
-    CudaRegionDenial,
-    CudaRegionGrant,
     CudaRegionRequest,
-    CudaRegionRevocation,
     CudaWireError,
 )
 from halfmoon_transfer.backends.device_staging import carry_staged
-from halfmoon_transfer.backends.fault_injection import FaultInjection, FaultPlan
 from halfmoon_transfer.devices import cuda_device
 from halfmoon_transfer.devices.device_interface import (
     CopyEvent,
@@ -52,10 +48,8 @@ from halfmoon_transfer.planning.transfer_plan import (
     Slice,
     SliceOutcome,
 )
-from halfmoon_transfer.regions.access import AccessStatus
 from halfmoon_transfer.threads.stop_signal import StopSignal
 
-World = Any
 Eventually = Callable[..., None]
 PATIENCE_S = 60.0
 KIB = 1024
@@ -140,23 +134,6 @@ def test_copies_of_one_direction_are_made_in_order(rig: Rig) -> None:
     assert rig.get(address, 100_000) == written[-1]
 
 
-def test_pinned_memory_is_memory(rig: Rig) -> None:
-    pinned = rig.device.pin(100_000)
-    data = noise(100_000, 2)
-    address = rig.allocate(100_000)
-    pinned[:] = data
-    rig.device.copy_in(pinned, address).wait()
-    pinned[:] = bytes(100_000)
-    rig.device.copy_out(address, pinned).wait()
-    assert pinned == data
-    rig.device.unpin(pinned)
-
-
-def test_a_device_that_is_not_there_is_an_error() -> None:
-    with pytest.raises(OSError, match="cuda"):
-        cuda_device.open_device("cuda:99")
-
-
 _CHILD = """
 import sys
 from halfmoon_transfer.devices import cuda_device, emulated_device
@@ -200,33 +177,6 @@ def test_a_dma_buf_covers_the_range_or_is_refused(rig: Rig) -> None:
     except NotExportable:
         return
     assert 0 <= made.offset < 4096 + 5000
-
-
-def test_an_emulated_device_knows_its_memory_from_ours() -> None:
-    device = EmulatedDevice()
-    buffer, private = EmulatedBuffer(100), EmulatedBuffer(100, exportable=False)
-    room = memoryview(bytearray(100))
-    with pytest.raises(DeviceError, match="no device memory of 100 bytes"):
-        device.copy_out(buffer.address + 1, room)
-    with pytest.raises(DeviceError, match="not for other processes"):
-        device.export(private.address, 100)
-    with pytest.raises(NotExportable, match="dma-buf"):
-        device.dma_buf(buffer.address, 100)
-    device.close()
-
-
-def test_a_closed_device_ends_what_began_and_refuses_what_comes_late() -> None:
-    device = EmulatedDevice()
-    buffer = EmulatedBuffer(1000)
-    buffer.view[:] = bytes([7]) * 1000
-    rooms = [bytearray(1000) for _ in range(50)]
-    begun = [device.copy_out(buffer.address, memoryview(room)) for room in rooms]
-    device.close()
-    for event in begun:
-        event.wait()
-    assert all(room == bytes([7]) * 1000 for room in rooms)
-    with pytest.raises(DeviceError, match="closed"):
-        device.copy_out(buffer.address, memoryview(rooms[0]))
 
 
 def test_without_a_driver_the_way_out_is_named() -> None:
@@ -566,25 +516,6 @@ def test_requests_of_peers_leave_half_of_the_room_to_us(make_bench: Any) -> None
 
 # The messages of handles.
 
-KEYS = st.binary(min_size=16, max_size=16)
-
-
-@given(st.integers(0, 2**63 - 1), KEYS, st.binary(max_size=64))
-def test_messages_about_handles_are_read_as_they_were_written(
-    number: int, key: bytes, token: bytes
-) -> None:
-    ask = CudaRegionRequest(number, key)
-    assert cuda_wire.decode_request(cuda_wire.encode(ask)) == ask
-    handle = IpcHandle(token, number)
-    granted = CudaRegionGrant(key, number, True, "cuda:" + "a" * 32, handle, "b" * 32, number)
-    for said in (
-        granted,
-        CudaRegionDenial(key, AccessStatus.READ_ONLY, number),
-        CudaRegionRevocation(key),
-    ):
-        assert cuda_wire.decode_reply(cuda_wire.encode(said)) == said
-        assert len(cuda_wire.encode(said)) <= cuda_wire.MAX_BYTES
-
 
 @given(st.binary(max_size=60))
 def test_other_messages_about_handles_are_none(message: bytes) -> None:
@@ -721,24 +652,6 @@ def test_a_device_that_fails_under_its_owner_rejects_the_peers_transfer(make_wor
         for op in ("read", "write"):
             with pytest.raises(Rejected, match=r"in device memory: the driver says error|mapped"):
                 here.submit(op, [Piece(local.region, 0, region, 0, 1000)]).result(PATIENCE_S)
-
-
-def test_bytes_that_arrive_damaged_do_not_reach_the_device(make_world: Any) -> None:
-    world = make_world("tcp")
-    here = world.open(
-        "here",
-        backends=(FaultInjection("tcp", FaultPlan(corrupt_rate=1.0)),),
-        settings=TransferSettings(tries_per_path=1),
-    )
-    there = world.open("there")
-    near, near_region = device_memory(here, 100_000, 1)
-    far, far_region = device_memory(there, 100_000, 2)
-    piece = Piece(near_region, 0, far_region, 0, 100_000)
-    for op in ("read", "write"):
-        with pytest.raises(Corrupted):
-            here.submit(op, [piece]).result(PATIENCE_S)
-    assert near.view == noise(100_000, 1)
-    assert far.view == noise(100_000, 2)
 
 
 def test_pinned_memory_is_bounded_and_all_given_back(make_world: Any, eventually: Any) -> None:

@@ -21,6 +21,7 @@ from halfmoon_transfer import (
     TransferSettings,
 )
 from halfmoon_transfer.backends.fault_injection import FaultInjection, FaultPlan
+from halfmoon_transfer.backends.memory_backend import MemoryBackend
 from halfmoon_transfer.metadata import descriptor as records
 from halfmoon_transfer.regions.access import AccessRefused
 from halfmoon_transfer.regions.region_table import RegionTable
@@ -56,25 +57,18 @@ def test_a_record_that_the_store_lost_comes_back(eventually: Eventually) -> None
         eventually(lambda: store.get("halfmoon/segments/here") is not None)
 
 
-def test_an_owner_can_restore_its_record_before_the_next_renewal() -> None:
+def test_an_owner_can_restore_its_record_before_the_next_renewal_unless_a_later_start_has() -> None:
     store = MemoryStore()
-    with TransferEngine.open("here", metadata=store) as engine:
+    with TransferEngine.open("here", metadata=store, generation=1) as engine:
         store.delete("halfmoon/segments/here")
         engine.restore_record()
         assert store.get("halfmoon/segments/here") is not None
+        with TransferEngine.open("here", metadata=store, generation=2):
+            later = store.get("halfmoon/segments/here")
+            engine.restore_record()
+            assert store.get("halfmoon/segments/here") == later
     engine.restore_record()
     assert store.get("halfmoon/segments/here") is None, "it is closed"
-
-
-def test_a_later_start_keeps_the_record_that_an_earlier_one_would_restore() -> None:
-    store = MemoryStore()
-    with (
-        TransferEngine.open("here", metadata=store, generation=1) as engine,
-        TransferEngine.open("here", metadata=store, generation=2),
-    ):
-        later = store.get("halfmoon/segments/here")
-        engine.restore_record()
-        assert store.get("halfmoon/segments/here") == later
 
 
 def test_a_metadata_server_that_never_answers_does_not_keep_an_engine_open(
@@ -108,17 +102,13 @@ def test_the_record_of_a_process_that_died_ends_with_its_lease() -> None:
         assert store.get("halfmoon/segments/here") is None
 
 
-def test_generations_are_counted_when_none_is_given() -> None:
+def test_generations_are_counted_also_above_a_record_whose_counter_the_store_lost() -> None:
     store = MemoryStore()
     seen = []
     for _ in range(3):
         with TransferEngine.open("here", metadata=store, backends=("memory",)) as engine:
             seen.append(engine.generation)
     assert seen == sorted(set(seen))
-
-
-def test_a_counter_that_the_store_lost_goes_on_above_the_record_that_is_there() -> None:
-    store = MemoryStore()
     store.put(records.PREFIX + "a", records.encode(records.SegmentDescriptor("a", 6, "here", {})))
     with TransferEngine.open("a", metadata=store, backends=["memory"]) as engine:
         assert engine.generation == 7
@@ -149,7 +139,7 @@ def test_an_engine_that_can_not_publish_leaves_nothing_open() -> None:
         TransferEngine.open("here", metadata=Down(), generation=1)
 
 
-def test_a_store_that_is_down_makes_peers_lost_not_hang() -> None:
+def test_a_store_that_is_down_makes_peers_lost_not_hang(make_world: Any) -> None:
     class Flaky(MemoryStore):
         down = False
 
@@ -158,33 +148,19 @@ def test_a_store_that_is_down_makes_peers_lost_not_hang() -> None:
                 raise MetadataUnreachable("no answer")
             return super().get(key)
 
-    store = Flaky()
-    with (
-        TransferEngine.open("here", metadata=store, backends=("memory",)) as here,
-        TransferEngine.open("there", metadata=store, backends=("memory",)) as there,
-    ):
-        pieces = [Piece(here.allocate(10).region, 0, there.allocate(10).region, 0, 10)]
-        store.down = True
-        with pytest.raises(Lost, match="can't be looked up: no answer"):
-            here.submit("read", pieces).result(PATIENCE_S)
-        store.down = False
+    world = make_world("memory")
+    store = world.metadata = Flaky()
+    here, there = world.open("here"), world.open("there")
+    pieces = [Piece(here.allocate(10).region, 0, there.allocate(10).region, 0, 10)]
+    store.down = True
+    with pytest.raises(Lost, match="can't be looked up: no answer"):
         here.submit("read", pieces).result(PATIENCE_S)
-        # From here on the descriptor is known.
-        store.down = True
-        here.submit("read", pieces).result(PATIENCE_S)
-        store.down = False
-
-
-def test_a_broken_record_is_lost_with_its_name() -> None:
-    store = MemoryStore()
-    with (
-        TransferEngine.open("here", metadata=store, backends=("memory",)) as here,
-        TransferEngine.open("there", metadata=store, backends=("memory",)) as there,
-    ):
-        pieces = [Piece(here.allocate(10).region, 0, there.allocate(10).region, 0, 10)]
-        store.put("halfmoon/segments/there", b"{broken")
-        with pytest.raises(Lost, match="record of segment there is broken"):
-            here.submit("read", pieces).result(PATIENCE_S)
+    store.down = False
+    here.submit("read", pieces).result(PATIENCE_S)
+    # From here on the descriptor is known.
+    store.down = True
+    here.submit("read", pieces).result(PATIENCE_S)
+    store.down = False
 
 
 @pytest.mark.parametrize("name", ["", "a\nb", "x" * 201])
@@ -277,12 +253,6 @@ def test_idle_couriers_go_home(eventually: Eventually) -> None:
     couriers.close()
 
 
-def test_closed_couriers_drop_jobs() -> None:
-    couriers = FairThreadPool("halfmoon-transfer-test", threads=1, lanes=1)
-    couriers.close()
-    couriers.submit("peer", lambda: pytest.fail("it ran"))
-
-
 # Deadlines.
 
 
@@ -338,67 +308,49 @@ def test_a_buffer_that_can_not_be_moved_is_not_registered(buffer: Any) -> None:
         engine.register(buffer)
 
 
-def test_memory_of_no_bytes_is_not_allocated() -> None:
-    with (
-        TransferEngine.open("here", metadata=MemoryStore(), backends=("memory",)) as engine,
-        pytest.raises(ValueError, match="at least 1"),
-    ):
-        engine.allocate(0)
-
-
 # The engine under load.
 
 
-def test_live_transfers_are_bounded() -> None:
-    store = MemoryStore()
-    slow = FaultInjection("memory", FaultPlan(delay_s=600))
-    with (
-        TransferEngine.open(
-            "here", metadata=store, backends=(slow,), settings=TransferSettings(max_live=5)
-        ) as here,
-        TransferEngine.open("there", metadata=store, backends=("memory",)) as there,
-    ):
-        pieces = [Piece(here.allocate(10).region, 0, there.allocate(10).region, 0, 10)]
-        live = [here.submit("read", pieces) for _ in range(5)]
-        with pytest.raises(Overloaded, match="5 transfers are live"):
-            here.submit("read", pieces).result(0)
-        live[0].cancel()
-        with pytest.raises(TransferError):
-            live[0].result(PATIENCE_S)
-        assert not here.submit("read", pieces).done()
-        assert here.stats().n_live == 5
+SLOW = FaultInjection("memory", FaultPlan(delay_s=600))
 
 
-def test_a_transfer_behind_one_that_hangs_still_meets_its_own_deadline() -> None:
-    store = MemoryStore()
-    slow = FaultInjection("memory", FaultPlan(delay_s=600))
-    with (
-        TransferEngine.open("here", metadata=store, backends=(slow,)) as here,
-        TransferEngine.open("there", metadata=store, backends=("memory",)) as there,
-    ):
-        pieces = [Piece(here.allocate(10).region, 0, there.allocate(10).region, 0, 10)]
-        patient = [here.submit("read", pieces, 600.0) for _ in range(10)]
-        with pytest.raises(TimedOut):
-            here.submit("read", pieces, 0.05).result(PATIENCE_S)
-        assert not any(each.done() for each in patient)
+def test_live_transfers_are_bounded(make_world: Any) -> None:
+    world = make_world("memory")
+    here = world.open("here", backends=(SLOW,), settings=TransferSettings(max_live=5))
+    there = world.open("there")
+    pieces = [Piece(here.allocate(10).region, 0, there.allocate(10).region, 0, 10)]
+    live = [here.submit("read", pieces) for _ in range(5)]
+    with pytest.raises(Overloaded, match="5 transfers are live"):
+        here.submit("read", pieces).result(0)
+    live[0].cancel()
+    with pytest.raises(TransferError):
+        live[0].result(PATIENCE_S)
+    assert not here.submit("read", pieces).done()
+    assert here.stats().n_live == 5
 
 
-def test_a_backend_with_a_fault_of_its_own_ends_in_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    from halfmoon_transfer.backends.memory_backend import MemoryBackend
+def test_a_transfer_behind_one_that_hangs_still_meets_its_own_deadline(make_world: Any) -> None:
+    world = make_world("memory")
+    here, there = world.open("here", backends=(SLOW,)), world.open("there")
+    pieces = [Piece(here.allocate(10).region, 0, there.allocate(10).region, 0, 10)]
+    patient = [here.submit("read", pieces, 600.0) for _ in range(10)]
+    with pytest.raises(TimedOut):
+        here.submit("read", pieces, 0.05).result(PATIENCE_S)
+    assert not any(each.done() for each in patient)
 
+
+def test_a_backend_with_a_fault_of_its_own_ends_in_lost(
+    make_world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def explode(*_: object) -> None:
         raise ZeroDivisionError("a mistake of ours")
 
-    store = MemoryStore()
-    with (
-        TransferEngine.open("here", metadata=store, backends=("memory",)) as here,
-        TransferEngine.open("there", metadata=store, backends=("memory",)) as there,
-    ):
-        local, remote = here.register(bytearray(10)), there.register(bytearray(10))
-        pieces = [Piece(local, 0, remote, 0, 10)]
-        monkeypatch.setattr(MemoryBackend, "carry", explode)
-        with pytest.raises(Lost, match="a mistake of ours"):
-            here.submit("read", pieces).result(PATIENCE_S)
+    world = make_world("memory")
+    here, there = world.open("here"), world.open("there")
+    local, remote = here.register(bytearray(10)), there.register(bytearray(10))
+    monkeypatch.setattr(MemoryBackend, "carry", explode)
+    with pytest.raises(Lost, match="a mistake of ours"):
+        here.submit("read", [Piece(local, 0, remote, 0, 10)]).result(PATIENCE_S)
 
 
 @pytest.mark.parametrize(
@@ -412,22 +364,3 @@ def test_a_region_that_can_not_be_one_is_refused(change: dict[str, Any]) -> None
             here.submit("read", [Piece(local, 0, forged, 0, 10)]).result(PATIENCE_S)
         with pytest.raises(ValueError, match="not a 'move'"):
             here.submit("move", [])  # type: ignore[arg-type]
-
-
-def test_stats_count_what_happened() -> None:
-    store = MemoryStore()
-    with (
-        TransferEngine.open("here", metadata=store, backends=("memory",)) as here,
-        TransferEngine.open("there", metadata=store, backends=("memory",)) as there,
-    ):
-        local, remote = here.allocate(1000), there.allocate(500)
-        here.submit("write", [Piece(local.region, 0, remote.region, 0, 400)]).result(PATIENCE_S)
-        here.submit("read", [Piece(local.region, 0, remote.region, 0, 300)]).result(PATIENCE_S)
-        with pytest.raises(Rejected):
-            here.submit("read", [Piece(local.region, 0, remote.region, 0, 600)]).result(PATIENCE_S)
-        stats = here.stats()
-        assert (stats.bytes_written, stats.bytes_read) == (400, 300)
-        assert stats.bytes_by_path == {("memory", "write"): 400, ("memory", "read"): 300}
-        assert (stats.n_transfers, stats.n_failures, stats.n_live) == (2, 1, 0)
-        assert stats.n_regions == 1
-        del local, remote

@@ -20,7 +20,6 @@ from halfmoon_transfer.backends.fault_injection import FaultInjection, FaultPlan
 from halfmoon_transfer.regions.file_region import BLOCK_BYTES, FileRegion
 from halfmoon_transfer.regions.file_thread_pool import FileThreadPool
 
-World = Any
 PATIENCE_S = 60.0
 SIZE = 300_000
 
@@ -70,18 +69,6 @@ def test_bytes_of_a_file_come_and_go(
     move(here, "write", Piece(source.region, 3, region, offset, length))
     expected = before[:offset] + bytes(source.view[3 : 3 + length]) + before[offset + length :]
     assert path.read_bytes() == expected
-
-
-def test_a_region_may_be_a_range_of_a_file(make_world: Any, path: Path) -> None:
-    world = make_world("tcp")
-    here, there = world.open("here"), world.open("there")
-    before = path.read_bytes()
-    region = there.register_file(path, offset=5_001, length=20_002)
-    source = filled(here, 20_002, 2)
-    move(here, "write", Piece(source.region, 0, region, 0, 20_002))
-    assert path.read_bytes() == before[:5_001] + bytes(source.view) + before[25_003:]
-    with pytest.raises(Rejected, match="20002 bytes"):
-        move(here, "write", Piece(source.region, 0, region, 1, 20_002))
 
 
 def test_writers_that_meet_inside_a_block_do_not_undo_each_other(path: Path) -> None:
@@ -261,17 +248,6 @@ def test_bytes_that_arrive_damaged_do_not_reach_the_file(make_world: Any, path: 
     with pytest.raises(Corrupted):
         move(here, "write", Piece(source.region, 0, region, 0, SIZE))
     assert path.read_bytes() == before
-
-
-def test_damage_on_the_way_from_a_file_is_repaired(make_world: Any, path: Path) -> None:
-    world = make_world("faults(memory)")
-    here, there = world.open("here"), world.open("there")
-    region = there.register_file(path)
-    source, back = filled(here, SIZE, 6), here.allocate(SIZE)
-    move(here, "write", Piece(source.region, 0, region, 0, SIZE))
-    move(here, "read", Piece(back.region, 0, region, 0, SIZE))
-    assert back.view == source.view
-    assert path.read_bytes() == source.view
 
 
 def test_sync_asks_the_device_before_it_acknowledges(path: Path) -> None:

@@ -3,16 +3,12 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from halfmoon_transfer.planning.topology import (
     Device,
     MachineHardware,
-    Topology,
     decode_matrix,
     encode_matrix,
-    pci_hops,
     read_machine,
     topology_of,
     unknown_nics,
@@ -161,32 +157,6 @@ def test_this_machine_can_be_read() -> None:
     machine = read_machine()
     assert machine.numa_nodes
     assert set(topology_of(machine).matrix) >= {"*"}
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "hops"),
-    [
-        (("pci0000:00", "a", "b"), ("pci0000:00", "a", "c"), 2),
-        (("pci0000:00", "a", "b"), ("pci0000:00", "a", "b"), 0),
-        (("pci0000:00", "a", "b"), ("pci0000:00", "d"), 3),
-        (("pci0000:00", "a"), ("pci0000:80", "a"), 99),
-        ((), ("pci0000:80", "a"), 99),
-    ],
-)
-def test_pci_distance_is_the_way_over_the_tree(
-    one: tuple[str, ...], other: tuple[str, ...], hops: int
-) -> None:
-    assert pci_hops(one, other) == pci_hops(other, one) == hops
-
-
-NAMES = st.lists(st.text(min_size=1, max_size=8), max_size=4).map(tuple)
-
-
-@given(st.dictionaries(st.text(max_size=8), st.tuples(NAMES, NAMES), max_size=5))
-def test_a_matrix_is_read_as_it_was_written(
-    matrix: dict[str, tuple[tuple[str, ...], tuple[str, ...]]],
-) -> None:
-    assert decode_matrix(encode_matrix(Topology(matrix))) == Topology(matrix)
 
 
 def test_the_reference_s_format_is_read_and_written() -> None:

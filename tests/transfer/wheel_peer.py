@@ -30,9 +30,6 @@ class Peer:
         assert self.engine.register_memory(address, n_bytes) == 0
         return address
 
-    def unregister(self, address: int) -> int:
-        return int(self.engine.unregister_memory(address))
-
     def fill(self, address: int, n_bytes: int, seed: int) -> None:
         ctypes.memmove(address, bytes_of(seed, n_bytes), n_bytes)
 

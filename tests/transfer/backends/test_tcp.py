@@ -1,230 +1,84 @@
-"""TCP: hostile bytes, addresses, connections."""
+"""TCP: bytes on the wire, addresses, connections, damage."""
 
-import contextlib
 import random
 import socket
-import threading
-from collections.abc import Callable, Iterator
-from itertools import pairwise
+import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from halfmoon_metadata.stores.memory_store import MemoryStore
+from halfmoon_protocol.regions import Region
 from halfmoon_testing.damaging_relay import damaging_relay
 from halfmoon_transfer import (
     Corrupted,
     Lost,
-    Memory,
     Piece,
-    Rejected,
-    TransferEngine,
     TransferError,
     TransferSettings,
 )
 from halfmoon_transfer.backends import addresses
+from halfmoon_transfer.backends.backend_interface import refusal_outcome
 from halfmoon_transfer.backends.fault_injection import FaultInjection, FaultPlan
-from halfmoon_transfer.backends.socket_io import SocketClosed, receive
+from halfmoon_transfer.backends.socket_io import ReadAhead, connect_any
 from halfmoon_transfer.backends.tcp import tcp_frames
-from halfmoon_transfer.backends.tcp.tcp_frames import SliceRequest, TcpHello, TcpRequest
+from halfmoon_transfer.backends.tcp.tcp_frames import (
+    SliceReply,
+    SliceRequest,
+    TcpFrameError,
+    TcpHello,
+    TcpRequest,
+)
 from halfmoon_transfer.metadata import descriptor as records
 from halfmoon_transfer.metadata.descriptor import Endpoint
+from halfmoon_transfer.planning.single_batch import as_single_batch
+from halfmoon_transfer.regions.access import AccessStatus
+from halfmoon_transfer.threads.stop_signal import StopSignal
 
-World = Any
 Eventually = Callable[..., None]
 PATIENCE_S = 60.0
 MANY = 5_000_000
 
 
-class Owner:
-    """An engine that is talked to with bare sockets."""
-
-    def __init__(self, engine: TransferEngine) -> None:
-        self.engine = engine
-        self.memory: Memory = engine.allocate(10_000)
-        host, port = addresses.split_address(engine.descriptor.endpoints["tcp"].address, 0)
-        self._address = (host, port)
-
-    def dial(self, *, greet: bool = True) -> socket.socket:
-        sock = socket.create_connection(self._address, timeout=PATIENCE_S)
-        if greet:
-            sock.sendall(
-                tcp_frames.encode_hello(TcpHello(self.engine.name, self.engine.generation))
-            )
-            header = receive(sock, tcp_frames.HELLO_HEADER_BYTES)
-            hello = tcp_frames.decode_hello(receive(sock, tcp_frames.hello_bytes(header)))
-            assert hello.refused == ""
-        return sock
-
-    def write_request(self, offset: int, data: bytes, *, checksum: int = 0) -> bytes:
-        asked = SliceRequest(self.memory.region.key, offset, len(data), checksum)
-        generation = self.engine.generation
-        return (
-            tcp_frames.encode_request(TcpRequest(tcp_frames.WRITE, 1, generation, False, (asked,)))
-            + data
-        )
-
-    def require_alive(self) -> None:
-        """It still serves a well-behaved peer."""
-        with self.dial() as sock:
-            sock.sendall(self.write_request(5, b"hello"))
-            header = receive(sock, tcp_frames.HEADER_BYTES)
-            n_rest, _ = tcp_frames.reply_rest_bytes(header)
-            (answer,) = tcp_frames.decode_reply(header, receive(sock, n_rest)).slices
-            assert answer.status == 0
-        assert bytes(self.memory.view[5:10]) == b"hello"
-        self.memory.view[5:10] = bytes(5)
+# The wire. Hostile bytes: tests/fuzz/test_transfer_frames.py.
 
 
-@pytest.fixture
-def owner() -> Iterator[Owner]:
-    settings = TransferSettings(max_connections=20, stall_timeout_s=PATIENCE_S)
-    with TransferEngine.open(
-        "owner", metadata=MemoryStore(), backends=("tcp",), settings=settings
-    ) as engine:
-        made = Owner(engine)
-        yield made
-        engine.check()
-        del made.memory
+def test_the_bytes_are_the_documented_ones() -> None:
+    asked = SliceRequest(bytes(range(16)), 0x0102, 0x0304, 0x0506)
+    frame = tcp_frames.encode_request(TcpRequest(tcp_frames.WRITE, 7, 9, True, (asked,)))
+    assert frame[:-8].hex(" ", 4) == (
+        "484d5451 01020100 01000000 00000000 07000000 00000000 09000000 00000000 "
+        "00010203 04050607 08090a0b 0c0d0e0f 02010000 00000000 04030000 00000000 "
+        "06050000 00000000"
+    )
+    reply = tcp_frames.encode_reply(
+        tcp_frames.READ, 7, [SliceReply(AccessStatus.OUT_OF_BOUNDS, 500)]
+    )
+    assert reply[:-8].hex(" ", 4) == (
+        "484d5452 01010100 00000000 00000000 07000000 00000000 00000000 00000000 "
+        "01000000 00000000 f4010000 00000000"
+    )
 
 
-def read_to_the_end(sock: socket.socket) -> bytes:
-    got = bytearray()
-    try:
-        while data := sock.recv(65536):
-            got += data
-    except ConnectionResetError:
-        pass  # it hung up on bytes that it had not read
-    return bytes(got)
+@pytest.mark.parametrize("n_bytes", [1, 31, 33, 64])
+@pytest.mark.parametrize("field", ["nonce", "share"])
+def test_a_nonce_and_a_share_have_their_length(field: str, n_bytes: int) -> None:
+    hello = msgspec.structs.replace(TcpHello("there", 1), **{field: bytes(n_bytes)})
+    frame = tcp_frames.encode_hello(hello)
+    with pytest.raises(TcpFrameError, match=f"a {field} of {n_bytes} bytes"):
+        tcp_frames.decode_hello(frame[tcp_frames.HELLO_HEADER_BYTES :])
 
 
-fuzzing = settings(max_examples=60, deadline=None)
-
-
-@fuzzing
-@given(data=st.binary(max_size=300), greet=st.booleans(), magic=st.booleans())
-def test_garbage_ends_the_connection_and_harms_nothing(
-    owner: Owner, data: bytes, greet: bool, magic: bool
-) -> None:
-    with owner.dial(greet=greet) as sock:
-        begin = (b"HMTQ\x01\x02" if greet else b"HMTH\x01\x00") if magic else b""
-        with contextlib.suppress(OSError):  # it may have hung up already
-            sock.sendall(begin + data)
-            sock.shutdown(socket.SHUT_WR)
-        read_to_the_end(sock)
-    assert bytes(owner.memory.view) == bytes(10_000)
-    owner.require_alive()
-
-
-@fuzzing
-@given(
-    offset=st.one_of(st.integers(0, 11_000), st.integers(0, 2**64 - 1)),
-    length=st.integers(1, 3000),
-    seed=st.integers(),
-)
-def test_no_request_writes_outside_the_region(
-    owner: Owner, offset: int, length: int, seed: int
-) -> None:
-    """The region lies between two others in one buffer; only bytes in bounds change."""
-    whole = bytearray(30_000)
-    region = owner.engine.register(memoryview(whole)[10_000:20_000])
-    data = random.Random(seed).randbytes(length)
-    asked = SliceRequest(region.key, offset, length)
-    with owner.dial() as sock:
-        request = TcpRequest(tcp_frames.WRITE, 1, owner.engine.generation, False, (asked,))
-        sock.sendall(tcp_frames.encode_request(request) + data)
-        header = receive(sock, tcp_frames.HEADER_BYTES)
-        n_rest, _ = tcp_frames.reply_rest_bytes(header)
-        (answer,) = tcp_frames.decode_reply(header, receive(sock, n_rest)).slices
-    expected = bytearray(30_000)
-    if offset + length <= 10_000:
-        assert answer.status == 0
-        expected[10_000 + offset : 10_000 + offset + length] = data
-    else:
-        assert (answer.status, answer.detail) == (1, 10_000)
-    assert whole == expected
-    owner.engine.unregister(region)
-
-
-@fuzzing
-@given(cuts=st.lists(st.integers(0, 200), max_size=10), until=st.integers(0, 200))
-def test_a_request_may_come_in_any_cuts_and_stop_anywhere(
-    owner: Owner, cuts: list[int], until: int
-) -> None:
-    frame = owner.write_request(100, b"x" * 100)
-    frame = frame[: len(frame) - 200 + until] if until < 200 else frame
-    with owner.dial() as sock:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        edges = [0, *sorted(min(cut, len(frame)) for cut in cuts), len(frame)]
-        for start, end in pairwise(edges):
-            sock.sendall(frame[start:end])
-        sock.shutdown(socket.SHUT_WR)
-        got = read_to_the_end(sock)
-    assert bytes(owner.memory.view[:100]) == bytes(100)
-    assert bytes(owner.memory.view[200:]) == bytes(9800)
-    if until == 200:
-        assert bytes(owner.memory.view[100:200]) == b"x" * 100
-        assert got
-    owner.memory.view[:] = bytes(10_000)
-
-
-def test_a_request_may_come_one_byte_at_a_time(owner: Owner) -> None:
-    with owner.dial() as sock:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for byte in owner.write_request(7, b"slowly"):
-            sock.send(bytes([byte]))
-        receive(sock, tcp_frames.HEADER_BYTES)
-    assert bytes(owner.memory.view[7:13]) == b"slowly"
-
-
-def test_a_peer_is_told_what_was_wrong_with_its_frame(owner: Owner, eventually: Eventually) -> None:
-    with owner.dial() as sock:
-        sock.sendall(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n    ")
-        assert b"where b'HMTQ' begins a frame" in read_to_the_end(sock)
-    eventually(lambda: owner.engine.stats().n_malformed == 1)
-
-
-def test_an_oversized_hello_is_not_waited_for(owner: Owner) -> None:
-    with owner.dial(greet=False) as sock:
-        sock.sendall(b"HMTH\x01\x00\xff\xff")
-        assert b"a hello of 65535 bytes, at most 4096" in read_to_the_end(sock)
-
-
-def test_connections_are_bounded_and_the_surplus_is_told(
-    owner: Owner, eventually: Eventually
-) -> None:
-    open_ones = [owner.dial() for _ in range(20)]
-    with owner.dial(greet=False) as surplus:
-        assert b"20 connections are open, the limit" in read_to_the_end(surplus)
-    for sock in open_ones:
-        sock.close()
-    eventually(lambda: owner.engine.stats().n_connections == 0)
-    owner.require_alive()
-
-
-def test_a_write_with_another_checksum_is_not_acknowledged(owner: Owner) -> None:
-    asked = SliceRequest(owner.memory.region.key, 0, 4, 12345)
-    with owner.dial() as sock:
-        request = TcpRequest(tcp_frames.WRITE, 1, owner.engine.generation, True, (asked,))
-        sock.sendall(tcp_frames.encode_request(request) + b"data")
-        header = receive(sock, tcp_frames.HEADER_BYTES)
-        n_rest, _ = tcp_frames.reply_rest_bytes(header)
-        (answer,) = tcp_frames.decode_reply(header, receive(sock, n_rest)).slices
-    assert answer.status == 6
-
-
-def test_taking_a_region_back_cuts_off_a_peer_that_stalls_in_it(
-    owner: Owner, eventually: Eventually
-) -> None:
-    with owner.dial() as sock:
-        sock.sendall(owner.write_request(0, b"x" * 1000)[:-1])
-        eventually(lambda: owner.memory.view[998] == ord("x"))
-        owner.engine.unregister(owner.memory.region)
-        with pytest.raises((SocketClosed, ConnectionResetError)):
-            receive(sock, 1)
+@given(st.sampled_from(AccessStatus), st.integers(0, 2**64 - 1))
+def test_each_status_with_any_number_has_a_text(status: AccessStatus, detail: int) -> None:
+    local, remote = Region("here", 1, bytes(16), 10), Region("there", 1, bytes(16), 10)
+    batch = as_single_batch("read", [Piece(local, 0, remote, 0, 10)], "tcp", 10)
+    assert batch is not None
+    if status is not AccessStatus.OK:
+        assert refusal_outcome(batch, batch.slices[0], status, detail).reason.isprintable()
 
 
 # Addresses.
@@ -251,20 +105,6 @@ def test_what_is_no_address_is_said_to_be_none(text: str) -> None:
         addresses.split_address(text, 9)
 
 
-def test_an_ipv6_address_serves_as_well(make_world: Any) -> None:
-    world = make_world("tcp")
-    try:
-        there = world.open("there", bind="::1")
-    except OSError:
-        pytest.skip("this machine has no IPv6 loopback")
-    here = world.open("here")
-    local, remote = here.allocate(1000), there.allocate(1000)
-    local.view[:] = b"6" * 1000
-    here.submit("write", [Piece(local.region, 0, remote.region, 0, 1000)]).result(PATIENCE_S)
-    assert remote.view == local.view
-    assert there.descriptor.endpoints["tcp"].address.startswith("[::1]:")
-
-
 def test_a_wrong_advertised_address_is_named_with_its_origin(make_world: Any) -> None:
     world = make_world("tcp")
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -276,6 +116,19 @@ def test_a_wrong_advertised_address_is_named_with_its_origin(make_world: Any) ->
         here.submit("write", [Piece(local.region, 0, remote.region, 0, 10)]).result(PATIENCE_S)
     assert f"segment there at 127.0.0.1:{dead_port}" in str(lost.value)
     assert f"set by advertise='127.0.0.1:{dead_port}', bound to 127.0.0.1" in str(lost.value)
+
+
+@pytest.mark.parametrize("host", ["a" * 300, "a..b"])
+def test_a_name_that_no_host_can_have_is_a_failed_connection(host: str) -> None:
+    until = time.monotonic() + 60
+    with pytest.raises(ConnectionError, match="no host name"):
+        connect_any(host, 1, until, StopSignal(until))
+
+
+def test_a_connection_that_is_dialled_too_late_says_so() -> None:
+    until = time.monotonic()
+    with pytest.raises(TimeoutError, match=r"no time is left to connect to '127\.0\.0\.1'"):
+        connect_any("127.0.0.1", 1, until, StopSignal(until + 60))
 
 
 def test_an_address_that_swallows_everything_costs_no_more_than_the_deadline(
@@ -337,6 +190,20 @@ def test_bound_to_everything_it_advertises_something_that_can_be_dialled() -> No
 # Connections.
 
 
+def test_bytes_that_were_taken_do_not_come_again_after_a_timeout() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setblocking(False)
+        ahead = ReadAhead(ours)
+        theirs.sendall(b"first")
+        assert ahead.wait() and bytes(ahead.take(5)) == b"first"
+        for _ in range(3):
+            with pytest.raises(BlockingIOError):
+                ahead.wait()
+        theirs.sendall(b"second")
+        assert ahead.wait() and bytes(ahead.take(6)) == b"second"
+
+
 def test_connections_are_kept_used_again_and_released(
     make_world: Any, eventually: Eventually
 ) -> None:
@@ -361,21 +228,6 @@ def test_idle_connections_are_bounded_over_all_peers(make_world: Any) -> None:
         remote = world.open(f"there-{i}").allocate(10)
         here.submit("read", [Piece(local.region, 0, remote.region, 0, 10)]).result(PATIENCE_S)
     assert here.stats().n_connections == 3
-
-
-def test_a_connection_that_died_while_idle_is_replaced_unnoticed(make_world: Any) -> None:
-    world = make_world("tcp")
-    here = world.open("here")
-    first = world.open("there", generation=1)
-    port = int(first.descriptor.endpoints["tcp"].address.rpartition(":")[2])
-    local, remote = here.allocate(10), first.allocate(10)
-    here.submit("read", [Piece(local.region, 0, remote.region, 0, 10)]).result(PATIENCE_S)
-    first.close()
-    # The same address, name and generation: only the idle connection is stale.
-    second = world.open("there", generation=1, port=port)
-    target = second.allocate(10)
-    report = here.submit("read", [Piece(local.region, 0, target.region, 0, 10)]).result(PATIENCE_S)
-    assert report.n_bytes == 10
 
 
 def test_all_connections_to_a_peer_that_died_while_idle_cost_one_try(make_world: Any) -> None:
@@ -458,25 +310,3 @@ def test_bytes_damaged_on_the_wire_are_read_again_unless_the_caller_verifies_the
         assert relay.n_damaged == 1
         wrong = [i for i in range(100_000) if local.view[i] != remote.view[i]]
         assert (report.retries, wrong) == ((1, []) if checksums else (0, [70_000]))
-
-
-def test_no_socket_or_thread_is_left_by_a_closed_engine() -> None:
-    before = set(threading.enumerate())
-    store = MemoryStore()
-    with (
-        TransferEngine.open("a", metadata=store, backends=("shm", "tcp")) as here,
-        TransferEngine.open("b", metadata=store, backends=("shm", "tcp")) as there,
-    ):
-        source, target = here.allocate(1000), there.allocate(1000)
-        plain = there.register(bytearray(1000))
-        for region in (target.region, plain):
-            here.submit("write", [Piece(source.region, 0, region, 0, 1000)]).result(PATIENCE_S)
-        del source, target
-    assert set(threading.enumerate()) <= before  # one of an earlier test may have ended meanwhile
-
-
-def test_a_region_of_somebody_else_is_not_taken_back(make_world: Any) -> None:
-    world = make_world("tcp")
-    here, there = world.open("here"), world.open("there")
-    with pytest.raises(Rejected):
-        here.unregister(there.allocate(10).region)

@@ -1,13 +1,11 @@
 """A peer that is gone, asked for thousands of slices: tried once, said once, and soon."""
 
 import os
-import re
 import signal
 import socket
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -25,6 +23,7 @@ from halfmoon_transfer.backends.tcp.dial_gate import DialFailed, DialGate
 from halfmoon_transfer.backends.tcp.lane import Lane
 from halfmoon_transfer.metadata.descriptor import rail_name
 from halfmoon_transfer.threads.stop_signal import StopSignal
+from tests.transfer.conftest import stands_still
 
 N_SLICES = 2048
 SLICE_BYTES = 16 * 1024
@@ -62,12 +61,6 @@ def backends(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def store() -> Iterator[MemoryStore]:
     yield MemoryStore()
-
-
-def stands_still(pid: int) -> bool:
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    states = [(task / "stat").read_text().rpartition(")")[2].split()[0] for task in tasks]
-    return set(states) == {"T"}
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["connected", "new"])
@@ -116,37 +109,6 @@ def test_thousands_of_slices_to_a_dead_peer_fail_once_and_say_it_once(
         with pytest.raises(Lost, match="does not reach it"):
             engine.submit("write", pieces[:1], deadline_s=PATIENCE_S).result(PATIENCE_S)
         engine.check()
-
-
-def test_slices_that_fail_otherwise_are_counted_once_each(store: MemoryStore) -> None:
-    """A peer that takes connections, and hangs up on everything that it is asked."""
-    with (
-        socket.create_server(("127.0.0.1", 0)) as server,
-        TransferEngine.open("here", metadata=store, backends=["tcp"]) as engine,
-        SegmentProcess("there", 1, "tcp", 2 * N_SLICES * SLICE_BYTES, store) as peer,
-    ):
-        peer.kill()
-        addressed(engine, [server.getsockname()[1]])
-
-        def hang_up() -> None:
-            while True:
-                try:
-                    sock, _ = server.accept()
-                except OSError:
-                    return
-                sock.close()
-
-        thread = threading.Thread(target=hang_up, daemon=True)
-        thread.start()
-        memory = engine.allocate(2 * N_SLICES * SLICE_BYTES)
-        with pytest.raises(Lost) as failed:
-            engine.submit("write", scattered(memory, peer.region), deadline_s=PATIENCE_S).result(
-                PATIENCE_S
-            )
-        match = re.search(r"tcp failed 3 times for (\d+) slices, last:", str(failed.value))
-        assert match is not None, failed.value
-        assert int(match[1]) <= N_SLICES
-        server.shutdown(socket.SHUT_RDWR)
 
 
 # -- the gate ----------------------------------------------------------------------------------
@@ -283,24 +245,6 @@ def addressed(engine: TransferEngine, ports: list[int]) -> None:
         for i, port in enumerate(ports)
     }
     known.introduce(msgspec.structs.replace(found, endpoints=rails))
-
-
-def test_a_peer_of_several_dead_addresses_is_dialled_once_at_each(
-    store: MemoryStore, dials: list[tuple[str, int]]
-) -> None:
-    with (
-        TransferEngine.open("here", metadata=store, backends=["tcp"]) as engine,
-        SegmentProcess("there", 1, "tcp", 2 * N_SLICES * SLICE_BYTES, store) as peer,
-    ):
-        peer.kill()
-        ports = [free_port() for _ in range(4)]
-        addressed(engine, ports)
-        memory = engine.allocate(2 * N_SLICES * SLICE_BYTES)
-        transfer = engine.submit("write", scattered(memory, peer.region), deadline_s=PATIENCE_S)
-        with pytest.raises(Lost, match=f"tcp does not reach it, with {N_SLICES} slices"):
-            transfer.result(PATIENCE_S)
-        # A probe of a paused address may follow.
-        assert sorted(dials[: len(ports)]) == sorted(("127.0.0.1", port) for port in ports)
 
 
 def test_one_live_address_among_dead_ones_carries_everything(

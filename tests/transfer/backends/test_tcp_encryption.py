@@ -14,7 +14,6 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from halfmoon_metadata.stores.memory_store import MemoryStore
 from halfmoon_transfer import (
     ClusterKey,
     Lost,
@@ -26,7 +25,6 @@ from halfmoon_transfer import (
     encryption_from_environment,
 )
 from halfmoon_transfer.backends import addresses
-from halfmoon_transfer.backends.socket_io import SocketClosed, receive
 from halfmoon_transfer.backends.tcp import native, record_layer, tcp_frames
 from halfmoon_transfer.backends.tcp.record_keys import KeyExchange
 from halfmoon_transfer.backends.tcp.record_layer import (
@@ -34,8 +32,7 @@ from halfmoon_transfer.backends.tcp.record_layer import (
     EncryptedSocket,
     encrypt_socket,
 )
-from halfmoon_transfer.backends.tcp.tcp_frames import TcpFrameError, TcpHello, TcpProof
-from halfmoon_transfer.cluster_key import ProverRole, make_nonce
+from halfmoon_transfer.backends.tcp.tcp_frames import TcpHello
 from halfmoon_transfer.metadata import descriptor as records
 from halfmoon_transfer.metadata.descriptor import Endpoint
 
@@ -66,34 +63,6 @@ KEYS = (
     "e4ed4b8611c9c6d157b9d612d232e5d7b387d2991a465f60fe39e7e403326dff",
     "cba629e9815af040e0f281c08b6d668560b31b4986b0b8c0911662775140d911",
 )
-
-
-def test_the_keys_depend_on_the_cluster_key_and_on_both_hellos() -> None:
-    ours, theirs = KeyExchange(), KeyExchange()
-    other = ClusterKey("the moon is made of blue cheese")
-    made = {
-        ours.agree(key, theirs.share, asked, answered).initiator
-        for key, asked, answered in [
-            (KEY, b"asked", b"answered"),
-            (other, b"asked", b"answered"),
-            (KEY, b"asked!", b"answered"),
-            (KEY, b"asked", b"answered!"),
-        ]
-    }
-    assert len(made) == 4
-
-
-def test_a_share_that_makes_no_secret_is_refused() -> None:
-    with pytest.raises(TcpFrameError, match="no usable X25519 public key"):
-        KeyExchange().agree(KEY, bytes(32), b"asked", b"answered")
-
-
-@fuzzing
-@given(st.integers(0, 100).filter(lambda n_bytes: n_bytes not in (0, 32)))
-def test_a_share_has_its_length(n_bytes: int) -> None:
-    frame = tcp_frames.encode_hello(TcpHello("there", 1, share=bytes(n_bytes)))
-    with pytest.raises(TcpFrameError, match=f"a share of {n_bytes} bytes"):
-        tcp_frames.decode_hello(frame[tcp_frames.HELLO_HEADER_BYTES :])
 
 
 @contextmanager
@@ -212,16 +181,6 @@ def test_a_changed_repeated_or_lost_record_is_noticed(use_native: bool, attack: 
 
 
 @pytest.mark.parametrize("use_native", KINDS)
-def test_a_record_of_one_direction_does_not_open_in_the_other(use_native: bool) -> None:
-    with pair(use_native, use_native) as (here, there):
-        here.send(b"hello")
-        (taken,) = take_records(there.bare, 1)
-        there.bare.sendall(taken)
-        with pytest.raises(OSError, match="encrypted record 0"):
-            here.hear(5)
-
-
-@pytest.mark.parametrize("use_native", KINDS)
 def test_a_connection_cut_in_a_record_is_not_one_that_ended(use_native: bool) -> None:
     with pair(use_native, use_native) as (here, there):
         here.send(b"whole")
@@ -246,23 +205,6 @@ def test_idling_between_records_is_told_from_stalling_in_one(use_native: bool) -
         here.bare.sendall(b"\x01")
         with pytest.raises(TimeoutError):
             there.hear(1)
-
-
-@pytest.mark.parametrize("use_native", KINDS)
-@fuzzing
-@given(data=st.binary(max_size=200), n_plain=st.integers(0, 70_000))
-def test_bytes_that_no_peer_sealed_never_open(use_native: bool, data: bytes, n_plain: int) -> None:
-    for sent in (data, struct.pack("<I", n_plain) + data):
-        with pair(use_native, use_native) as (here, there):
-            here.bare.sendall(sent)
-            here.bare.shutdown(socket.SHUT_WR)
-            try:
-                assert there.hear(1) == b""
-                assert sent == b""
-            except SocketClosed:
-                pass
-            except OSError as error:
-                assert error.errno in (errno.EBADMSG, None)
 
 
 @pytest.mark.parametrize("use_native", KINDS)
@@ -483,42 +425,6 @@ def test_nobody_in_between_can_weaken_the_encryption(
     assert PATTERN not in ends.relay.recorded
 
 
-def test_a_share_that_gives_no_secret_gets_no_proof_and_cuts_no_connection() -> None:
-    with TransferEngine.open(
-        "owner", metadata=MemoryStore(), backends=("tcp",), settings=settled()
-    ) as owner:
-        address = addresses.split_address(owner.descriptor.endpoints["tcp"].address, 0)
-        session = bytes(15) + b"s"
-
-        def greet(number: int, over: tuple[int, ...], share: bytes) -> tuple[socket.socket, bytes]:
-            sock = socket.create_connection(address, timeout=PATIENCE_S)
-            hello = TcpHello(
-                owner.name,
-                owner.generation,
-                session=session,
-                number=number,
-                over=over,
-                nonce=make_nonce(),
-                share=share,
-            )
-            sent = tcp_frames.encode_hello(hello)
-            sock.sendall(sent)
-            n_bytes = tcp_frames.hello_bytes(receive(sock, tcp_frames.HELLO_HEADER_BYTES))
-            maps = sent[tcp_frames.HELLO_HEADER_BYTES :], bytes(receive(sock, n_bytes))
-            sock.sendall(tcp_frames.encode_proof(TcpProof(KEY.prove(ProverRole.INITIATOR, *maps))))
-            return sock, bytes(receive(sock, 4))
-
-        first, answered = greet(1, (), KeyExchange().share)
-        second, refused = greet(2, (1,), bytes(32))
-        with first, second:
-            assert (answered, refused) == (b"HMTP", b"HMTR")
-            first.setblocking(False)
-            with suppress(BlockingIOError):
-                while first.recv(4096):
-                    pass
-                raise AssertionError("the earlier connection was cut")
-
-
 def test_a_connection_whose_keys_are_used_up_is_replaced(
     make_ends: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -543,20 +449,6 @@ def test_without_libcrypto_python_encrypts(make_ends: Any, monkeypatch: pytest.M
         ends.move(op)
     assert ends.remote.view == ends.local.view
     assert PATTERN not in ends.relay.recorded
-
-
-@pytest.mark.parametrize("use_native", KINDS)
-def test_garbage_after_the_proofs_is_counted_and_told(
-    make_ends: Any, caplog: pytest.LogCaptureFixture, use_native: bool, eventually: Any
-) -> None:
-    ends = make_ends(settled(use_native=use_native), settled(use_native=use_native))
-    ends.move("write", 10)
-    n_before = ends.there.stats().n_malformed
-    ends.relay.change = lambda data, from_initiator: b"\x10\0\0\0" * 40 if from_initiator else data
-    with pytest.raises(Lost, match="could not read our request: encrypted record"):
-        ends.move("read", 20)
-    eventually(lambda: ends.there.stats().n_malformed > n_before)
-    eventually(lambda: "hanging up on a peer: encrypted record" in caplog.text)
 
 
 def test_the_setting_is_on_or_off(monkeypatch: pytest.MonkeyPatch) -> None:

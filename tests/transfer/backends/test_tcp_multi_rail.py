@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
-import msgspec
 import pytest
 
 from halfmoon_metadata.tcp_ports import free_port
@@ -17,10 +16,8 @@ from halfmoon_testing.transfer_soak import TcpValve, TransferSoak
 from halfmoon_transfer import Cancelled, Lost, Piece, TransferEngine, TransferSettings
 from halfmoon_transfer.backends.addresses import split_address
 from halfmoon_transfer.backends.fault_injection import FaultInjection, FaultPlan
-from halfmoon_transfer.backends.socket_io import receive
-from halfmoon_transfer.backends.tcp import multi_rail, tcp_frames
+from halfmoon_transfer.backends.tcp import multi_rail
 from halfmoon_transfer.backends.tcp.route_lookup import nic_towards
-from halfmoon_transfer.backends.tcp.tcp_frames import SliceRequest, TcpHello, TcpRequest
 from halfmoon_transfer.metadata.descriptor import Endpoint, SegmentDescriptor, rail_name
 from halfmoon_transfer.planning.topology import Topology
 
@@ -154,30 +151,6 @@ def test_a_rail_that_is_partitioned_is_done_without_and_returns(
     eventually(first_rail_works)
 
 
-def test_faults_of_one_rail_are_that_rail_s_alone(pair: Pair) -> None:
-    local, remote, piece = block(pair, 4 * MIB)
-    local.view[:] = random.Random(2).randbytes(4 * MIB)
-    pair.faults.rails[pair.rails[1]] = FaultPlan(seed=3, drop_rate=0.3, corrupt_rate=0.3)
-    pair.here.submit("write", [piece], PATIENCE_S).result(PATIENCE_S)
-    assert remote.view == local.view
-    assert pair.here.stats().n_retries > 0
-    pair.faults.rails = {rail: FaultPlan(fail_after_n=0) for rail in pair.rails}
-    with pytest.raises(Lost, match="dead after 0 slices"):
-        pair.here.submit("write", [piece], PATIENCE_S).result(PATIENCE_S)
-
-
-def test_notifications_go_around_a_dead_rail_once_each(pair: Pair) -> None:
-    _, _, piece = block(pair, 100)
-    pair.faults.rails[pair.rails[1]] = FaultPlan(seed=4, drop_rate=0.5)
-    for number in range(40):
-        message = str(number).encode()
-        pair.here.submit("write", [piece], PATIENCE_S, notify=message).result(PATIENCE_S)
-        got = pair.there.notifications()
-        assert got is not None
-        assert got.message == message
-        assert pair.there.notifications() is None
-
-
 def held_in_the_valve(pair: Pair, eventually: Eventually, piece: Piece) -> Any:
     """A write that was sent over the second rail and hangs there; the first one works."""
     pair.faults.partition(pair.rails[0])
@@ -253,45 +226,6 @@ def test_an_owner_that_does_not_answer_leaves_a_peer_unsettled(
         pair.here.settle(remote.region, 0.5)
     assert pair.here.is_unsettled(remote.region)
     pair.valve.open()
-
-
-def test_an_owner_answers_only_when_the_given_up_connection_has_ended(make_world: Any) -> None:
-    """As the one above, with bare sockets: half a write lies in the owner's buffers."""
-    there = make_world("tcp").open("there")
-    memory = there.allocate(200_000)
-    address = split_address(addresses(there)[0], 0)
-
-    def dial(number: int, *over: int) -> socket.socket:
-        sock = socket.create_connection(address, timeout=PATIENCE_S)
-        hello = TcpHello("there", there.generation, session=b"s" * 16, number=number, over=over)
-        sock.sendall(tcp_frames.encode_hello(hello))
-        header = receive(sock, tcp_frames.HELLO_HEADER_BYTES)
-        answer = tcp_frames.decode_hello(receive(sock, tcp_frames.hello_bytes(header)))
-        assert answer.refused == ""
-        return sock
-
-    def write(data: bytes) -> bytes:
-        asked = SliceRequest(memory.region.key, 0, 200_000)
-        head = tcp_frames.encode_request(
-            TcpRequest(tcp_frames.WRITE, 1, there.generation, False, (asked,))
-        )
-        return head + data
-
-    with dial(1) as first:
-        first.sendall(write(b"old" * 20_000))
-        with dial(2, 1) as second:
-            second.sendall(write(b"n" * 200_000))
-            receive(second, tcp_frames.HEADER_BYTES)
-            with pytest.raises(OSError):
-                for _ in range(1000):
-                    first.sendall(b"old" * 20_000)
-            assert memory.view == b"n" * 200_000
-
-
-def test_old_peers_that_know_no_rails_use_the_first_address(pair: Pair) -> None:
-    endpoints = {"tcp": pair.there.descriptor.endpoints["tcp"]}
-    known = msgspec.structs.replace(pair.there.descriptor, endpoints=endpoints)
-    assert [rail.address for rail in known.rails("tcp")] == pair.rails[:1]
 
 
 # Nearness.

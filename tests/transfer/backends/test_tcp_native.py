@@ -6,7 +6,6 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halfmoon_protocol.regions import Region
-from halfmoon_transfer import Memory, Piece, TransferSettings
+from halfmoon_transfer import Piece, TransferSettings
 from halfmoon_transfer.backends.backend_interface import CarryRequest
 from halfmoon_transfer.backends.tcp import native, tcp_frames
 from halfmoon_transfer.backends.tcp.lane import Lane
@@ -206,27 +205,6 @@ def test_what_is_not_allowed_or_no_frame_is_left_for_python_untouched(
     assert served.whole == bytes(1000) + b"fine" + bytes(1996)
 
 
-@fuzzing
-@given(data=st.data())
-def test_damaged_requests_harm_nothing(serve: Callable[[], Served], data: st.DataObject) -> None:
-    """Bits turned over, cut short, followed by garbage, in any cuts, or one byte at a time."""
-    frame = bytearray(
-        written(10, b"x" * 50) + request(tcp_frames.READ, SliceRequest(KEY, 10, 50), number=2)
-    )
-    for _ in range(data.draw(st.integers(0, 3))):
-        frame[data.draw(st.integers(0, len(frame) - 1))] ^= 1 << data.draw(st.integers(0, 7))
-    frame = frame[: data.draw(st.integers(0, len(frame)))] + data.draw(st.binary(max_size=60))
-    served = serve()
-    edges = sorted({0, *data.draw(st.lists(st.integers(0, len(frame)), max_size=6)), len(frame)})
-    if data.draw(st.integers(0, 9)) == 0:
-        edges = list(range(len(frame) + 1))
-    with contextlib.suppress(OSError):
-        for start, end in pairwise(edges):
-            served.left.sendall(frame[start:end])
-    served.finish()
-    assert not any(served.whole[:1010]) and not any(served.whole[1060:])
-
-
 def test_a_region_is_let_go_of_when_its_last_access_has_ended(
     serve: Callable[[], Served], eventually: Callable[..., None]
 ) -> None:
@@ -258,24 +236,6 @@ def test_a_peer_that_stalls_in_the_middle_is_given_up_and_one_that_idles_is_not(
     eventually(lambda: isinstance(served.end, BlockingIOError))
     assert served.whole[1000:1002] == b"de"
     served.finish()
-
-
-def test_what_makes_no_sense_is_refused_in_words() -> None:
-    table = extension.Table(1)
-    for call, *args in (
-        (table.add, bytearray(1)),
-        (table.remove, 0.0),
-        (table.cut,),
-    ):
-        with pytest.raises(ValueError, match="a key of 5 bytes, keys have 16"):
-            call(b"short", *args)
-    with pytest.raises(ValueError, match="does not lie in its buffer"):
-        table.serve(0, None, bytearray(100), 50, 101, 0.0)
-    with pytest.raises(TypeError):
-        table.add(KEY, "text")
-    table.add(KEY, memoryview(bytearray(1)))
-    table.clear()
-    assert table.remove(KEY, 0.0)
 
 
 # The initiator's call.
@@ -410,21 +370,3 @@ def test_a_batch_of_many_requests_keeps_few_ahead_and_sends_the_same(make_world:
     by_python = carried(errand, reply, use_native=False)
     assert by_native == by_python
     assert by_native[2] == "" and len(by_native[0]) > 8_000_000
-
-
-def test_a_region_of_the_file_backend_is_served_by_python(make_world: Any, tmp_path: Any) -> None:
-    world = make_world("tcp")
-    here, there = world.open("here"), world.open("there")
-    path = tmp_path / "file"
-    path.write_bytes(bytes(8192))
-    file, memory = there.register_file(path), there.allocate(8192)
-    local: Memory = here.allocate(8192)
-    local.view[:] = b"!" * 8192
-    for _ in range(2):
-        pieces = [
-            Piece(local.region, 0, file, 0, 4096),
-            Piece(local.region, 4096, memory.region, 0, 4096),
-        ]
-        here.transfer("write", pieces, PATIENCE_S)
-    assert path.read_bytes() == b"!" * 4096 + bytes(4096)
-    assert memory.view[:4096] == b"!" * 4096

@@ -83,14 +83,6 @@ def test_no_more_is_in_flight_than_is_allowed() -> None:
     assert plan.next(first) is not None
 
 
-def test_a_shard_that_one_source_failed_is_asked_of_another() -> None:
-    plan = make_plan(1, offer(GOLD, [0], gold=True), offer(OTHER, [0]))
-    for source in (OTHER, GOLD, OTHER):
-        fetch = plan.next(first)
-        assert fetch is not None and fetch.source == source
-        plan.on_failed(0, "no luck")
-
-
 def test_a_source_that_is_gone_is_not_asked_again() -> None:
     plan = make_plan(2, offer(GOLD, range(2), gold=True), offer(OTHER, range(2)))
     fetch = plan.next(first)

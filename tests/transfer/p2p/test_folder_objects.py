@@ -12,7 +12,6 @@ from halfmoon_transfer.p2p import P2PSettings, P2PStore, ShardUnavailable, Wrong
 from halfmoon_transfer.p2p import object_record as records
 from halfmoon_transfer.p2p.folder_objects import check_file_path, get_folder, publish_folder
 
-World = Any
 FILES = {
     "config.json": b"{}",
     "model-00001.safetensors": bytes(range(256)) * 9_000,

@@ -1,6 +1,5 @@
 """The record of an object: read and written whole, whoever changes it meanwhile."""
 
-import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -65,27 +64,23 @@ def test_a_record_is_read_as_it_was_written(shards: set[int], n_bytes: int) -> N
         {"checksums": ["AA=="] * 3},
         {"labels": ["a", "b"]},
         {"holders": [{"source": {"segment": "a", "generation": 1}}]},
+        {"holder": {"bitmap": "AAA="}},
+        {"holder": {"bitmap": "CA=="}},
+        {"holder": {"places": []}},
+        {"holder": {"places": [None]}},
     ],
 )
-def test_a_broken_record_is_not_believed(spoil: dict[str, Any]) -> None:
+def test_a_broken_record_or_a_holder_that_does_not_fit_is_not_believed(
+    spoil: dict[str, Any],
+) -> None:
     fields = msgspec.json.decode(records.encode(record_of(3, holder("a", {0}, 3))))
+    fields["holders"][0] |= spoil.pop("holder", {})
     with pytest.raises(ValueError, match=r".+"):
         records.decode(msgspec.json.encode(fields | spoil))
     store = MemoryStore()
     store.put(records.PREFIX + "x", msgspec.json.encode(fields | spoil))
     with pytest.raises(P2PError, match="the record of object x is broken"):
         ObjectCatalog(store).read("x")
-
-
-@pytest.mark.parametrize(
-    "spoil",
-    [{"bitmap": "AAA="}, {"bitmap": "CA=="}, {"places": []}, {"places": [None]}],
-)
-def test_a_holder_that_does_not_fit_is_not_believed(spoil: dict[str, Any]) -> None:
-    fields = msgspec.json.decode(records.encode(record_of(3, holder("a", {0}, 3))))
-    fields["holders"][0] |= spoil
-    with pytest.raises(ValueError, match=r".+"):
-        records.decode(msgspec.json.encode(fields))
 
 
 class Contended(MemoryStore):
@@ -142,30 +137,3 @@ def test_changes_that_race_are_all_in_the_record(data: st.DataObject) -> None:
             store.intruders.pop()()
     record = checked(catalog, "x")
     assert {each.source.segment: each.shards for each in record.holders} == expected
-
-
-def with_holder(mine: ShardHolder, before: ObjectRecord | None) -> ObjectRecord | None:
-    assert before is not None
-    return before.with_holder(mine)
-
-
-def test_threads_that_announce_at_once_all_get_through() -> None:
-    store = MemoryStore()
-    catalog = ObjectCatalog(store)
-    catalog.change("x", lambda before: record_of(8))
-    names = [f"s{i}" for i in range(8)]
-
-    def announce(name: str) -> None:
-        for n_shards in range(1, 9):
-            mine = holder(name, set(range(n_shards)), 8)
-            catalog.change("x", partial(with_holder, mine))
-
-    threads = [threading.Thread(target=announce, args=(name,)) for name in names]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    record = checked(catalog, "x")
-    assert {each.source.segment: len(each.shards) for each in record.holders} == dict.fromkeys(
-        names, 8
-    )

@@ -3,13 +3,12 @@
 import random
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from halfmoon_metadata import MemoryStore, MetadataUnreachable
-from halfmoon_transfer import Rejected
+from halfmoon_transfer import Piece, Rejected
 from halfmoon_transfer.p2p import (
     NameTaken,
     NotPublished,
@@ -24,7 +23,6 @@ from halfmoon_transfer.p2p.object_catalog import ObjectCatalog
 from halfmoon_transfer.p2p.object_record import ObjectRecord
 
 World = Any
-MIB = 1024 * 1024
 SHARD = 100_000
 SIZES = (250_000, 0, 1, 100_000)
 
@@ -89,40 +87,6 @@ def test_a_getter_gets_exactly_what_was_published(peers: Peers) -> None:
     assert sources(peers, "weights") == {"publisher": True, "getter": False}
 
 
-def test_files_are_published_from_where_they_lie(peers: Peers, tmp_path: Path) -> None:
-    publisher, getter = peers.open("publisher"), peers.open("getter")
-    paths = [tmp_path / str(index) for index in range(len(SIZES))]
-    for path, data in zip(paths, content(), strict=True):
-        path.write_bytes(data)
-    if peers.world.kind == "memory":
-        # A file goes by whatever the owner's process does for its peers.
-        assert publisher.publish("files", paths).sizes == SIZES
-    else:
-        publisher.publish("files", paths, shard_bytes=SHARD)
-    got = room()
-    getter.get_replica("files", got)
-    assert got == content()
-
-
-def test_a_replica_serves_what_its_publisher_no_longer_offers(peers: Peers) -> None:
-    publisher, first, second = (peers.open(name) for name in ("publisher", "first", "second"))
-    publisher.publish("weights", content(), shard_bytes=SHARD)
-    first.get_replica("weights", room())
-    publisher.unpublish("weights")
-    assert sources(peers, "weights") == {"first": False}
-    got = room()
-    report = second.get_replica("weights", got)
-    assert got == content()
-    assert report.bytes_from == {"first": sum(SIZES)}
-
-
-def test_replicas_are_asked_before_gold(peers: Peers) -> None:
-    publisher, first, second = (peers.open(name) for name in ("publisher", "first", "second"))
-    publisher.publish("weights", content(), shard_bytes=SHARD)
-    first.get_replica("weights", room())
-    assert second.get_replica("weights", room()).bytes_from == {"first": sum(SIZES)}
-
-
 def test_the_last_one_out_takes_the_record_along(peers: Peers) -> None:
     publisher, getter = peers.open("publisher"), peers.open("getter")
     publisher.publish("weights", content())
@@ -132,13 +96,6 @@ def test_the_last_one_out_takes_the_record_along(peers: Peers) -> None:
     assert publisher.list() == []
     with pytest.raises(NotPublished, match="no object weights"):
         getter.get_replica("weights", room())
-
-
-def test_closing_stops_serving(peers: Peers) -> None:
-    publisher = peers.open("publisher")
-    publisher.publish("weights", content())
-    publisher.close()
-    assert publisher.list() == []
 
 
 def test_buffers_are_their_owners_alone_after_dropping(peers: Peers) -> None:
@@ -163,8 +120,6 @@ def test_peers_can_not_write_what_is_published(make_world: Any) -> None:
     given_ = content()
     place = publisher.publish("weights", given_).holders[0].places[0]
     assert place is not None
-    from halfmoon_transfer import Piece
-
     local = getter.allocate(10)
     with pytest.raises(Rejected, match="read-only"):
         getter.submit("write", [Piece(local.region, 0, place.region, 0, 10)]).result(60)
@@ -251,15 +206,6 @@ def test_a_listing_counts_who_holds_what(peers: Peers) -> None:
     assert (line.name, line.n_bytes, line.n_buffers) == ("a/1", sum(SIZES), 4)
     assert (line.n_gold, line.n_replicas, line.n_partial) == (1, 1, 0)
     assert [each.name for each in publisher.list()] == ["a/1", "b/1"]
-
-
-def test_removing_a_record_is_noticed_by_its_holders(peers: Peers) -> None:
-    publisher, other = peers.open("publisher"), peers.open("other")
-    publisher.publish("weights", content())
-    assert publisher.serving("weights")
-    assert other.remove("weights")
-    assert not publisher.serving("weights")
-    assert not other.remove("weights")
 
 
 def test_names_that_would_not_print_are_refused(peers: Peers) -> None:
