@@ -105,6 +105,7 @@ async def test_every_parameter_reaches_the_gateway(front: Front) -> None:
     }
     stopping = {"max_tokens": 9, "stop_token_ids": [8, 0], "min_tokens": 2}
     more = {"cache_salt": "tenant", "ttft_slo_s": 1.5, "tbt_slo_s": 0.1, "user": "me"}
+    more["priority"] = 7  # HTTP's go first when they are small, as in vLLM; the core's when large
     await front.ask(COMPLETIONS, sampling | stopping | more, prompt=[5, 6, 7])
     made = front.last
     assert made.prompt_token_ids == (5, 6, 7)
@@ -112,6 +113,7 @@ async def test_every_parameter_reaches_the_gateway(front: Front) -> None:
     assert (made.stopping.max_new_tokens, made.stopping.min_new_tokens) == (9, 2)
     assert made.stopping.stop_token_ids == (0, 8)
     assert (made.salt, made.ttft_slo_s, made.tbt_slo_s) == ("\x1ftenant", 1.5, 0.1)
+    assert made.priority == -7
 
 
 async def test_what_is_left_out_or_null_has_openais_defaults(front: Front) -> None:

@@ -327,28 +327,6 @@ def test_the_page_on_metrics_lists_vllms_names(served: Served) -> None:
         assert {"model_name", "engine"} <= (served.families[name].labels or set())
 
 
-def test_what_a_board_for_vllm_shows_is_what_ours_shows(served: Served) -> None:
-    labels = [("engine", "0"), ("model_name", "tiny")]
-    samples = served.samples
-    for end in ("_count", "_sum"):
-        theirs = samples["vllm:time_to_first_token_seconds" + end + str(labels)]
-        assert theirs == samples["halfmoon_time_to_first_token_seconds" + end + "[]"] > 0
-    assert samples["vllm:prompt_tokens_total" + str(labels)] >= 600
-    assert samples["vllm:num_requests_running" + str(labels)] == 0
-
-
-def test_stages_of_real_requests_add_up_to_their_times_to_first_token(served: Served) -> None:
-    family = served.families["halfmoon_ttft_stage_seconds"]
-    sums = [
-        served.samples["halfmoon_ttft_stage_seconds_sum" + str([("stage", stage)])]
-        for stage in family.values
-        if re.fullmatch("[a-z]+", stage)
-    ]
-    whole = served.samples["halfmoon_time_to_first_token_seconds_sum[]"]
-    assert len(sums) == 10 and min(sums) >= 0
-    assert sum(sums) == pytest.approx(whole, rel=0.01)
-
-
 def test_prometheus_reaches_what_the_conductor_of_compose_lists() -> None:
     compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
     config = yaml.safe_load((ROOT / "deploy/prometheus.yml").read_text())

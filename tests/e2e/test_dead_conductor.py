@@ -5,8 +5,7 @@ import re
 import signal
 import socket
 import threading
-from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
@@ -37,7 +36,6 @@ BODY = {
 class Event(NamedTuple):
     id: str
     tokens: list[int]
-    is_last: bool = False
 
 
 class Pair:
@@ -78,35 +76,13 @@ class Pair:
         """Read a stream to its end, or to where its connection breaks."""
         events: list[Event] = []
         headers = {"idempotency-key": key, **({"last-event-id": last} if last else {})}
-        with suppress(httpx.TransportError):
-            for event in self.read(url, headers, body):
-                events.append(event)
-        return events
-
-    def events_until_killed(
-        self,
-        key: str,
-        last: str = "",
-        *,
-        n: int,
-        by: signal.Signals = signal.SIGKILL,
-        **body: Any,
-    ) -> list[Event]:
-        """Read so many events of the conductor that is killed then."""
-        with closing(Relay(self.dying)) as relay:
-            relay.break_after(n, partial(self.kill, by))
-            events = self.events(relay.url, key, last, **body)
-        assert len(events) == n
-        return events
-
-    def read(
-        self, url: str, headers: dict[str, str], body: dict[str, Any]
-    ) -> Generator[Event, None, None]:
-        """Yield the events of a stream; closing it breaks the connection."""
         request = {"model": self.model, **BODY, **body}
-        with httpx.stream(
-            "POST", f"{url}/v1/completions", json=request, headers=headers, timeout=60
-        ) as answer:
+        with (
+            suppress(httpx.TransportError),
+            httpx.stream(
+                "POST", f"{url}/v1/completions", json=request, headers=headers, timeout=60
+            ) as answer,
+        ):
             assert answer.status_code == 200, answer.read()
             event_id = ""
             for line in answer.iter_lines():
@@ -114,11 +90,12 @@ class Pair:
                 if name == "id":
                     event_id = value
                 elif name == "data" and value == "[DONE]":
-                    yield Event(event_id, [], is_last=True)
+                    events.append(Event(event_id, []))
                 elif name == "data":
                     data = json.loads(value)
                     assert "error" not in data, data
-                    yield Event(event_id, data["choices"][0]["token_ids"])
+                    events.append(Event(event_id, data["choices"][0]["token_ids"]))
+        return events
 
 
 class Relay:
@@ -128,19 +105,15 @@ class Relay:
     fast an answer comes, the client has that much of it, and no more.
     """
 
-    def __init__(self, *urls: str) -> None:
+    def __init__(self, *urls: str, n: int, do: Callable[[], None]) -> None:
         self._urls = urls
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         #: Where connections went, in their order.
         self.taken: list[str] = []
-        #: Of the next connections: after how many events each breaks, and what is done before.
-        self._breaks: deque[tuple[int, Callable[[], None]]] = deque()
+        #: The first connection breaks after so many events; this is done before.
+        self._n, self._do = n, do
         threading.Thread(target=self._accept, daemon=True).start()
-
-    def break_after(self, n: int, do: Callable[[], None]) -> None:
-        """Let one of the next connections, in their order, break after so many events."""
-        self._breaks.append((n, do))
 
     def close(self) -> None:
         """Accept no more connections; open ones end with their sockets."""
@@ -151,10 +124,8 @@ class Relay:
         with suppress(OSError):
             while True:
                 near, _ = self._listener.accept()
-                far = self._connect()
-                answer = _pass_on
-                if self._breaks:
-                    answer = partial(_pass_events, *self._breaks.popleft())
+                is_first, far = not self.taken, self._connect()
+                answer = partial(_pass_events, self._n, self._do) if is_first else _pass_on
                 threading.Thread(target=_pass_on, args=(near, far), daemon=True).start()
                 threading.Thread(target=answer, args=(far, near), daemon=True).start()
 
@@ -190,20 +161,6 @@ def _pass_events(
     sink.shutdown(socket.SHUT_RDWR)
 
 
-@pytest.fixture
-def one_address(pair: Pair) -> Iterator[Relay]:
-    with closing(Relay(pair.dying, pair.staying)) as relay:
-        yield relay
-    pair.kill()
-    pair.start()
-
-
-@pytest.fixture(scope="module")
-def greedy(alone: Any) -> list[int]:
-    """The tokens that transformers computes."""
-    return list(alone.generate(PROMPT, N_NEW))
-
-
 @pytest.fixture(scope="module")
 def pair(start_cluster: StartCluster, tiny_model: Path) -> Iterator[Pair]:
     both = ["--dtype", "float32", "--block-size", "16"]
@@ -228,38 +185,27 @@ def tokens_of(*parts: list[Event]) -> list[int]:
     return [token for part in parts for event in part for token in event.tokens]
 
 
-def test_a_client_of_one_address_goes_on_at_the_conductor_that_is_alive(
-    pair: Pair, one_address: Relay, greedy: list[int]
-) -> None:
-    one_address.break_after(7, pair.kill)
-    first = pair.events(one_address.url, "one-address", temperature=0)
-    assert len(first) == 7
-    rest = pair.events(one_address.url, "one-address", first[-1].id, temperature=0)
-    assert one_address.taken == [pair.dying, pair.staying]
-    assert tokens_of(first, rest) == greedy
-    assert rest[-1].is_last
-    whole = pair.events(pair.staying, "one-address", temperature=0)
-    assert [event.id for event in first + rest] == [event.id for event in whole]
-
-
-def test_the_client_of_the_page_needs_one_address_only(
-    pair: Pair, one_address: Relay, greedy: list[int]
+def test_the_client_of_the_page_goes_on_by_one_address_at_the_conductor_that_is_alive(
+    pair: Pair, alone: Any
 ) -> None:
     body = {"model": pair.model, **BODY, "temperature": 0}
     tokens: list[int] = []
-    one_address.break_after(5, pair.kill)
-    for event in client_of_the_page()(f"{one_address.url}/v1/completions", body):
-        if event != "[DONE]":
-            tokens += json.loads(event)["choices"][0]["token_ids"]
-    assert one_address.taken == [pair.dying, pair.staying]
-    assert tokens == greedy
+    with closing(Relay(pair.dying, pair.staying, n=5, do=pair.kill)) as relay:
+        for event in client_of_the_page()(f"{relay.url}/v1/completions", body):
+            if event != "[DONE]":
+                tokens += json.loads(event)["choices"][0]["token_ids"]
+        assert relay.taken == [pair.dying, pair.staying]
+    assert tokens == alone.generate(PROMPT, N_NEW)
+    pair.start()
 
 
 @pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "stopped"])
 def test_sampled_tokens_go_on_at_another_conductor_without_a_seed_of_the_client(
     pair: Pair, by: signal.Signals
 ) -> None:
-    first = pair.events_until_killed(by.name, n=20, by=by, temperature=1)
+    with closing(Relay(pair.dying, n=20, do=partial(pair.kill, by))) as relay:
+        first = pair.events(relay.url, by.name, temperature=1)
+    assert len(first) == 20
     rest = pair.events(pair.staying, by.name, first[-1].id, temperature=1)
     pair.start()
     # The conductor that was started again has kept nothing: it computes all anew.
@@ -269,30 +215,3 @@ def test_sampled_tokens_go_on_at_another_conductor_without_a_seed_of_the_client(
     assert [event.id for event in first + rest] == [event.id for event in whole]
     other = pair.events(pair.staying, "another", temperature=1)
     assert tokens_of(other) != tokens_of(whole)
-
-
-def test_a_conductor_that_is_started_again_goes_on_with_its_own_streams(pair: Pair) -> None:
-    parts: list[list[Event]] = []
-    last = ""
-    for n in (5, 11, 3):
-        parts.append(pair.events_until_killed("thrice", last, n=n, temperature=0.8))
-        last = parts[-1][-1].id
-        pair.start()
-    parts.append(pair.events(pair.dying, "thrice", last, temperature=0.8))
-    whole = pair.events(pair.staying, "thrice", temperature=0.8)
-    assert tokens_of(*parts) == tokens_of(whole)
-    assert len(tokens_of(whole)) == N_NEW
-    resumed = httpx.get(f"{pair.dying}/metrics", timeout=10).text
-    assert 'halfmoon_resumed_streams_total{source="computed"} 1.0' in resumed
-
-
-def test_a_connection_that_breaks_costs_no_second_computation_at_the_same_conductor(
-    pair: Pair,
-) -> None:
-    reading = pair.read(pair.staying, {"idempotency-key": "dropped"}, {"temperature": 1})
-    first = [next(reading) for _ in range(9)]
-    reading.close()
-    rest = pair.events(pair.staying, "dropped", first[-1].id, temperature=1)
-    assert tokens_of(first, rest) == tokens_of(pair.events(pair.dying, "dropped", temperature=1))
-    metrics = httpx.get(f"{pair.staying}/metrics", timeout=10).text
-    assert 'halfmoon_resumed_streams_total{source="kept"} 1.0' in metrics

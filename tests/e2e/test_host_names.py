@@ -10,11 +10,6 @@ from tests.e2e.conftest import lone_conductor
 
 pytestmark = pytest.mark.e2e
 
-TENANTS = """
-[[tenants]]
-name = "lab"
-key_sha256 = ["{hash}"]
-"""
 REBOUND = {"host": "rebound.example:8000"}
 
 
@@ -49,15 +44,3 @@ def test_without_keys_no_port_answers_to_a_name_of_elsewhere(
         assert "--allowed-hosts rebound.example" in refused.json()["error"]["message"]
         for probe in (f"{told['url']}/health", f"{told['operators']}/health"):
             assert httpx.head(probe, headers=REBOUND, trust_env=False).status_code == 200
-
-
-def test_with_keys_any_name_is_answered_and_the_key_decides(tmp_path: Path) -> None:
-    file = tmp_path / "tenants.toml"
-    file.write_text(TENANTS.format(hash="0" * 64))
-    key = {"HALFMOON_CLUSTER_KEY": "a key of this cluster"}
-    with lone_conductor(tmp_path, "--tenants", str(file), environment=key) as process:
-        told = process.status
-        answers = statuses(told, REBOUND)
-        assert 421 not in answers.values()
-        assert answers[f"GET {told['url']}/v1/models"] == 401
-        assert answers[f"PUT {told['metadata']}?key=k"] == 401

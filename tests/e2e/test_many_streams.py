@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import socket
-from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -16,12 +15,9 @@ from tests.nightly import by_day
 
 pytestmark = pytest.mark.e2e
 
-#: Streams at a time with 20 candidates a token.
-N_STREAMS = int(os.environ.get("HALFMOON_STREAMS", "60"))
 #: Requests that are cancelled in all, and in one burst.
 N_CANCELS = int(os.environ.get("HALFMOON_CANCELS") or by_day(500, at_night=2000))
 N_IN_BURST = 250
-MODEL = "fake://tiny?step_s=0.02"
 
 
 class Stream:
@@ -69,27 +65,8 @@ class Stream:
         self.writer.transport.abort()
 
 
-@pytest.fixture(scope="module")
-def cluster(start_cluster: StartCluster) -> Any:
-    with start_cluster(MODEL, n_decode=2, n_kvstore=1) as cluster:
-        yield cluster
-
-
-def test_streams_with_candidates_that_all_hang_up_cost_no_worker(cluster: LiveCluster) -> None:
-    async def load(model: str) -> None:
-        streams = [
-            await Stream.ask(cluster, model=model, prompt=[7, i, 9], max_tokens=3000, logprobs=20)
-            for i in range(N_STREAMS)
-        ]
-        await asyncio.gather(*(stream.until_event(20) for stream in streams))
-        for stream in streams:
-            stream.hang_up()
-
-    nobody_is_lost(cluster, load)
-
-
-def test_thousands_of_cancels_in_bursts_cost_no_worker(cluster: LiveCluster) -> None:
-    async def load(model: str) -> None:
+def test_thousands_of_cancels_in_bursts_cost_no_worker(start_cluster: StartCluster) -> None:
+    async def load(cluster: LiveCluster, model: str) -> None:
         for burst in range(N_CANCELS // N_IN_BURST):
             streams = [
                 await Stream.ask(cluster, model=model, prompt=[burst, i % 900, 5], max_tokens=3000)
@@ -99,7 +76,13 @@ def test_thousands_of_cancels_in_bursts_cost_no_worker(cluster: LiveCluster) -> 
             for stream in streams:
                 stream.hang_up()
 
-    nobody_is_lost(cluster, load)
+    with start_cluster("fake://tiny?step_s=0.02", n_decode=2, n_kvstore=1) as cluster:
+        before, right = cluster.live(), ask(cluster)
+        asyncio.run(load(cluster, cluster.model))
+        assert ask(cluster) == right
+        cluster.until(lambda: not n_requests(cluster))
+        assert cluster.live() == before
+        assert not cluster.get("/debug/cluster")["gone"]
 
 
 def test_clients_that_read_nothing_hold_no_place_and_get_the_rest_when_they_read_on(
@@ -123,16 +106,6 @@ def test_clients_that_read_nothing_hold_no_place_and_get_the_rest_when_they_read
                 stream.hang_up()
 
         asyncio.run(load(cluster.model))
-
-
-def nobody_is_lost(cluster: LiveCluster, load: Callable[[str], Awaitable[None]]) -> None:
-    before = cluster.live()
-    right = ask(cluster)
-    asyncio.run(load(cluster.model))  # type: ignore[arg-type]
-    assert ask(cluster) == right
-    cluster.until(lambda: not n_requests(cluster))
-    assert cluster.live() == before
-    assert not cluster.get("/debug/cluster")["gone"]
 
 
 def n_requests(cluster: LiveCluster) -> int:

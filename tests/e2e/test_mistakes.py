@@ -3,9 +3,8 @@
 import json
 import os
 import shutil
+import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -14,10 +13,10 @@ from typing import NamedTuple
 
 import pytest
 
+from halfmoon_cli.up.embedded_cluster import ProcessSpec, ServiceProcess
 from halfmoon_conductor.settings import ConductorSettings
 from halfmoon_metadata.tcp_ports import free_port
 from halfmoon_runtime.healthcheck import STATUS_FILE
-from halfmoon_sandbox.bound_process import start_bound
 from halfmoon_testing.models.llama_folders import (
     llama_tensors,
     make_llama,
@@ -210,31 +209,19 @@ def test_the_rest_api_is_for_clients_and_may_listen_anywhere() -> None:
 
 
 @needs_programs("redis-server")
-@pytest.mark.parametrize("role", ["conductor", "prefill", "decode", "kvstore"])
 def test_a_service_whose_metadata_server_is_away_names_it_and_joins_once_it_is_there(
-    tmp_path: Path, role: str
+    tmp_path: Path,
 ) -> None:
     redis = RedisServer(tmp_path)
     redis.kill()
-    log = tmp_path / "log"
-    own = {
-        "conductor": ["--model", "fake://moon", "--http-port", str(free_port())],
-        "prefill": ["--model", "fake://moon", "--pool-mib", "8"],
-        "decode": ["--model", "fake://moon", "--pool-mib", "8"],
-        "kvstore": ["--capacity-mib", "1"],
-    }
-    words = ["--metadata", redis.url, "--metrics-port", "-1", *own[role]]
-    with log.open("wb") as sink:
-        process = start_bound(
-            [sys.executable, "-m", f"halfmoon_{role}", *words],
-            stdout=sink,
-            stderr=subprocess.STDOUT,
-        )
+    words = ("--metadata", redis.url, "--model", "fake://moon", "--http-port", str(free_port()))
+    spec = ProcessSpec("conductor-0", "conductor", (*words, "--metrics-port", "-1"))
+    process = ServiceProcess(spec, tmp_path)
 
     def line_with(event: str) -> str:
         deadline = time.monotonic() + 120
-        while not (found := [each for each in log.read_text().splitlines() if event in each]):
-            assert process.poll() is None and time.monotonic() < deadline, log.read_text()
+        while not (found := [each for each in process.last_lines(200) if event in each]):
+            assert process.exit_code is None and time.monotonic() < deadline, process.last_lines()
             time.sleep(0.05)
         return found[0]
 
@@ -245,6 +232,6 @@ def test_a_service_whose_metadata_server_is_away_names_it_and_joins_once_it_is_t
         line_with("metadata server is back")
         line_with("ready")
     finally:
-        process.kill()
+        process.signal(signal.SIGKILL)
         process.wait(20)
         redis.kill()

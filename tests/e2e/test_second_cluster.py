@@ -4,9 +4,6 @@ The server is the product's own over HTTP, without a token, as Redis and etcd ha
 """
 
 import os
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +12,6 @@ import pytest
 from halfmoon_metadata import MemoryStore, open_store
 from halfmoon_metadata.tcp_ports import free_port
 from halfmoon_runtime.membership import GENERATIONS
-from halfmoon_sandbox.bound_process import start_bound
 from tests.e2e.conftest import LiveCluster, StartCluster
 from tests.metadata.conftest import HttpServer
 from tests.programs import run_program
@@ -51,13 +47,6 @@ def cluster(first: LiveCluster) -> Iterator[LiveCluster]:
     assert first.ask(prompt, 2)[1] > 0
 
 
-def environment_of(key: str) -> dict[str, str]:
-    """Of `halfmoon up` of a second cluster."""
-    variables = {k: v for k, v in os.environ.items() if k != "HALFMOON_CLUSTER_KEY_FILE"}
-    own = {"COLUMNS": "300", "MODEL": FAKE, "PORT": str(free_port()), "HALFMOON_CLUSTER_KEY": key}
-    return {**variables, **own}
-
-
 def starts(cluster: LiveCluster) -> dict[str, bytes]:
     return open_store(cluster.metadata_url).list(GENERATIONS)
 
@@ -72,31 +61,14 @@ def starts(cluster: LiveCluster) -> dict[str, bytes]:
 def test_a_second_cluster_at_the_server_is_refused_and_the_first_one_loses_nothing(
     cluster: LiveCluster, tmp_path: Path, key: str, begins: str, reason: str
 ) -> None:
+    variables = {k: v for k, v in os.environ.items() if k != "HALFMOON_CLUSTER_KEY_FILE"}
+    own = {"COLUMNS": "300", "MODEL": FAKE, "PORT": str(free_port()), "HALFMOON_CLUSTER_KEY": key}
     ended = run_program(
         *("halfmoon_cli", "up", "--metadata", cluster.metadata_url),
-        joined=True, timeout_s=300, env=environment_of(key), cwd=tmp_path,
+        joined=True, timeout_s=300, env={**variables, **own}, cwd=tmp_path,
     )  # fmt: skip
     lines = ended.stdout.strip().splitlines()
     assert ended.returncode == 2 or (key == FIRST and ended.returncode), lines
     assert len(lines) == 1 or key == FIRST, lines
     assert lines[-1].startswith(begins) and reason in lines[-1] and "--cluster NAME" in lines[-1]
     assert "Traceback" not in ended.stdout
-
-
-def test_a_cluster_with_a_name_of_its_own_shares_the_server(
-    cluster: LiveCluster, tmp_path: Path
-) -> None:
-    output = tmp_path / "output"
-    words = ["up", "--metadata", cluster.metadata_url, "--cluster", "east"]
-    with output.open("wb") as sink:
-        second = start_bound(
-            [sys.executable, "-m", "halfmoon_cli", *words],
-            env=environment_of(SECOND), cwd=tmp_path, stdout=sink, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-    try:
-        cluster.until(lambda: "Ctrl-C stops it" in output.read_text() or second.poll())
-        assert second.poll() is None, output.read_text()
-        assert all(count == b"1" for count in starts(cluster).values())
-    finally:
-        second.send_signal(signal.SIGTERM)
-        second.wait(60)

@@ -253,22 +253,6 @@ def test_a_clients_trace_goes_on_here_and_its_word_on_sampling_is_obeyed(
     assert not collector.trace("ab" * 16)
 
 
-def test_each_choice_is_a_generation_and_a_stop_string_no_failure(
-    cluster: LiveCluster, collector: Collector
-) -> None:
-    body = {"model": cluster.model, "prompt": [1, 2, 3], "max_tokens": 500}
-    answer = cluster.post("/v1/completions", **body, n=2, seed=5, stop=" t")
-    trace_id = trace_id_of(answer)
-    collector.until(lambda: [s.name for s in collector.trace(trace_id)].count("decode") == 2)
-    spans = collector.whole(trace_id)
-    request = by_name(spans)["POST /v1/completions"]
-    generations = [span for span in spans if span.name == "text_completion slow"]
-    assert [span.parent_id for span in generations] == [request.span_id] * 2
-    assert not any(span.failed for span in spans)
-    assert all("closed by the reader" in span.events for span in generations)
-    assert all("cancelled" in span.events for span in spans if span.name in ("try", "decode"))
-
-
 def test_a_refused_request_says_why(cluster: LiveCluster, collector: Collector) -> None:
     answer = complete(cluster, list(range(900)), 5, **{"x-ttft-slo-s": "0.000001"})
     assert answer.status_code == 429
