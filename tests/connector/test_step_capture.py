@@ -1,4 +1,4 @@
-"""Blocks are captured whole, or not at all."""
+"""Blocks are captured whole, or not at all; a pool's rows are the same in any memory."""
 
 from collections.abc import Iterable
 from itertools import pairwise
@@ -16,6 +16,7 @@ from halfmoon_protocol.regions import Region
 from halfmoon_transfer.regions.region_table import Memory
 from halfmoon_vllm.block_staging import BlockStaging
 from halfmoon_vllm.connector_counts import ConnectorCounts
+from halfmoon_vllm.head_rows import HeadRows
 from halfmoon_vllm.step_capture import StepCapture
 from halfmoon_vllm.step_orders import StoreOrder
 
@@ -125,3 +126,28 @@ def test_the_smallest_staging_memory_serves_loads_and_stores(n_pages: int) -> No
     assert len(staging.take_for_load(5)) == n_pages
     assert staging.take_for_store() is None
     assert staging.take_for_load(5) == []
+
+
+HALVED = KvLayout(model="m", n_layers=2, n_kv_heads=4, head_dim=8, dtype="bfloat16", block_size=16)
+N_PAGES = 3
+
+
+def test_a_tensor_is_a_pool_of_the_same_bytes_as_memory_of_the_host() -> None:
+    on_host = bytearray(N_PAGES * HALVED.block_bytes)
+    on_device = torch.zeros(N_PAGES * HALVED.block_bytes + 7, dtype=torch.uint8)
+    pools = [HeadRows(memory, HALVED, 1, 2) for memory in (memoryview(on_host), on_device)]
+    assert [pool.n_pages for pool in pools] == [N_PAGES, N_PAGES]
+    rows = torch.tensor([0, 5, 2 * HALVED.n_layers * 2 * HALVED.block_size + 3])
+    keys = torch.arange(48, dtype=torch.bfloat16).view(3, 2, 8)
+    for pool in pools:
+        assert pool.device == torch.device("cpu")
+        pool.write(1, rows, keys, -keys)
+        read = pool.read(1, rows)
+        assert torch.equal(read[0], keys) and torch.equal(read[1], -keys)
+    assert bytes(on_device[: len(on_host)].numpy()) == bytes(on_host)
+    assert any(on_host)
+
+
+def test_a_tensor_without_a_page_is_refused() -> None:
+    with pytest.raises(ValueError, match=f"holds no page of {HALVED.block_bytes}"):
+        HeadRows(torch.zeros(HALVED.block_bytes - 1, dtype=torch.uint8), HALVED, 0, 4)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from halfmoon_testing.models.tiny_models import make_tiny_model
-from tests.engine.driver import EngineOf, Reference, Tiny, open_tiny
+from tests.engine.driver import EngineOf, Reference, Tiny, generated, open_tiny
 
 #: Choices of `open_engine`'s option `native` that each test of an engine's arithmetic runs with.
 NATIVE_CHOICES = (
@@ -21,9 +21,6 @@ NATIVE_CHOICES = (
         ),
     ),
 )
-
-#: Options of transformers' `generate`.
-GREEDY = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
 
 
 @pytest.fixture(scope="session")
@@ -56,13 +53,7 @@ def reference(tiny: Tiny) -> Reference:
                 models[arch] = transformers.AutoModelForCausalLM.from_pretrained(
                     tiny(arch), attn_implementation="eager"
                 )
-            ids = torch.tensor([list(prompt)])
-            out = models[arch].generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                **{**GREEDY, "max_new_tokens": n, **options},
-            )
-            known[key] = out[0, len(prompt) :].tolist()
+            known[key] = generated(models[arch], prompt, n, **options)
         return known[key]
 
     return generate

@@ -22,6 +22,16 @@ def prompt_of(n: int) -> list[int]:
     return [dice.randrange(3, 384) for _ in range(n)]
 
 
+def generated(model: Any, prompt: Sequence[int], n: int, **options: Any) -> list[int]:
+    """Greedy output of `generate` of a model of transformers, with its options."""
+    import torch
+
+    ids = torch.tensor([list(prompt)])
+    usual = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0, "max_new_tokens": n}
+    out = model.generate(ids, attention_mask=torch.ones_like(ids), **{**usual, **options})
+    return [int(token) for token in out[0, len(prompt) :]]
+
+
 def open_tiny(folder: Path | str, **options: Any) -> Any:
     """An engine in float32 on one thread, unless options say otherwise."""
     usual = {"block_size": 16, "dtype": "float32", "device": "cpu", "threads": 1}
@@ -31,11 +41,22 @@ def open_tiny(folder: Path | str, **options: Any) -> Any:
 class Driver:
     """An engine over a pool of its own, with pages handed out in random order."""
 
-    def __init__(self, engine: Engine | ChainedEngine, n_tokens: int, seed: int = 0) -> None:
+    #: Whether its runs say that they go on where the engine left off.
+    continues = False
+
+    def __init__(
+        self,
+        engine: Engine | ChainedEngine,
+        n_tokens: int,
+        seed: int = 0,
+        new_pool: Callable[[int], Any] = bytearray,
+    ) -> None:
         self.engine: Any = engine
         self.n_pages = engine.layout.blocks_for(n_tokens) + 8
+        n_bytes = self.n_pages * engine.layout.block_bytes
+        self.pool = new_pool(n_bytes)
         # Garbage that no correct computation survives: the pool's unused slots are NaN.
-        self.pool = bytearray(b"\xff" * (self.n_pages * engine.layout.block_bytes))
+        self.pool[:] = b"\xff" * n_bytes
         engine.attach(memoryview(self.pool))
         self._free = list(range(self.n_pages))
         random.Random(seed).shuffle(self._free)
@@ -73,7 +94,8 @@ class Driver:
             last = start + len(part) == len(tokens)
             masked = stopping.masked_after(len(tokens) - len(prompt)) if stopping else ()
             draw = Draw(sampling, tuple(tokens), len(prompt), masked=masked) if last else None
-            (token,) = self.engine.forward([Run(part, start, own, draw)])
+            goes_on = self.continues and start > cached
+            (token,) = self.engine.forward([Run(part, start, own, draw, goes_on)])
             start += len(part)
             if last:
                 assert isinstance(token, int)

@@ -1,5 +1,7 @@
-"""The precision that "auto" stands for follows from checkpoint, processor, extension and memory."""
+"""Of a checkpoint follow the precision that "auto" stands for, and a fingerprint of its files."""
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -7,12 +9,16 @@ import pytest
 import transformers as untyped_transformers
 
 from halfmoon_engine.checkpoints import compute_dtype
+from halfmoon_engine.checkpoints import fingerprint as module
 from halfmoon_engine.checkpoints.compute_dtype import FLOAT32_SHARE, choose_dtype, saved_dtype
+from halfmoon_engine.checkpoints.fingerprint import fingerprint
 from halfmoon_engine.checkpoints.model_folder import open_model_folder
 from halfmoon_engine.load import load_engine
 from halfmoon_engine.processor_features import parse_cpuinfo, processor_features
+from halfmoon_models.errors import ModelNotFound
 from halfmoon_protocol.kv_layout import DType
 from halfmoon_testing.models.llama_folders import make_llama
+from halfmoon_testing.models.tiny_models import make_tiny_model
 from tests.engine.driver import Tiny
 
 transformers: Any = untyped_transformers
@@ -68,12 +74,6 @@ def test_float32_weights_may_take_a_share_of_the_memory_and_no_more() -> None:
     assert [choice.dtype for choice in choices] == ["float32", "bfloat16"]
 
 
-def test_a_choice_says_why_and_how_to_override_it() -> None:
-    for memory in (64 * GIB, 8 * GIB):
-        reason = chosen(AVX2, memory).reason
-        assert "no bfloat16 instructions" in reason and "set --dtype" in reason
-
-
 def test_features_are_those_that_all_processors_have() -> None:
     text = "processor : 0\nflags\t\t: sse2 avx2 amx_bf16\n\nprocessor : 1\nflags : sse2 avx2\n"
     assert parse_cpuinfo(text) == frozenset({"sse2", "avx2"})
@@ -127,3 +127,64 @@ def test_the_precision_of_a_checkpoint_is_its_configs_or_all_tensors(tmp_path: P
     assert saved("torch", torch_dtype="bfloat16", dtype=None) == "bfloat16"
     assert saved("new", dtype="float16") == "float16"
     assert saved("none", torch_dtype=None, dtype=None) == "float32"
+
+
+@pytest.fixture
+def copy(tiny: Tiny, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(tiny("llama"), tmp_path / "copy"))
+
+
+@pytest.fixture(params=["whole files", "samples"])
+def hashed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "samples":
+        monkeypatch.setattr(module, "WHOLE_BYTES", 0)
+    return str(request.param)
+
+
+def test_copies_are_equal_others_are_not(
+    hashed: str, tiny: Tiny, copy: Path, tmp_path: Path
+) -> None:
+    original = fingerprint(tiny("llama"))
+    assert len(original) == 32
+    assert fingerprint(copy) == original
+    assert fingerprint(make_tiny_model("llama", tmp_path / "other", seed=2)) != original
+
+
+def test_a_changed_bit_in_a_tensor_changes_it(hashed: str, copy: Path) -> None:
+    before = fingerprint(copy)
+    weights = copy / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    assert fingerprint(copy) != before
+
+
+def test_config_counts_but_not_its_dtype_or_software(copy: Path) -> None:
+    before = fingerprint(copy)
+    path = copy / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({**config, "dtype": "bfloat16", "transformers_version": "9"}))
+    assert fingerprint(copy) == before
+    path.write_text(json.dumps({**config, "rms_norm_eps": 0.1}))
+    assert fingerprint(copy) != before
+
+
+def test_tokenizer_and_stray_files_do_not_count(copy: Path) -> None:
+    before = fingerprint(copy)
+    (copy / "tokenizer.json").write_text("{}")
+    (copy / "consolidated.safetensors").write_bytes(b"x")
+    assert fingerprint(copy) == before
+
+
+def test_an_index_names_the_files(copy: Path) -> None:
+    index = {"weight_map": {"a": "model.safetensors", "b": "missing.safetensors"}}
+    (copy / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ModelNotFound, match=r"lacks missing\.safetensors"):
+        fingerprint(copy)
+
+
+def test_a_broken_weights_file_is_refused(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "WHOLE_BYTES", 0)
+    (copy / "model.safetensors").write_bytes(b"\xff" * 100)
+    with pytest.raises(ModelNotFound, match="not a safetensors file"):
+        fingerprint(copy)

@@ -1,17 +1,27 @@
-"""The fake engine: its tokens depend on every byte of KV, and on nothing else."""
+"""The fake engine: its tokens depend on every byte of KV, on nothing else, and not on torch.
+
+Fakes of all stages compute together what one fake engine of all layers computes.
+"""
 
 import random
+import subprocess
+import sys
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from halfmoon_engine.errors import BadEngineStage
 from halfmoon_engine.fake_engine import FakeEngine, FakeModelSpec, parse_fake_spec
-from halfmoon_engine.interface import Draw, Run
+from halfmoon_engine.interface import Draw, Run, StageActivations
+from halfmoon_engine.load import open_engine
 from halfmoon_models.errors import BadEngineSpec
 from halfmoon_protocol.sampling import Sampling
+from halfmoon_testing.models.llama_folders import make_llama
+from tests.engine.chained_engine import ChainedEngine
 
 GREEDY = Sampling(temperature=0.0)
 
@@ -105,20 +115,6 @@ def test_any_changed_byte_of_a_sequences_kv_changes_its_next_token(data: st.Data
     assert bad != good
 
 
-def test_bytes_outside_a_sequence_do_not_matter() -> None:
-    engine, pool = attached(n_pages=4)
-    prompt = list(range(20))
-    engine.forward([Run(prompt, 0, [3, 1], None)])
-    layout = engine.layout
-    for page in (0, 2):
-        pool[page * layout.block_bytes : (page + 1) * layout.block_bytes] = (
-            layout.block_bytes * b"\xff"
-        )
-    first = engine.expected(prompt, 1)[0]
-    (second,) = engine.forward([Run([first], 20, [3, 1], Draw(GREEDY))])
-    assert second == engine.expected(prompt, 2)[1]
-
-
 def test_blocks_in_each_others_place_change_the_output() -> None:
     engine, _ = attached()
     prompt = list(range(32))
@@ -128,24 +124,6 @@ def test_blocks_in_each_others_place_change_the_output() -> None:
     wrong = engine.forward([Run([first], 32, [1, 0, 2], Draw(GREEDY))])
     assert right == engine.expected(prompt, 2)[1:]
     assert wrong != right
-
-
-def test_a_draw_depends_on_seed_position_and_history_only() -> None:
-    engine, _ = attached()
-    prompt = [5, 6, 7]
-    sampling = Sampling(temperature=1.0, seed=3)
-    once = engine.expected(prompt, 20, sampling=sampling)
-    assert once == engine.expected(prompt, 20, sampling=sampling)
-    assert once != engine.expected(prompt, 20, sampling=Sampling(temperature=1.0, seed=4))
-    assert once != engine.expected(prompt, 20)
-    resumed = engine.expected(prompt + once[:9], 11, sampling=sampling, n_prompt=3)
-    assert resumed == once[9:]
-
-
-def test_models_of_different_seeds_have_different_fingerprints_and_tokens() -> None:
-    one, two = FakeEngine(FakeModelSpec(seed=1)), FakeEngine(FakeModelSpec(seed=2))
-    assert one.layout.model != two.layout.model
-    assert one.expected([1, 2], 8) != two.expected([1, 2], 8)
 
 
 def test_a_spec_names_every_field() -> None:
@@ -175,10 +153,147 @@ def test_a_bad_spec_is_refused_by_name(spec: str, named: str) -> None:
         parse_fake_spec(spec)
 
 
-def test_a_step_spreads_its_seconds_over_the_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+WITHOUT_LIBRARIES = """
+import sys
+for name in ("torch", "transformers", "tokenizers", "safetensors"):
+    sys.modules[name] = None
+import halfmoon_engine, halfmoon_engine.interface, halfmoon_engine.fake_engine
+import halfmoon_testing.models.tiny_models
+from halfmoon_models.errors import UnsupportedModel
+from halfmoon_engine.load import open_engine
+engine = open_engine("fake://tiny?vocab=7", block_size=16, served_name="moon")
+assert engine.name == "moon" and engine.layout.block_size == 16
+try: open_engine(sys.argv[1], block_size=16)
+except UnsupportedModel as error: print(error)
+"""
+
+
+def test_a_fake_engine_and_a_refusal_need_no_torch(tmp_path: Path) -> None:
+    make_llama(tmp_path, quantization_config={"quant_method": "awq"})
+    command = [sys.executable, "-c", WITHOUT_LIBRARIES, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "AWQ" in done.stdout
+
+
+DRAW = Draw(Sampling(temperature=0.0))
+MODEL = FakeModelSpec(layers=6, max_context=512, vocab=2**32)
+N_PAGES = 40
+
+
+def chain(n_stages: int, model: FakeModelSpec = MODEL) -> tuple[ChainedEngine, bytearray]:
+    stages = [FakeEngine(model, stage_index=i, n_stages=n_stages) for i in range(n_stages)]
+    engine = ChainedEngine(stages)
+    pool = bytearray(N_PAGES * engine.layout.block_bytes)
+    engine.attach(memoryview(pool))
+    return engine, pool
+
+
+def prefill(engine: ChainedEngine | FakeEngine, prompt: list[int], edges: list[int]) -> object:
+    """Compute a prompt in chunks on pages in a random order; return the token that follows."""
+    pages = random.Random(3).sample(range(N_PAGES), engine.layout.blocks_for(len(prompt)))
+    token: object = None
+    for start, end in pairwise(edges):
+        draw = DRAW if end == len(prompt) else None
+        (token,) = engine.forward([Run(prompt[start:end], start, pages, draw)])
+    return token
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    prompt=st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=120),
+    cuts=st.lists(st.integers(1, 119), max_size=4),
+    n_stages=st.sampled_from([1, 2, 3, 6]),
+)
+def test_chained_stages_draw_the_token_and_write_the_kv_of_one_engine(
+    prompt: list[int], cuts: list[int], n_stages: int
+) -> None:
+    edges = sorted({0, len(prompt), *(cut for cut in cuts if cut < len(prompt))})
+    engine, pool = chain(n_stages)
+    whole = FakeEngine(MODEL)
+    expected_pool = bytearray(len(pool))
+    whole.attach(memoryview(expected_pool))
+    assert prefill(engine, prompt, edges) == prefill(whole, prompt, edges)
+    assert pool == expected_pool
+    assert whole.expected(prompt, 1) == [prefill(engine, prompt, edges)]
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_any_changed_byte_of_activations_changes_the_token(data: st.DataObject) -> None:
+    prompt, pages = list(range(40)), [0, 1, 2]
+    first, last = (FakeEngine(MODEL, stage_index=i, n_stages=2) for i in range(2))
+    for engine in (first, last):
+        engine.attach(memoryview(bytearray(3 * engine.layout.block_bytes)))
+    between = bytearray(30 * first.stage.activation_bytes)
+    for start, end in ((0, 10), (10, 40)):
+        size = (end - start) * first.stage.activation_bytes
+        rows = memoryview(between)[:size]
+        first.forward(
+            [Run(prompt[start:end], start, pages, None)], activations=StageActivations(None, rows)
+        )
+        draw = DRAW if end == 40 else None
+        run = Run(prompt[start:end], start, pages, draw)
+        (token,) = last.forward([run], activations=StageActivations(rows, None))
+    assert token == FakeEngine(MODEL).expected(prompt, 1)[0]
+    at = data.draw(st.integers(0, len(between) - 1), "byte")
+    between[at] ^= data.draw(st.integers(1, 255), "flipped bits")
+    (changed,) = last.forward([run], activations=StageActivations(memoryview(between), None))
+    assert changed != token
+
+
+def test_a_stage_takes_its_share_of_the_simulated_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     monkeypatch.setattr("time.sleep", slept.append)
-    engine = FakeEngine(FakeModelSpec(step_s=0.01, token_s=0.001, layers=4))
+    engine = FakeEngine(FakeModelSpec(step_s=0.01, token_s=0.001, layers=4), n_stages=2)
+    assert engine.stage.n_layers == 1
     engine.attach(memoryview(bytearray(4 * engine.layout.block_bytes)))
-    engine.forward([Run([1] * 30, 0, [0, 1], None)])
-    assert slept == pytest.approx([0.01] * 4)
+    rows = memoryview(bytearray(30 * engine.stage.activation_bytes))
+    engine.forward([Run([1] * 30, 0, [0, 1], None)], activations=StageActivations(None, rows))
+    assert slept == pytest.approx([0.01])
+
+
+@pytest.mark.parametrize(
+    ("index", "n_stages", "named"),
+    [
+        (2, 2, "stage 2 of 2 does not exist: stages are 0 to 1"),
+        (-1, 2, "stage -1 of 2"),
+        (0, 0, "n_stages is 0"),
+        (0, 7, "n_stages is 7: the model has 6 layers.*choose at most 6"),
+    ],
+)
+def test_a_stage_that_can_not_be_is_refused_by_name(index: int, n_stages: int, named: str) -> None:
+    with pytest.raises(BadEngineStage, match=named):
+        open_engine("fake://tiny?layers=6", block_size=16, stage_index=index, n_stages=n_stages)
+
+
+def rows(n_bytes: int, *, readonly: bool = False) -> memoryview:
+    return memoryview(bytes(n_bytes)) if readonly else memoryview(bytearray(n_bytes))
+
+
+@pytest.mark.parametrize(
+    ("index", "draw", "activations", "named"),
+    [
+        (
+            0,
+            DRAW,
+            StageActivations(None, rows(48)),
+            "run 0 wants a token.*of stage 0.*stage 2",
+        ),
+        (0, None, None, "stage 0 of 3 needs outgoing activations of 48 bytes, none"),
+        (0, None, StageActivations(rows(48), rows(48)), "stage 0 of 3 has no incoming"),
+        (1, None, StageActivations(None, rows(48)), "stage 1 of 3 needs incoming"),
+        (1, None, StageActivations(rows(47), rows(48)), "48 contiguous bytes of incoming.*47 were"),
+        (1, None, StageActivations(rows(48), rows(96)), "48 contiguous bytes of outgoing.*96 were"),
+        (1, None, StageActivations(rows(48), rows(96)[::2]), "contiguous bytes of outgoing"),
+        (1, None, StageActivations(rows(48), rows(48, readonly=True)), "read-only"),
+        (2, DRAW, StageActivations(rows(48), rows(48)), "stage 2 of 3 has no outgoing"),
+    ],
+)
+def test_activations_that_do_not_fit_are_refused_by_name(
+    index: int, draw: Draw | None, activations: StageActivations | None, named: str
+) -> None:
+    engine = FakeEngine(MODEL, stage_index=index, n_stages=3)
+    engine.attach(memoryview(bytearray(engine.layout.block_bytes)))
+    with pytest.raises(ValueError, match=named):
+        engine.forward([Run([1, 2, 3], 0, [0], draw)], activations=activations)

@@ -1,14 +1,16 @@
-"""What a grammar may cost: its own request, and nothing of anybody else's."""
+"""An answer keeps to its grammar, which costs its own request, and nothing of anybody else's."""
 
 import json
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
+from tokenizers import Tokenizer
 
 from halfmoon_engine.interface import (
     Draw,
@@ -24,6 +26,7 @@ from halfmoon_models.tokenizer.tokenizer_builder import build_tokenizer
 from halfmoon_protocol.sampling import MAX_GRAMMAR_CPU_S, Sampling
 from halfmoon_sandbox import Child
 from halfmoon_testing.models.byte_tokenizer import EOS_TOKEN_IDS
+from halfmoon_testing.models.tiny_models import make_tiny_model
 from tests.engine.driver import Driver, Tiny, open_tiny
 
 PROMPT = list(range(20, 60))
@@ -132,19 +135,6 @@ def child_of(grammars: GrammarMasks, text: str) -> int:
     return child.pid
 
 
-def test_an_answer_goes_on_when_its_process_is_killed(grammars: GrammarMasks) -> None:
-    text = 'start: "a" "b" "c"'
-    scratch, history = SequenceState(), list(PROMPT)
-    for letter in "abc":
-        draw = Draw(Sampling(grammar=text), tuple(history), len(PROMPT), state=scratch)
-        mask = mask_of(grammars, draw)
-        (token,) = mask.nonzero()[0]
-        history.append(int(token))
-        if letter == "b":
-            grammars._processes[text].close()
-    assert len(set(history[len(PROMPT) :])) == 3
-
-
 def test_a_process_that_others_used_may_die_once_of_what_they_left(grammars: GrammarMasks) -> None:
     text = 'start: "a" | "b"'
     expected = mask_of(grammars, draw_of(text))
@@ -167,16 +157,11 @@ def kill_fresh_processes(monkeypatch: pytest.MonkeyPatch, n: int) -> None:
     monkeypatch.setattr(Child, "begin", begin_and_die)
 
 
-def test_a_grammar_is_not_blamed_for_a_process_that_is_killed(
-    grammars: GrammarMasks, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kill_fresh_processes(monkeypatch, 1)
-    assert not isinstance(mask_of(grammars, draw_of('start: "a"')), GrammarFailed)
-
-
 def test_a_grammar_whose_processes_are_all_killed_fails_for_now_and_is_tried_again_later(
     grammars: GrammarMasks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    kill_fresh_processes(monkeypatch, 1)
+    assert not isinstance(mask_of(grammars, draw_of('start: "b"')), GrammarFailed)
     kill_fresh_processes(monkeypatch, 2)
     failed = mask_of(grammars, draw_of('start: "a"'))
     assert isinstance(failed, GrammarFailed)
@@ -257,3 +242,125 @@ def test_more_grammars_than_processes_are_all_followed(
         grammars.wait_for_masks(masks, 1.0)
     assert not any(isinstance(mask.result, GrammarFailed) for mask in masks)
     assert sum(process.child is not None for process in grammars._processes.values()) <= 2
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "size": {"type": "integer", "minimum": 0, "maximum": 999},
+        "tags": {"type": "array", "items": {"enum": ["wet", "dry"]}, "maxItems": 2},
+        "é": {"type": ["boolean", "null"]},
+    },
+    "required": ["name", "size", "tags", "é"],
+    "additionalProperties": False,
+    "x-guidance": {"whitespace_flexible": False},
+}
+GRAMMAR = f"start: %json {json.dumps(SCHEMA)}"
+TextOf = Callable[[Sequence[int]], str]
+
+
+@pytest.fixture(scope="module")
+def writer(tiny: Tiny) -> Any:
+    return Driver(open_tiny(tiny("llama")), 4096)
+
+
+@pytest.fixture(scope="module")
+def text_of(tiny: Tiny) -> TextOf:
+    tokenizer = Tokenizer.from_file(str(tiny("llama") / "tokenizer.json"))
+    return lambda tokens: str(tokenizer.decode(list(tokens)))
+
+
+def chosen(engine: Any, runs: Sequence[Run]) -> list[TokenResult | None]:
+    """What a forward chooses, with what was late at first."""
+    result: list[TokenResult | None] = engine.forward(runs)
+    while late := {i: each for i, each in enumerate(result) if isinstance(each, PendingToken)}:
+        for i, each in zip(late, engine.finish([*late.values()], 0.02), strict=True):
+            result[i] = each
+    return result
+
+
+def answer(
+    writer: Any, sampling: Sampling, *, most: int = 400, scratch: SequenceState | None = None
+) -> list[int]:
+    """Tokens until an end token, which is left out."""
+    tokens, pages, start = list(PROMPT), writer.pages_for(len(PROMPT) + most), 0
+    while len(tokens) < len(PROMPT) + most:
+        draw = Draw(sampling, tuple(tokens), len(PROMPT), state=scratch)
+        (token,) = chosen(writer.engine, [Run(tokens[start:], start, pages, draw)])
+        start = len(tokens)
+        assert isinstance(token, int)
+        if token in EOS_TOKEN_IDS:
+            break
+        tokens.append(token)
+    writer.free(pages)
+    return tokens[len(PROMPT) :]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+@pytest.mark.parametrize("seed", range(4))
+def test_random_weights_write_json_of_the_schema(
+    tmp_path: Path, text_of: TextOf, seed: int, temperature: float
+) -> None:
+    folder = make_tiny_model("qwen3" if seed % 2 else "llama", tmp_path, seed=10 + seed)
+    engine = open_tiny(folder)
+    sampling = Sampling(temperature=temperature, seed=seed, grammar=GRAMMAR)
+    said = text_of(answer(Driver(engine, 1024), sampling, scratch=SequenceState()))
+    jsonschema.validate(json.loads(said), SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "ends"), [('start: "moon" "!"*', False), ('start: "moon"', True)]
+)
+def test_an_end_that_comes_too_early_is_masked_unless_the_grammar_leaves_nothing_else(
+    writer: Any, grammar: str, ends: bool
+) -> None:
+    words = answer(writer, Sampling(temperature=0.0, grammar='start: "moon"'), most=40)
+    biases = tuple((token, 100.0) for token in EOS_TOKEN_IDS)
+    sampling = Sampling(temperature=0.0, grammar=grammar, logit_bias=biases)
+    tokens, pages = [*PROMPT, *words], writer.pages_for(len(PROMPT) + len(words))
+    draw = Draw(sampling, tokens, len(PROMPT), masked=EOS_TOKEN_IDS)
+    (token,) = chosen(writer.engine, [Run(tokens, 0, pages, draw)])
+    assert (token in EOS_TOKEN_IDS) is ends
+    writer.free(pages)
+
+
+def test_a_matcher_made_anew_goes_on_as_the_kept_one(writer: Any) -> None:
+    sampling = Sampling(temperature=1.0, seed=5, grammar=GRAMMAR)
+    kept = answer(writer, sampling, scratch=SequenceState())
+    assert kept == answer(writer, sampling)
+    assert len(kept) > 10
+
+
+def drawn(writer: Any, draws: Sequence[Draw]) -> list[TokenResult | None]:
+    """What each of these chooses behind a prompt of its own, all in one forward."""
+    prompts = [PROMPT[i:] for i in range(len(draws))]
+    pages = [writer.pages_for(len(prompt)) for prompt in prompts]
+    runs = [Run(p, 0, at, d) for p, at, d in zip(prompts, pages, draws, strict=True)]
+    outcomes = chosen(writer.engine, runs)
+    for each in pages:
+        writer.free(each)
+    return outcomes
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_others_of_a_batch_draw_as_they_would_alone(writer: Any, temperature: float) -> None:
+    free = Draw(Sampling(temperature=temperature, seed=3))
+    bound = Draw(Sampling(temperature=0.0, grammar=GRAMMAR), PROMPT, len(PROMPT))
+    broken = Draw(Sampling(grammar="start: ("), PROMPT, len(PROMPT))
+    alone, mixed = drawn(writer, [free] * 4), drawn(writer, [free, bound, broken, free])
+    assert (mixed[0], mixed[3]) == (alone[0], alone[3])
+    assert mixed[1] is not None and mixed[1] != alone[1]
+    assert isinstance(mixed[2], GrammarFailed) and mixed[2].invalid
+
+
+def test_an_answer_outside_its_grammar_gets_no_token(writer: Any) -> None:
+    outside = Draw(Sampling(grammar='start: "{}"'), PROMPT, len(PROMPT) - 1)
+    (outcome,) = drawn(writer, [outside])
+    assert isinstance(outcome, GrammarFailed) and not outcome.invalid
+
+
+def test_a_bias_against_what_must_come_changes_nothing(writer: Any, text_of: TextOf) -> None:
+    biases = tuple((token, -100.0) for token in range(3, 300))
+    sampling = Sampling(temperature=0.0, grammar='start: "moon"', logit_bias=biases)
+    assert text_of(answer(writer, sampling, most=20)) == "moon"

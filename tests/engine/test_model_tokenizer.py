@@ -37,12 +37,6 @@ def config_of(folder: Path) -> dict[str, Any]:
     return content
 
 
-def test_the_tokenizer_of_a_tiny_model_is_transformers(folder: Path) -> None:
-    read = read_model_tokenizer(folder, config_of(folder))
-    assert read is not None
-    assert set(read.end_tokens) == {0, 2}
-
-
 def test_a_text_that_becomes_other_tokens_is_refused_by_name(folder: Path) -> None:
     theirs = AutoTokenizer.from_pretrained(folder)
     ours = build_tokenizer(folder)

@@ -150,11 +150,6 @@ def test_tokens_of_small_files_are_transformers(folder: Path, name: str, class_n
     assert_equal(folder)
 
 
-def test_a_token_of_the_config_alone_is_one_token(folder: Path) -> None:
-    write(folder, "tokenizer_config.json", _SMALL_FILES["decoder"]["tokenizer_config.json"])
-    assert len(build_tokenizer(folder).fast.encode("<|new|> x").ids) <= 3
-
-
 def _llama2(content: dict[str, Any]) -> None:
     """A vocabulary with byte tokens, and the normalizer of old conversions."""
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
@@ -174,30 +169,30 @@ def _llama2(content: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model_type", "prefix", "legacy"),
+    ("model_type", "class_name", "more"),
     [
-        ("llama", None, None), ("llama", True, True), ("llama", True, False),
-        ("llama", False, True), ("mistral", None, None), ("phi3", False, None),
+        *(
+            (kind, "LlamaTokenizer", {"add_prefix_space": prefix, "legacy": legacy})
+            for kind, prefix, legacy in (
+                ("llama", None, None), ("llama", True, True), ("llama", True, False),
+                ("llama", False, True), ("mistral", None, None), ("phi3", False, None),
+            )
+        ),
+        *(
+            ("llama", name, {})
+            for name in (
+                "GemmaTokenizer", "GemmaTokenizerFast", "CodeLlamaTokenizer", "LlamaTokenizerFast",
+                "Unknown",
+            )
+        ),
     ],
 )  # fmt: skip
-def test_a_llama_tokenizer_prefixes_spaces_as_transformers_does(
-    folder: Path, model_type: str, prefix: bool | None, legacy: bool | None
+def test_a_tokenizer_of_byte_tokens_prefixes_spaces_as_transformers_does(
+    folder: Path, model_type: str, class_name: str, more: dict[str, Any]
 ) -> None:
     edit(folder, _llama2)
     write(folder, "config.json", {"model_type": model_type})
-    config = {"tokenizer_class": "LlamaTokenizer", "add_prefix_space": prefix, "legacy": legacy}
-    write(folder, "tokenizer_config.json", config)
-    assert_equal(folder)
-
-
-@pytest.mark.parametrize(
-    "class_name",
-    ["GemmaTokenizer", "GemmaTokenizerFast", "CodeLlamaTokenizer", "LlamaTokenizerFast", "Unknown"],
-)
-def test_other_classes_with_byte_tokens(folder: Path, class_name: str) -> None:
-    edit(folder, _llama2)
-    write(folder, "config.json", LLAMA)
-    write(folder, "tokenizer_config.json", {"tokenizer_class": class_name})
+    write(folder, "tokenizer_config.json", {"tokenizer_class": class_name, **more})
     assert_equal(folder)
 
 

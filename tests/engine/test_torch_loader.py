@@ -94,23 +94,9 @@ def test_a_config_of_more_parts_than_the_files_can_have_ends_early(tmp_path: Pat
     assert "describes a model of" in line
 
 
-def test_a_config_that_breaks_transformers_is_one_line(tmp_path: Path) -> None:
-    cases: tuple[dict[str, Any], ...] = (
-        {"get_text_config": 5},
-        {"hidden_act": "no such function"},
-        {"rope_parameters": {"rope_type": "yarn", "factor": "four", "rope_theta": 1e4}},
-        {"layer_types": ["full_attention"] * 7},
-        {"attention_bias": {"a": []}},
-    )
-    for number, changes in enumerate(cases):
-        folder = make_llama(tmp_path / str(number), **changes)
-        line = refusal(folder, ModelError)
-        assert line.isprintable(), line
-
-
-def test_a_vocabulary_of_another_size_than_the_files_is_refused(tmp_path: Path) -> None:
-    refusal(make_llama(tmp_path / "less", vocab_size=16))
-    refusal(make_llama(tmp_path / "more", vocab_size=64))
+def test_a_type_that_transformers_does_not_know_is_named(tmp_path: Path) -> None:
+    line = refusal(make_llama(tmp_path, model_type="unheard_of"), UnsupportedModel)
+    assert "'unheard_of'" in line and "does not know the type" in line
 
 
 def test_a_tokenizer_that_its_library_refuses_is_refused_in_one_line(tmp_path: Path) -> None:
@@ -133,11 +119,6 @@ def test_a_stage_needs_memory_for_its_share(
             str(folder), block_size=16, device="cpu", threads=1, stage_index=index, n_stages=2
         )
         assert engine.stage.first_layer == index
-
-
-@pytest.mark.parametrize("name", ["flash_attention_2", "flash_attention_3", "flex_attention", 7])
-def test_the_attention_that_trained_it_need_not_be_installed(name: object, tmp_path: Path) -> None:
-    open_engine(str(make_llama(tmp_path, _attn_implementation=name)), block_size=16)
 
 
 def test_transformers_gets_the_configuration_that_was_inspected_and_reads_no_other(

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import struct
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -60,31 +59,6 @@ def test_a_whole_model_passes(tmp_path: Path) -> None:
     check_model(str(make_llama(tmp_path / "listed", configuration_files=["config.json"])))
 
 
-@pytest.mark.parametrize("others", [["config.4.0.0.json"], [1], "config.4.0.0.json", {}])
-def test_a_second_configuration_is_refused_unread(tmp_path: Path, others: object) -> None:
-    make_llama(tmp_path, configuration_files=others)
-    (tmp_path / "config.4.0.0.json").write_text('{"_attn_implementation": "someone/kernel"}')
-    line = refusal(tmp_path)
-    assert "configuration_files in config.json leads to " in line and "remove that field" in line
-
-
-WITHOUT_LIBRARIES = """
-import sys
-for name in ("torch", "transformers", "tokenizers", "safetensors"): sys.modules[name] = None
-from halfmoon_models.errors import UnsupportedModel
-from halfmoon_engine.load import open_engine
-try: open_engine(sys.argv[1], block_size=16)
-except UnsupportedModel as error: print(error)
-"""
-
-
-def test_nothing_heavy_is_imported_for_a_refusal(tmp_path: Path) -> None:
-    make_llama(tmp_path, quantization_config={"quant_method": "awq"})
-    command = [sys.executable, "-c", WITHOUT_LIBRARIES, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "AWQ" in done.stdout
-
-
 # Places
 
 
@@ -92,11 +66,9 @@ def test_nothing_heavy_is_imported_for_a_refusal(tmp_path: Path) -> None:
     ("spec", "words"),
     [
         ("/no/such/folder", "nothing is there"),
-        ("./no/such/folder", "nothing is there"),
         ("no such model", "not of a hub id's form"),
         ("a/b/c", "not of a hub id's form"),
         ("x" * 5000, "not a folder"),
-        ("/" + "x" * 5000, "not a folder"),
         ("~nobody-of-this-name/model", "not a folder"),
         ("", "names no model"),
         ("a\0b", "names no model"),
@@ -158,9 +130,7 @@ def test_no_weights_of_a_refused_id_are_fetched(
         ({"readme__md": "hello"}, r"no config\.json"),
         ({"tokenizer__json": {}}, r"no config\.json, only a tokenizer"),
         ({"model-Q4_K_M__gguf": b"GGUF"}, "GGUF.*Q4_K_M.*converted from"),
-        ({"config__json": LLAMA_CONFIG, "model__gguf": b"GGUF"}, "GGUF"),
         ({"config__json": LLAMA_CONFIG, "pytorch_model__bin": b"\x80"}, "nothing is unpickled"),
-        ({"config__json": LLAMA_CONFIG, "consolidated.00__pth": b"\x80"}, "nothing is unpickled"),
         ({"params__json": {}, "consolidated__safetensors": BASES}, "author's own format"),
         ({"params__json": {}, "consolidated.00__pth": b""}, "pickled"),
         ({"config__json": LLAMA_CONFIG, "tf_model__h5": b""}, "TensorFlow"),
@@ -176,12 +146,9 @@ def test_no_weights_of_a_refused_id_are_fetched(
         ({"adapter_config__json": {"base_model_name_or_path": "a\n\x1b[1mb"}}, r"'a \\+x1b"),
         ({"adapter_config__json": "{", "adapter_model__bin": b""}, "its base model"),
         ({"adapter_model__safetensors": BASES}, "adapter"),
-        ({"adapter_config__json": {}, "config__json": LLAMA_CONFIG}, "adapter beside a model"),
         ({"config__json": LLAMA_CONFIG}, r"lacks model\.safetensors"),
         ({"config__json": "{"}, "not valid JSON"),
-        ({"config__json": ""}, "not valid JSON"),
         ({"config__json": "[]"}, "JSON list"),
-        ({"config__json": "7"}, "JSON number"),
         ({"config__json": b"\xff\xfe"}, "not UTF-8"),
         ({"config__json": "[" * 200_000}, "levels deep"),
         ({"config__json": '{"a":' * 200 + "1" + "}" * 200}, "levels deep"),
@@ -203,36 +170,33 @@ def test_other_kinds_of_folders_are_named(
     ("changes", "words"),
     [
         ({"model_type": None}, "no model_type"),
-        ({"model_type": 5}, "no model_type"),
         *[
             ({"model_type": kind}, "encoder, which reads")
-            for kind in ("bert", "modernbert", "xlm-roberta", "distilbert", "deberta-v2", "mpnet")
+            for kind in ("bert", "modernbert", "xlm-roberta")
         ],
         ({"model_type": "t5"}, "encoder-decoder"),
-        ({"model_type": "bart"}, "encoder-decoder"),
         ({"is_encoder_decoder": True}, "encoder-decoder"),
         ({"model_type": "vit"}, "model of images"),
-        ({"model_type": "clip"}, "model of images"),
         ({"model_type": "whisper"}, "model of sounds"),
         ({"model_type": "mamba"}, "linear_attention"),
         ({"model_type": "rwkv"}, "recurrent state"),
-        ({"model_type": "jamba"}, "linear_attention"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "sorts texts into classes"),
         ({"architectures": ["LlamaForTokenClassification"]}, "sorts words"),
         ({"architectures": ["Qwen2ForRewardModel"]}, "reward model"),
         ({"architectures": ["MistralModel"]}, "no head to write with"),
         ({"architectures": ["NewForMaskedLM"]}, "fills gaps"),
         ({"use_bidirectional_attention": True}, "later tokens"),
+        *(
+            ({"configuration_files": others}, "configuration_files in config.json leads to ")
+            for others in (["config.4.0.0.json"], [1], "config.4.0.0.json", {})
+        ),
         ({"is_causal": False}, "later tokens"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "dynamic rotary"),
-        ({"transformers_weights": "../../other.safetensors"}, "transformers_weights"),
-        ({"attn_implementation": "someone/kernel"}, "never run"),
         ({"text_config": {"_attn_implementation_internal": "a/b:c"}}, "never run"),
         *((marks, "is quantised") for marks in QUANTISED),
         # Absurd numbers.
         ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000"),
         ({"num_hidden_layers": 9000}, "num_hidden_layers is 9000, the files hold only 12 tensors"),
-        ({"num_hidden_layers": -1}, "num_hidden_layers is -1"),
         ({"num_hidden_layers": "1"}, "num_hidden_layers is 1, a whole number"),
         ({"num_hidden_layers": True}, "num_hidden_layers is True"),
         ({"num_hidden_layers": 1.5}, "num_hidden_layers is 1.5"),
@@ -264,23 +228,6 @@ def test_a_configuration_of_another_kind_or_of_absurd_numbers_is_named(
         sys.set_int_max_str_digits(4300)
     line = refusal(folder)
     assert re.search(words, line), line
-
-
-def test_a_type_of_ones_own_code_is_refused_and_no_code_is_run(tmp_path: Path) -> None:
-    from halfmoon_engine.load import open_engine
-
-    code = "raise SystemExit('this must not run')\n"
-    auto_map = {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}
-    own = make_llama(tmp_path / "own", model_type="my_model", auto_map=auto_map)
-    (own / "code.py").write_text(code)
-    with pytest.raises(ModelError, match=r"'my_model'.*code of its own \(auto_map.*never run"):
-        open_engine(str(own), block_size=16)
-    known = make_llama(tmp_path / "known", auto_map=auto_map)
-    (known / "code.py").write_text(code)
-    assert open_engine(str(known), block_size=16, device="cpu").max_context == 64
-    unheard = make_llama(tmp_path / "unheard", model_type="unheard_of")
-    with pytest.raises(ModelError, match=r"'unheard_of'.*does not know the type"):
-        open_engine(str(unheard), block_size=16)
 
 
 @pytest.mark.parametrize(
@@ -337,7 +284,6 @@ def test_end_tokens_outside_of_the_vocabulary_are_named(eos: object, tmp_path: P
     ("name", "content", "words"),
     [
         ("tokenizer__json", "{", "tokenizer.json is not valid JSON"),
-        ("tokenizer__json", "{}", "has no model in it"),
         ("tokenizer__json", '{"model": 5}', "has no model in it"),
         ("tokenizer__json", {"model": {"vocab": {"/": 2**31}}}, "token '/' has the id 2147483648"),
         ("tokenizer__json", {"model": {"vocab": {"/": "1"}}}, "token '/' has the id 1"),
@@ -356,7 +302,6 @@ def test_end_tokens_outside_of_the_vocabulary_are_named(eos: object, tmp_path: P
         ("tokenizer__json", '{"a": [' + "{}," * 4_000_000 + "0]}", "more than 4000000 JSON"),
         ("tokenizer__json", " " * (65 << 20), "larger than 64 MiB"),
         ("chat_template__jinja", b"\xff", "not UTF-8"),
-        ("generation_config__json", "nope", "not valid JSON"),
     ],
 )
 def test_damaged_text_files_are_named(name: str, content: Any, words: str, tmp_path: Path) -> None:
@@ -392,7 +337,6 @@ NORM = "model.norm.weight"
     ("content", "words"),
     [
         (b"", "cut off or not safetensors"),
-        (b"\x10\0\0", "cut off or not safetensors"),
         (struct.pack("<Q", 65 << 20) + bytes(65 << 20), "a header of 65 MiB"),
         (b"\xff" * 100, "cut off or not safetensors"),
         (struct.pack("<Q", 1 << 60) + BASES[8:], "cut off or not safetensors"),
@@ -406,11 +350,9 @@ NORM = "model.norm.weight"
         (safetensors_with_header(b'{"a":' * 100_000, b""), "levels deep"),
         (safetensors_with_header({}, b""), "without a tensor"),
         (_header(lambda h: h[NORM].update(dtype="F33")), "unknown dtype 'F33'"),
-        (_header(lambda h: h[NORM].update(dtype=[1])), "unknown dtype"),
         (_header(lambda h: h[NORM].update(shape=[17])), "takes 68 bytes, its offsets span 64"),
         (_header(lambda h: h[NORM].update(shape=[-16])), "impossible shape"),
         (_header(lambda h: h[NORM].update(shape=[1 << 70])), "impossible shape"),
-        (_header(lambda h: h[NORM].update(shape=[16.0])), "impossible shape"),
         (_header(lambda h: h[NORM].update(shape="16")), "impossible shape"),
         (_header(lambda h: h[NORM].update(shape=[1 << 50] * 16)), "its offsets span"),
         (_header(lambda h: h[NORM].update(data_offsets=[64, 0])), "impossible offsets"),
@@ -447,7 +389,6 @@ def test_shards_pass(tmp_path: Path) -> None:
     [
         ({"more": "c.safetensors"}, "lacks c.safetensors"),
         ({"more": "../c.safetensors"}, "a shard is a file of the same folder"),
-        ({"more": "/etc/passwd"}, "a shard is a file of the same folder"),
         ({"more": 5}, "a shard is a file of the same folder"),
         ({"more": "pytorch_model.bin"}, "safetensors files only"),
         ({"more": "a.safetensors"}, "says that tensor 'more' is in a.safetensors, which lacks it"),
@@ -489,19 +430,6 @@ def test_links_within_the_hubs_cache_are_followed(tmp_path: Path) -> None:
     check_model(str(snapshot))
     (tmp_path / "link").symlink_to(snapshot)
     check_model(str(tmp_path / "link"))
-
-
-@pytest.mark.parametrize(
-    "name", ["config.json", "tokenizer.json", "chat_template.jinja", SINGLE_FILE]
-)
-def test_a_link_to_elsewhere_is_not_followed(name: str, tmp_path: Path) -> None:
-    folder = make_llama(tmp_path / "model")
-    outside = tmp_path / "secret"
-    outside.write_text("secret")
-    (folder / name).unlink(missing_ok=True)
-    (folder / name).symlink_to(outside)
-    line = refusal(folder)
-    assert "outside of the model's folder" in line and "put a copy" in line
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "generation_config.json"])

@@ -2,7 +2,6 @@
 
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -25,13 +24,6 @@ print(json.dumps(told))
 sys.exit(7)
 """
 STANDS = "import signal; print('stands'); signal.pause()"
-STARTS = """
-import signal, subprocess, sys
-from halfmoon_sandbox.bound_process import start_bound
-process = start_bound([sys.executable, sys.argv[1]], stdout=subprocess.DEVNULL)
-print(process.pid, type(process).__name__)
-signal.pause()
-"""
 
 
 @pytest.fixture(scope="module")
@@ -60,11 +52,6 @@ def start(folder: Path, program: str, *words: str, **variables: str) -> Any:
         )
 
 
-def ends(handle: int) -> bool:
-    """Wait until the process of a handle is over."""
-    return bool(select.select([handle], [], [], 60)[0])
-
-
 @pytest.mark.parametrize("variables", [{}, {"PYTHONHASHSEED": "3"}], ids=["forked", "as ever"])
 def test_a_program_gets_its_words_its_folder_its_variables_and_gives_its_status(
     tmp_path: Path, variables: dict[str, str]
@@ -84,28 +71,3 @@ def test_a_killed_one_is_gone_and_says_by_which_signal(tmp_path: Path) -> None:
     process.send_signal(signal.SIGKILL)
     assert process.wait(60) == process.poll() == -signal.SIGKILL
     process.send_signal(signal.SIGTERM)
-
-
-def test_what_a_killed_one_started_ends_with_it(tmp_path: Path) -> None:
-    (tmp_path / "stands.py").write_text(STANDS)
-    (tmp_path / "starts.py").write_text(STARTS)
-    reading, writing = os.pipe()
-    words = [sys.executable, str(tmp_path / "starts.py"), str(tmp_path / "stands.py")]
-    with os.fdopen(reading) as told, os.fdopen(writing, "w") as output:
-        process = start_bound(words, stdout=output)
-        output.close()
-        started = next(line for line in told if line.endswith(" ForkedProcess\n"))
-        handle = os.pidfd_open(int(started.split()[0]))
-        process.kill()
-        assert ends(handle)
-        os.close(handle)
-
-
-def test_all_end_with_their_template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    template = ForkTemplate([])
-    monkeypatch.setattr(bound_process, "fork", template.fork)
-    process = start(tmp_path, STANDS)
-    handle = os.pidfd_open(process.pid)
-    template.close()
-    assert ends(handle)
-    os.close(handle)

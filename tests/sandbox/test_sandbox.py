@@ -1,4 +1,4 @@
-"""Child processes with limits: what a request may do to its child, and to nothing else."""
+"""What a request may do to its child process, and to nothing else; and how a pool uses children."""
 
 import asyncio
 import os
@@ -16,6 +16,7 @@ import pytest
 from halfmoon_sandbox import (
     Child,
     ChildLost,
+    ChildPool,
     ChildStalled,
     ChildUnavailable,
     HandlerFailed,
@@ -23,6 +24,7 @@ from halfmoon_sandbox import (
     LoadFailed,
     Sandbox,
 )
+from halfmoon_sandbox import child_pool as pool_module
 from halfmoon_sandbox.child import wait_readable
 from halfmoon_sandbox.frames import MAX_FRAME_BYTES, encode_frame
 from halfmoon_sandbox.sandbox import MIB
@@ -48,24 +50,23 @@ def test_a_child_answers_one_request_after_another(child: Child) -> None:
     large = bytes(10 * MIB)
     assert child.call(large, cpu_s=10) == b"re: " + large
     assert child.cpu_s > 0
-
-
-def test_a_handlers_error_is_told_and_its_child_goes_on(child: Child) -> None:
     with pytest.raises(HandlerFailed, match="as told"):
         child.call(b"fail", cpu_s=1)
     assert child.call(b"a", cpu_s=1) == b"re: a"
 
 
 @pytest.mark.parametrize(
-    ("request_", "limit"), [(b"spin", "time"), (b"grow", "memory"), (b"crash", "crash")]
+    ("request_", "limit", "proven"),
+    [(b"spin", "time", True), (b"grow", "memory", True), (b"crash", "crash", False)],
 )
 def test_a_request_over_a_limit_ends_its_child_alone(
-    sandbox: Sandbox, request_: bytes, limit: str
+    sandbox: Sandbox, request_: bytes, limit: str, proven: bool
 ) -> None:
+    """A crash alone does not prove that its request caused it."""
     with sandbox.fork() as victim, sandbox.fork() as other:
         with pytest.raises(LimitExceeded) as caught:
             victim.call(request_, cpu_s=0.3 if limit == "time" else 30)
-        assert caught.value.limit == limit
+        assert (caught.value.limit, caught.value.proven) == (limit, proven)
         assert not victim.alive
         with pytest.raises(ChildUnavailable):
             victim.call(b"a", cpu_s=1)
@@ -90,24 +91,6 @@ def test_a_child_that_is_ended_from_outside_is_no_limit_that_its_request_passed(
     with pytest.raises(ChildLost, match=f"signal {number:d}"):
         while child.poll() is None:
             wait_readable([child], 1.0)
-
-
-@pytest.mark.parametrize(("request_", "proven"), [(b"grow", True), (b"crash", False)])
-def test_a_crash_alone_does_not_prove_that_its_request_caused_it(
-    child: Child, request_: bytes, proven: bool
-) -> None:
-    with pytest.raises(LimitExceeded) as caught:
-        child.call(request_, cpu_s=30)
-    assert caught.value.proven is proven
-
-
-def test_an_owner_that_does_not_wait_can_look_again_later(child: Child) -> None:
-    child.begin(b"a", cpu_s=1)
-    assert child.busy
-    while (answer := child.poll()) is None:
-        pass
-    assert answer == b"re: a"
-    assert not child.busy
 
 
 async def test_a_cancelled_call_ends_the_process(child: Child) -> None:
@@ -244,3 +227,117 @@ def test_a_template_whose_owner_ended_with_answers_unread_ends_without_a_word() 
         owned.recv(1, socket.MSG_PEEK)  # READY is there, and stays unread: the close is a reset
     _, said = template.communicate(timeout=60)
     assert (template.returncode, said) == (0, "")
+
+
+@pytest.fixture
+def pool() -> Iterator[ChildPool]:
+    made = ChildPool(Sandbox("halfmoon_testing.sandbox_handler:make_handler"))
+    yield made
+    made.close()
+
+
+async def pid_of(pool: ChildPool, *, reuse: bool = True) -> int:
+    """Which process answers."""
+    return int(await pool.call(b"pid", cpu_s=1, reuse=reuse))
+
+
+async def test_a_child_is_used_again_but_not_for_calls_at_once_nor_after_a_cancelled_one(
+    pool: ChildPool,
+) -> None:
+    first = await pid_of(pool)
+    assert await pid_of(pool) == first
+    call = asyncio.create_task(pool.call(b"spin", cpu_s=600))
+    while pool.idle:
+        await asyncio.sleep(0)
+    second = await pid_of(pool)
+    assert second != first
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert [child.pid for child, _ in pool.idle] == [second]
+
+
+async def test_a_child_that_failed_or_is_not_to_be_reused_ends(pool: ChildPool) -> None:
+    first = await pid_of(pool, reuse=False)
+    assert not pool.idle
+    assert await pid_of(pool) != first
+    with pytest.raises(HandlerFailed):
+        await pool.call(b"fail", cpu_s=1)
+    assert not pool.idle
+
+
+async def test_a_child_is_replaced_in_time(
+    pool: ChildPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool_module, "_MAX_CALLS", 3)
+    pids = [await pid_of(pool) for _ in range(6)]
+    assert [pids.count(pid) for pid in dict.fromkeys(pids)] == [3, 3]
+
+
+async def test_a_template_that_died_costs_no_request(pool: ChildPool) -> None:
+    await pid_of(pool)
+    template = pool.sandbox.pid
+    assert template is not None
+    os.kill(template, signal.SIGKILL)
+    # It has ended, and the kernel has told its child to, and the pool has not looked.
+    await asyncio.to_thread(os.waitid, os.P_PID, template, os.WEXITED | os.WNOWAIT)
+    assert await pool.call(b"a", cpu_s=1) == b"a"
+
+
+@pytest.mark.parametrize("used", [False, True])
+async def test_a_request_that_crashes_a_fresh_one_is_the_cause(pool: ChildPool, used: bool) -> None:
+    if used:
+        await pid_of(pool)
+    with pytest.raises(LimitExceeded):
+        await pool.call(b"crash", cpu_s=1)
+    assert not pool.idle
+
+
+async def kill_working_children(pool: ChildPool, monkeypatch: pytest.MonkeyPatch, n: int) -> None:
+    """Kill the next `n` children that get a request, as an operator or the kernel may."""
+    begin, left = Child.begin, [*range(n)]
+
+    def begin_and_die(child: Child, request: bytes, *, cpu_s: float) -> None:
+        if left:
+            left.pop()
+            os.kill(child.pid, signal.SIGKILL)
+        begin(child, request, cpu_s=cpu_s)
+
+    await pid_of(pool)  # the template has loaded
+    monkeypatch.setattr(Child, "begin", begin_and_die)
+
+
+async def test_a_request_whose_child_is_killed_from_outside_is_sent_again(
+    pool: ChildPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await kill_working_children(pool, monkeypatch, 2)  # a used one, and a fresh one
+    assert await pool.call(b"a", cpu_s=30) == b"a"
+
+
+async def test_a_request_is_not_blamed_for_children_that_are_killed_each_time(
+    pool: ChildPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await kill_working_children(pool, monkeypatch, 9)
+    with pytest.raises(ChildLost, match="from outside"):
+        await pool.call(b"spin", cpu_s=30)
+
+
+async def test_one_crash_may_have_come_from_outside(pool: ChildPool, tmp_path: Path) -> None:
+    marker = tmp_path / "crashed"
+    answer = await pool.call(b"crash_once " + bytes(marker), cpu_s=30)
+    assert answer.startswith(b"crash_once")
+
+
+async def test_a_request_over_its_time_is_not_tried_again(pool: ChildPool) -> None:
+    while len(pool.idle) < 2:  # two children to try it on
+        await asyncio.gather(pid_of(pool), pid_of(pool))
+    with pytest.raises(LimitExceeded):
+        await pool.call(b"spin", cpu_s=0.1)
+    assert len(pool.idle) == 1
+
+
+async def test_a_closed_pool_has_no_child(pool: ChildPool) -> None:
+    await pid_of(pool)
+    pool.close()
+    with pytest.raises(ChildUnavailable):
+        await pool.call(b"a", cpu_s=1)

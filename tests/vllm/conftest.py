@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from halfmoon_engine.interface import Draw, Engine, Run
+from halfmoon_engine.interface import Draw, Engine
 from halfmoon_engine.load import open_engine
 from halfmoon_protocol.sampling import Sampling
 from halfmoon_testing.models.tiny_models import make_tiny_model
+from tests.engine.driver import Driver, generated
 
 if TYPE_CHECKING:
     from tests.vllm.connector_fleet import Fleet
@@ -37,7 +38,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "granite": {"head_dim": HEAD_DIM, "hidden_size": 8 * HEAD_DIM},
     "glm4": {"head_dim": 64},
     "cohere": {"head_dim": HEAD_DIM, "hidden_size": 4 * HEAD_DIM},
-    # vLLM's sliding window is one token wider for this one alone: see `narrow_cohere2`.
+    # vLLM's sliding window is one token wider for this one alone: it is wide here.
     "cohere2": {"head_dim": HEAD_DIM, "hidden_size": 4 * HEAD_DIM, "sliding_window": 8192},
     # vLLM takes no head of its own, and published models have none.
     "gemma2": {"head_dim": HEAD_DIM, "tie_word_embeddings": True},
@@ -53,57 +54,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason="vllm is not installed: make test-vllm"))
 
 
-class Pool:
-    """An engine over shared memory of its own, whose unused slots are no numbers."""
+class Pool(Driver):
+    """An engine over memory that its ranks can map."""
 
-    def __init__(self, engine: Engine, n_pages: int = 80, seed: int = 0) -> None:
-        self.engine = engine
-        self.size = engine.layout.block_bytes
-        fd = os.memfd_create("tests")
-        os.truncate(fd, n_pages * self.size)
-        self.fd = fd
-        self.bytes = memoryview(mmap.mmap(fd, n_pages * self.size))
-        self.bytes[:] = b"\xff" * len(self.bytes)
-        engine.attach(self.bytes)
-        self._free = list(range(n_pages))
-        random.Random(seed).shuffle(self._free)
+    continues = True
 
-    def pages_for(self, n_tokens: int) -> list[int]:
-        return [self._free.pop() for _ in range(self.engine.layout.blocks_for(n_tokens))]
+    def __init__(self, engine: Engine, seed: int = 0) -> None:
+        super().__init__(engine, 72 * BLOCK_SIZE, seed, _shared_memory)
 
-    def free(self, pages: Sequence[int]) -> None:
-        self._free.extend(pages)
 
-    def page(self, number: int) -> memoryview:
-        return self.bytes[number * self.size : (number + 1) * self.size]
-
-    def generate(
-        self,
-        prompt: Sequence[int],
-        n: int,
-        *,
-        chunk: int = 512,
-        pages: Sequence[int] | None = None,
-        cached: int = 0,
-        sampling: Sampling | None = None,
-    ) -> list[int]:
-        """Prefill in chunks from position `cached` on, then decode, to `n` new tokens."""
-        own = self.pages_for(len(prompt) + n) if pages is None else list(pages)
-        tokens, start = list(prompt), cached
-        mine = False
-        while len(tokens) < len(prompt) + n:
-            part = tokens[start : start + chunk]
-            last = start + len(part) == len(tokens)
-            draw = Draw(sampling or Sampling(temperature=0.0), tuple(tokens), len(prompt))
-            run = Run(part, start, own, draw if last else None, continues=mine)
-            (token,) = self.engine.forward([run])
-            start, mine = start + len(part), True
-            if last:
-                assert isinstance(token, int)
-                tokens.append(token)
-        if pages is None:
-            self.free(own)
-        return tokens[len(prompt) :]
+def _shared_memory(n_bytes: int) -> mmap.mmap:
+    fd = os.memfd_create("tests")
+    os.truncate(fd, n_bytes)
+    return mmap.mmap(fd, n_bytes)
 
 
 @pytest.fixture(scope="session")
@@ -118,41 +81,8 @@ def model_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return folder
 
 
-def _generated(model: Any, prompt: Sequence[int], n: int) -> list[int]:
-    """Greedy output of transformers' own `generate`."""
-    import torch
-
-    ids = torch.tensor([list(prompt)])
-    out = model.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        do_sample=False,
-        max_new_tokens=n,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    return [int(token) for token in out[0, len(prompt) :]]
-
-
 @pytest.fixture(scope="session")
-def narrow_cohere2(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int]]:
-    """A model with a short sliding window, and what transformers says with one token more."""
-    import transformers as untyped_transformers
-
-    transformers: Any = untyped_transformers
-    fields = {**ARCHITECTURES["cohere2"], "sliding_window": 32}
-    folder = make_tiny_model("cohere2", tmp_path_factory.mktemp("cohere2") / "narrow", 1, fields)
-    config = transformers.AutoConfig.from_pretrained(folder, sliding_window=33)
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, config=config, attn_implementation="eager"
-    )
-    return folder, _generated(model, prompt_of(200), 8)
-
-
-@pytest.fixture(scope="session")
-def engine_of(
-    model_of: Callable[[str], Path], reference: object, narrow_cohere2: object
-) -> Callable[..., Engine]:
+def engine_of(model_of: Callable[[str], Path], reference: object) -> Callable[..., Engine]:
     """An engine on a tiny model, remembered by its arguments."""
     engines: dict[tuple[Any, ...], Engine] = {}
     # Before vLLM is imported: it changes classes of transformers.
@@ -198,7 +128,7 @@ def reference(model_of: Callable[[str], Path]) -> Callable[[str, Sequence[int], 
         )
         for arch in ARCHITECTURES
     }
-    return lambda arch, prompt, n: _generated(models[arch], prompt, n)
+    return lambda arch, prompt, n: generated(models[arch], prompt, n)
 
 
 def prompt_of(n: int, seed: int = 0) -> list[int]:
@@ -210,8 +140,7 @@ def prompt_of(n: int, seed: int = 0) -> list[int]:
 @pytest.fixture(scope="session")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Fleet]":
     """Two servers and a kvstore."""
-    from tests.vllm.connector_fleet import Fleet
-    from tests.vllm.pool_processes import PoolProcesses
+    from tests.vllm.connector_fleet import Fleet, PoolProcesses
 
     folder = tmp_path_factory.mktemp("fleet")
     model = make_tiny_model("llama", folder / "llama", 1, ARCHITECTURES["llama"])

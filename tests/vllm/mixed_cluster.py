@@ -1,13 +1,10 @@
 """Clusters of real processes whose workers have engines of their own, each."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import httpx
 
 from halfmoon_cli.up.embedded_cluster import (
     ClusterPlan,
@@ -17,6 +14,7 @@ from halfmoon_cli.up.embedded_cluster import (
 )
 from halfmoon_metadata.tcp_ports import free_port
 from tests.e2e.conftest import LiveCluster
+from tests.vllm import stock_server
 from tests.vllm.conftest import BLOCK_SIZE
 
 #: Eight processes that import vLLM at once take minutes on a busy machine.
@@ -55,7 +53,7 @@ class MixedCluster(EmbeddedCluster):
 
 @contextmanager
 def mixed_cluster(
-    folder: Path, model: Path, flags: Mapping[str, Sequence[str]], placement: str = "min_ttft"
+    folder: Path, model: Path, flags: Mapping[str, Sequence[str]]
 ) -> Iterator[LiveCluster]:
     """Start workers named in `flags`, with these; wait until all are in service."""
     plan = ClusterPlan(
@@ -64,7 +62,7 @@ def mixed_cluster(
         n_prefill=sum(name.startswith("prefill") for name in flags),
         n_decode=sum(name.startswith("decode") for name in flags),
         threads={"prefill": 1, "decode": 1},
-        extra={"conductor": [f"--placement={placement}"], "prefill": _FLAGS, "decode": _FLAGS},
+        extra={"conductor": ["--placement=load_balance"], "prefill": _FLAGS, "decode": _FLAGS},
         limits={"max-queue-s": "600"},
     )
     with MixedCluster(plan, folder, flags) as cluster:
@@ -92,41 +90,7 @@ def join(cluster: LiveCluster, role: str, flags: Sequence[str]) -> str:
     return name
 
 
-def metric(process: ServiceProcess, name: str) -> float:
-    """The sum of a metric's values at a worker."""
-    text = httpx.get(f"{process.status['operators']}/metrics", timeout=10).text
-    rows = [line.rsplit(" ", 1) for line in text.splitlines() if line.startswith(name)]
-    assert rows, text
-    return sum(float(value) for _, value in rows)
-
-
-def _body(cluster: LiveCluster, prompt: Sequence[int], n: int, **more: Any) -> dict[str, Any]:
-    return {
-        "model": cluster.model,
-        "prompt": list(prompt),
-        "max_tokens": n,
-        "ignore_eos": True,
-        "return_token_ids": True,
-        **more,
-    }
-
-
 def complete(cluster: LiveCluster, prompt: Sequence[int], n: int, **more: Any) -> dict[str, Any]:
     """Complete a prompt of tokens; the answer's only choice, with its `usage`."""
-    body = _body(cluster, prompt, n, **{"temperature": 0, **more})
-    answer = httpx.post(f"{cluster.url}/v1/completions", json=body, timeout=120)
-    assert answer.status_code == 200, f"{answer.text}\n{cluster.logs()}"
-    found = answer.json()
+    found = stock_server.complete(cluster.url, prompt, n, model=cluster.model, **more)
     return {**found["choices"][0], "usage": found["usage"]}
-
-
-def stream(cluster: LiveCluster, prompt: Sequence[int], n: int, **more: Any) -> Iterator[list[int]]:
-    """The tokens of each event of a stream."""
-    body = _body(cluster, prompt, n, stream=True, **more)
-    with httpx.stream("POST", f"{cluster.url}/v1/completions", json=body, timeout=120) as answer:
-        assert answer.status_code == 200
-        for line in answer.iter_lines():
-            if line.startswith("data: {"):
-                event = json.loads(line.removeprefix("data: "))
-                assert "error" not in event, event
-                yield from (choice["token_ids"] for choice in event["choices"])

@@ -81,9 +81,9 @@ def complete(url: str, prompt: Sequence[int], n_new: int, **fields: Any) -> dict
     return completion
 
 
-def streamed(url: str, prompt: Sequence[int], n_new: int) -> Iterator[list[int]]:
+def streamed(url: str, prompt: Sequence[int], n_new: int, **fields: Any) -> Iterator[list[int]]:
     """The tokens of each event of a stream."""
-    request = body(prompt, n_new, stream=True)
+    request = body(prompt, n_new, stream=True, **fields)
     with httpx.stream("POST", f"{url}/v1/completions", json=request, timeout=300) as answer:
         assert answer.status_code == 200, answer.read().decode()
         for line in answer.iter_lines():

@@ -8,9 +8,8 @@ from halfmoon_cli.up.embedded_cluster import ClusterPlan, EmbeddedCluster
 from halfmoon_metadata.tcp_ports import free_port
 from tests.e2e.conftest import READY_WITHIN_S, LiveCluster
 from tests.vllm.conftest import BLOCK_SIZE, prompt_of
-from tests.vllm.connector_fleet import Fleet, cached_tokens
+from tests.vllm.connector_fleet import Fleet, cached_tokens, wait_until
 from tests.vllm.mixed_cluster import TORCH, VLLM, complete
-from tests.vllm.pool_processes import wait_until
 
 
 def test_a_prompt_of_one_server_is_a_hit_at_the_other_with_the_same_tokens(fleet: Fleet) -> None:

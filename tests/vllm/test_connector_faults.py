@@ -8,8 +8,7 @@ import httpx
 
 from halfmoon_protocol.blocks import block_hashes
 from tests.vllm.conftest import BLOCK_SIZE, prompt_of
-from tests.vllm.connector_fleet import Fleet, cached_tokens
-from tests.vllm.pool_processes import wait_until
+from tests.vllm.connector_fleet import Fleet, cached_tokens, wait_until
 
 
 def until_nothing_is_held(fleet: Fleet, kvstore: str = "kvstore-0") -> None:
@@ -30,19 +29,6 @@ async def test_a_damaged_block_is_computed_instead_and_its_kvstore_is_told(fleet
         wait_until(lambda: second.metric("vllm:halfmoon_blocks_corrupt_total") == 1, "counted")
         assert hashes[2] in await client.stored()
     wait_until(lambda: cached_tokens(first, [*prompt, 5]) > 0, "the first one serves")
-    until_nothing_is_held(fleet)
-
-
-async def test_a_block_that_was_reserved_and_never_written_is_no_hit(fleet: Fleet) -> None:
-    _, second = fleet.servers[:2]
-    prompt = prompt_of(200, seed=12)
-    layout = fleet.pool.info("kvstore-0").layout
-    assert layout is not None
-    async with fleet.pool.client("kvstore-0") as client:
-        await client.abandon_reservation(
-            block_hashes(prompt, model=layout.model, block_size=BLOCK_SIZE)
-        )
-        assert cached_tokens(second, prompt) == 0
     until_nothing_is_held(fleet)
 
 

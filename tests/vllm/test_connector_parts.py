@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from halfmoon_testing.models.tiny_models import make_tiny_model
-from halfmoon_vllm.connector_settings import ConnectorRefused
 from tests.vllm.conftest import ARCHITECTURES, prompt_of
 
 
@@ -64,15 +63,6 @@ def request(name: str, **fields: Any) -> Any:
         "skip_reading_prefix_cache": False,
     }
     return Namespace(request_id=name, **{**defaults, **fields})
-
-
-@pytest.mark.parametrize("extra", [{}, {"metadata": "redis://h", "lease_s": 3}])
-def test_bad_settings_are_refused_before_the_server_starts(
-    server: tuple[Any, Any], extra: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server[0].kv_transfer_config, "kv_connector_extra_config", extra)
-    with pytest.raises(ConnectorRefused, match=r"metadata|lease_s"), scheduler(server):
-        pass
 
 
 def test_requests_that_are_more_than_tokens_are_left_out_and_failed_loads_are_computed(

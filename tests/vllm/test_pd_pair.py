@@ -4,15 +4,13 @@ The last two tests kill servers: starting one again takes half a minute.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 
-from halfmoon_protocol.sampling import Sampling, Stopping
 from halfmoon_servers.client.generate_call import GenerateCall
 from halfmoon_servers.client.server_client import ServerClient
 from halfmoon_servers.client.server_errors import NotServable, ServerGone, ServerRefused
@@ -26,6 +24,7 @@ from tests.vllm.stock_server import (
     streamed,
     tokens_of,
 )
+from tests.vllm.test_kv_events import answer, call
 from tests.vllm.test_route import Route
 
 N_NEW = 24
@@ -68,19 +67,8 @@ def pd_servers(started_pd_servers: list[StockServer]) -> list[StockServer]:
     return started_pd_servers
 
 
-def call(prompt: Sequence[int], n: int = N_NEW, **fields: Any) -> GenerateCall:
-    return GenerateCall(
-        request_id=f"pair-{len(prompt)}",
-        model="tiny",
-        prompt_token_ids=prompt,
-        sampling=Sampling(temperature=0),
-        stopping=Stopping(max_new_tokens=n),
-        **fields,
-    )
-
-
-async def answer(client: ServerClient, request: GenerateCall) -> list[int]:
-    return [token async for piece in client.generate(request) for token in piece.token_ids]
+async def tokens_from(client: ServerClient, request: GenerateCall) -> list[int]:
+    return (await answer(client, request))[0]
 
 
 async def second_leg(prefill: ServerClient, request: GenerateCall) -> GenerateCall:
@@ -106,34 +94,21 @@ async def described(*servers: StockServer) -> AsyncIterator[tuple[ServerClient, 
         yield prefill, decode
 
 
-async def test_a_pair_answers_as_one_server_and_holds_nothing(
-    pd_servers: list[StockServer],
-) -> None:
-    async with described(*pd_servers[:2]) as (prefill, decode):
-        for n in (200, 64, 5):  # whole blocks and parts of one
-            prompt = prompt_of(n, seed=n)
-            expected = tokens_of(pd_servers[0].complete(prompt, N_NEW))
-            request = await second_leg(prefill, call(prompt))
-            assert await answer(decode, request) == expected
-            await holds_nothing(prefill)
-            await holds_nothing(decode)
-
-
 async def test_blocks_that_no_decode_server_fetches_are_released_and_others_prompts_refused(
     pd_servers: list[StockServer],
 ) -> None:
     async with described(*pd_servers[:2]) as (prefill, decode):
-        request = await second_leg(prefill, call(prompt_of(200, seed=7)))
+        request = await second_leg(prefill, call(prompt_of(200, seed=7), N_NEW))
         assert (await prefill.load()).kv_usage > 0
         await decode.release_pair_prefill(request)
         await holds_nothing(prefill)
         assert await decode.healthy()
         # Before the decode server sees them.
-        request = await second_leg(prefill, call(prompt_of(200, seed=8)))
+        request = await second_leg(prefill, call(prompt_of(200, seed=8), N_NEW))
         longer = msgspec.structs.replace(request, prompt_token_ids=prompt_of(300, seed=8))
         with pytest.raises(NotServable, match="holds 200 tokens, the prompt has 300"):
-            await answer(decode, longer)
-        assert await answer(decode, request) == tokens_of(
+            await tokens_from(decode, longer)
+        assert await tokens_from(decode, request) == tokens_of(
             pd_servers[0].complete(prompt_of(200, seed=8), N_NEW)
         )
 
@@ -148,7 +123,7 @@ async def test_a_client_that_leaves_a_leg_frees_both_legs_blocks(
         await stream.aclose()
         await holds_nothing(prefill)
         await holds_nothing(decode)
-        first_leg = asyncio.create_task(prefill.pair_prefill(call(prompt_of(7000, seed=9))))
+        first_leg = asyncio.create_task(prefill.pair_prefill(call(prompt_of(7000, seed=9), N_NEW)))
         async with asyncio.timeout(60):
             while not (await prefill.load()).n_running and not first_leg.done():
                 pass
@@ -203,12 +178,12 @@ async def test_a_prefill_server_killed_between_the_legs_costs_another_prefill(
     async with described(*pd_servers[:2]) as (prefill, decode):
         prompt = prompt_of(200, seed=11)
         expected = tokens_of(pd_servers[0].complete(prompt, N_NEW))
-        request = await second_leg(prefill, call(prompt))
+        request = await second_leg(prefill, call(prompt, N_NEW))
         pd_servers[0].kill()
         with pytest.raises(ServerRefused, match="500") as caught:
-            await answer(decode, request)
+            await tokens_from(decode, request)
         assert caught.value.retryable
         plain = msgspec.structs.replace(request, kv_transfer_params=None)
-        assert await answer(decode, plain) == expected
+        assert await tokens_from(decode, plain) == expected
         with pytest.raises(ServerGone):
-            await answer(prefill, plain)
+            await tokens_from(prefill, plain)

@@ -13,35 +13,28 @@ import pytest
 
 from halfmoon_cli.up.embedded_cluster import ServiceProcess
 from tests.e2e.conftest import LiveCluster
-from tests.vllm.conftest import BLOCK_SIZE, prompt_of
+from tests.vllm.conftest import prompt_of
 from tests.vllm.mixed_cluster import (
     READY_WITHIN_S,
     TORCH,
     TWO_RANKS,
-    complete,
     join,
     mixed_cluster,
-    stream,
 )
+from tests.vllm.stock_server import streamed
 
 pytestmark = pytest.mark.e2e
 
 Reference = Callable[[str, Sequence[int], int], list[int]]
 MEMBERS = "halfmoon/members/"
-LONG = 2000
 
 
 @pytest.fixture(scope="module")
 def cluster(
     tmp_path_factory: pytest.TempPathFactory, model_of: Callable[[str], Path]
 ) -> Iterator[LiveCluster]:
-    flags = {
-        "prefill-0": (*TWO_RANKS, "--chunk-tokens=32", "--max-chunk-tokens=32"),
-        "decode-0": TWO_RANKS,
-    }
-    folder = tmp_path_factory.mktemp("ranks")
-    # Of two idle prefill workers the first one gets the next request, and the other one the next.
-    with mixed_cluster(folder, model_of("llama"), flags, "load_balance") as live:
+    flags = {"prefill-0": TWO_RANKS, "decode-0": TWO_RANKS}
+    with mixed_cluster(tmp_path_factory.mktemp("ranks"), model_of("llama"), flags) as live:
         yield live
 
 
@@ -77,45 +70,6 @@ class Ranks:
             assert not [line for line in own if "Traceback" in line], log
 
 
-def test_two_ranks_prefill_for_two_ranks(cluster: LiveCluster, reference: Reference) -> None:
-    for n in (1, 300):
-        expected = reference("llama", prompt_of(n), 10)
-        assert complete(cluster, prompt_of(n), 10)["token_ids"] == expected
-
-
-def test_a_rank_killed_in_a_prefill_costs_no_token(
-    cluster: LiveCluster, reference: Reference
-) -> None:
-    ranks = Ranks(cluster.process("prefill-0"))
-    join(cluster, "prefill", TORCH)
-    n_before = len(cluster.decisions())
-    prompts = [prompt_of(LONG, seed) for seed in (1, 2)]
-
-    def chosen() -> list[str]:
-        made = cluster.decisions()[n_before:]
-        return [each["placement"]["chosen"]["worker_id"] for each in made]
-
-    with ThreadPoolExecutor(len(prompts)) as clients:
-        asked = [clients.submit(complete, cluster, prompt, 6) for prompt in prompts]
-        cluster.until(lambda: "prefill-0" in chosen())
-        ranks.kill_one()
-        found = [each.result()["token_ids"] for each in asked]
-    assert found == [reference("llama", prompt, 6) for prompt in prompts]
-    assert len(chosen()) > len(prompts)  # what was there was placed again
-    ranks.check_end(cluster, 1)
-
-
-def test_blocks_that_two_ranks_stored_are_a_cached_prefix_of_torch(
-    cluster: LiveCluster, reference: Reference
-) -> None:
-    cluster.until(lambda: "prefill-0" not in cluster.live())
-    longer = [*prompt_of(300), *prompt_of(20, 3)]
-    found = complete(cluster, longer, 10)
-    assert found["token_ids"] == reference("llama", longer, 10)
-    cached = found["usage"]["prompt_tokens_details"]["cached_tokens"]
-    assert cached == 300 // BLOCK_SIZE * BLOCK_SIZE
-
-
 def test_a_rank_killed_in_a_decode_costs_no_token(
     cluster: LiveCluster, reference: Reference
 ) -> None:
@@ -140,7 +94,7 @@ def _decode_through(cluster: LiveCluster, fault: Callable[[], None], reference: 
     seen: list[list[int]] = [[] for _ in prompts]
 
     def ask(number: int) -> None:
-        for part in stream(cluster, prompts[number], 400, temperature=0):
+        for part in streamed(cluster.url, prompts[number], 400, model=cluster.model):
             seen[number] += part
 
     n_before = len(cluster.decisions())

@@ -138,32 +138,6 @@ def test_a_prefix_goes_to_the_server_that_has_it(route: Route, servers: list[Sto
     assert own(1 - at) == 0
 
 
-def test_salts_keep_tenants_apart(route: Route) -> None:
-    prompt = a_prompt(6 * BLOCK_SIZE, 3)
-    complete(route.url, prompt, 1, cache_salt="a/b")
-    route.until(lambda: route.cached([*prompt, 5], cache_salt="a/b") == 6 * BLOCK_SIZE)
-    assert route.cached([*prompt, 5], cache_salt="other") == 0
-    assert route.cached([*prompt, 5]) == 0
-
-
-def test_sampling_fields_reach_the_server(route: Route, servers: list[StockServer]) -> None:
-    prompt = a_prompt(50, 4)
-    fields: dict[str, Any] = {"temperature": 1.0, "top_p": 0.9, "top_k": 50, "seed": 7}
-    assert tokens_of(complete(route.url, prompt, 16, **fields)) == tokens_of(
-        servers[0].complete(prompt, 16, **fields)
-    )
-    biased = complete(route.url, prompt, 4, logit_bias={"77": 100})
-    assert tokens_of(biased) == [77] * 4
-    scored = complete(route.url, prompt, 3, logprobs=2)["choices"][0]["logprobs"]
-    assert len(scored["token_logprobs"]) == 3
-    # What vLLM does not stream is refused by name.
-    answer = httpx.post(
-        f"{route.url}/v1/completions", json=body(a_prompt(40, 5), 2, prompt_logprobs=1), timeout=60
-    )
-    assert answer.status_code == 400
-    assert "prompt_logprobs" in answer.json()["error"]["message"]
-
-
 def test_a_killed_server_costs_no_token_and_without_servers_there_is_503(
     route: Route, servers: list[StockServer]
 ) -> None:

@@ -1,7 +1,6 @@
 """Whole decoders in C++: blocks of rows, chosen rows, hooks, and hostile arguments."""
 
 import random
-import time
 from typing import Any
 
 import numpy as np
@@ -187,37 +186,6 @@ def test_a_decoder_whose_layers_are_not_in_the_pool_is_refused() -> None:
     forward(set_angles(small_decoder()), pool_and_batch([1], [0]))
     with pytest.raises(ValueError, match=r"a pool of 1 layers .* the decoder needs 2"):
         forward(set_angles(small_decoder(first_layer=1)), pool_and_batch([1], [0]))
-
-
-def timed_forward(times: Any, **hooks: Any) -> None:
-    forward(set_angles(small_decoder()), pool_and_batch([3], [0]), 2, part_times=times, **hooks)
-
-
-def test_the_time_of_each_part_is_added_where_it_is_asked_for() -> None:
-    times = np.zeros((len(native.FORWARD_PARTS), 2))
-    timed_forward(times)
-    once = times.copy()
-    assert (once[:, 0] > 0).all()
-    timed_forward(times)
-    assert (times[:, 0] > once[:, 0]).all()
-    with pytest.raises(ValueError, match="part_times"):
-        timed_forward(np.zeros((len(native.FORWARD_PARTS) - 1, 2)))
-
-
-def test_a_hook_is_a_part_of_its_own_in_which_other_threads_are_idle() -> None:
-    began_and_ended: list[int] = []
-
-    def burn(_: int) -> None:
-        began_and_ended.append(time.monotonic_ns())
-        sum(range(300_000))
-        began_and_ended.append(time.monotonic_ns())
-
-    native.set_threads(2)
-    times = np.zeros((len(native.FORWARD_PARTS), 2))
-    timed_forward(times, before_layer=burn)
-    seconds, idle = times[native.FORWARD_PARTS.index("hooks")]
-    assert seconds >= (began_and_ended[1] - began_and_ended[0]) * 1e-9
-    assert idle == pytest.approx(seconds)
 
 
 def test_threads_can_change_between_forwards(engine: Engine) -> None:

@@ -157,17 +157,6 @@ def test_a_packed_linear_of_any_shape_is_right(
     assert_right(isa, dtype, n_out, n_in, n_rows, **options)
 
 
-@pytest.mark.parametrize("isa", native.instruction_sets())
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("activation", sorted(ACTIVATIONS))
-@pytest.mark.parametrize("gated", [False, True])
-def test_activations_are_right_in_each_dtype(
-    isa: str, dtype: str, activation: str, gated: bool
-) -> None:
-    native.set_threads(2)
-    assert_right(isa, dtype, 98, 65, 9, gated=gated, activation=activation, biased=True)
-
-
 @pytest.mark.parametrize("packed", [True, False], ids=["packed", "row-major"])
 @pytest.mark.parametrize("isa", native.instruction_sets())
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -204,14 +193,6 @@ def test_many_rows_of_one_call_are_not_those_of_the_call_before(isa: str) -> Non
         for row in (0, 150, 299):
             linear.run(x[row : row + 1], few, 1)
             assert np.array_equal(few[0], many[row])
-
-
-@pytest.mark.parametrize("isa", native.instruction_sets())
-def test_packed_weights_keep_their_size(isa: str) -> None:
-    native.use_instruction_set(isa)
-    for dtype, size in zip(DTYPES, (4, 2, 2), strict=True):
-        weights, _ = stored(numbers(1, 96, 64), dtype)
-        assert native.Linear(weights, dtype, 96, 64).n_bytes == 96 * 64 * size
 
 
 @settings(max_examples=100, deadline=None)

@@ -3,7 +3,6 @@
 import math
 from typing import Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -191,49 +190,6 @@ def test_scores_of_rows_that_are_no_numbers_are_numpys() -> None:
     assert math.isnan(wrong.logprob)
     assert wrong.rank == 1
     assert [token for token, _ in right.top] == [0, 1]
-
-
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize(
-    "sampling",
-    [
-        Sampling(temperature=1.3),
-        Sampling(temperature=2.0, top_k=150),
-        Sampling(temperature=2.0, top_p=0.9),
-        Sampling(temperature=2.0, min_p=0.05),
-    ],
-    ids=["all", "top_k", "top_p", "min_p"],
-)
-def test_frequencies_pass_a_chi_square(instruction_set: str, sampling: Sampling, seed: int) -> None:
-    n_vocab, n = 400, 20_000
-    scores = np.random.default_rng(seed).standard_normal(n_vocab).astype(np.float32)
-    print(f"seed {seed}, {instruction_set}")
-    logits = torch.from_numpy(scores).expand(n, -1)
-    draws = [Draw(msgspec.structs.replace(sampling, seed=seed))] * n
-    tokens = choose_tokens(logits, draws, range(n), {}, _native)
-    counts = np.bincount(tokens, minlength=n_vocab)
-    probabilities = _probabilities(scores, sampling)
-    assert not counts[probabilities == 0].any()
-    stays = probabilities > 0
-    expected = n * probabilities[stays]
-    chi_square = float(((counts[stays] - expected) ** 2 / expected).sum())
-    freedom = int(stays.sum()) - 1
-    # Beyond the 99.999th percentile (Wilson and Hilferty's approximation).
-    limit = freedom * (1 - 2 / (9 * freedom) + 4.265 * math.sqrt(2 / (9 * freedom))) ** 3
-    assert chi_square < limit, f"seed {seed}: {chi_square:.0f} of {freedom} degrees of freedom"
-
-
-def _probabilities(scores: Floats, sampling: Sampling) -> npt.NDArray[np.float64]:
-    """The definition, in float64 and by a sort."""
-    weights = np.exp((scores.astype(np.float64) - scores.max()) / sampling.temperature)
-    weights[weights < sampling.min_p] = 0
-    order = np.argsort(-weights, kind="stable")
-    if sampling.top_k:
-        weights[order[sampling.top_k :]] = 0
-    before = np.cumsum(weights[order]) - weights[order]
-    weights[order[before >= sampling.top_p * weights.sum()]] = 0
-    probabilities: npt.NDArray[np.float64] = weights / weights.sum()
-    return probabilities
 
 
 ROW = (1.44, -math.inf, 0, 1.0, 0.5, None, None, None)
