@@ -4,18 +4,13 @@ import gc
 import os
 import random
 import secrets
-import socket
-import threading
-import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
-import uvicorn
 from hypothesis import HealthCheck, settings
 
 from halfmoon_metadata import MemoryStore, tcp_ports
-from halfmoon_metadata.http_server import metadata_app
 from halfmoon_sandbox import bound_process
 from halfmoon_testing.processes.forked_starts import ForkTemplate, unforked
 
@@ -119,23 +114,11 @@ def _why_failed(skipped: object) -> str:
 @pytest.fixture
 def metadata_url() -> Iterator[str]:
     """An empty metadata store behind a server, in a thread, for what runs in processes."""
-    # Saying TCP lets asyncio turn Nagle's algorithm off, which costs 40 ms per answer.
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listener.bind(("127.0.0.1", 0))
-    listener.listen()
-    config = uvicorn.Config(
-        metadata_app(MemoryStore()), interface="asgi3", log_config=None, lifespan="off"
-    )
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-    thread.start()
-    while not server.started:
-        assert thread.is_alive(), "the metadata server did not start"
-        time.sleep(0.005)
-    yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
-    server.should_exit = server.force_exit = True
-    thread.join()
-    listener.close()
+    from tests.metadata.conftest import HttpServer
+
+    server = HttpServer(MemoryStore())
+    yield f"http://127.0.0.1:{server.port}/"
+    server.stop()
 
 
 #: Set where programs are started as users start them: with other libraries, or by slow machines.

@@ -47,17 +47,6 @@ def test_what_has_no_public_names_or_is_not_there_is_named_at_once(tmp_path: Pat
     assert "halfmoon_gone: no such package" in str(told.value)
 
 
-def test_a_page_shows_no_members_of_a_package_that_exports_none(tmp_path: Path) -> None:
-    make_package(tmp_path, "halfmoon_named", NAMED)
-    make_package(tmp_path, "halfmoon_listed", '"""List a module."""\n', "some")
-    pages = reference_pages(tmp_path, {"halfmoon_listed": ("some",)})
-    assert pages["halfmoon_named"] == "# halfmoon_named\n\n::: halfmoon_named\n"
-    assert pages["halfmoon_listed"] == (
-        "# halfmoon_listed\n\n::: halfmoon_listed\n    options: {members: false}\n\n"
-        "::: halfmoon_listed.some\n"
-    )
-
-
 def test_the_build_of_the_docs_fails_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

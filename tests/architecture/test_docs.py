@@ -158,15 +158,6 @@ def test_anchors_of_links_in_the_docs_are_headings_there(page: Path) -> None:
     assert not missing, f"{page.name} leads to no heading: {', '.join(missing)}"
 
 
-def test_anchors_are_named_as_github_names_them(tmp_path: Path) -> None:
-    (page := tmp_path / "page.md").write_text(
-        "# Operators' HTTP of a `node`\n\n## To add …\n\n## [A link](b.md#c), and more\n\n"
-        "### What it does\n\n```sh\n# no heading\n```\n\n### What it does\n"
-    )
-    headings = ("operators-http-of-a-node", "to-add-", "a-link-and-more", "what-it-does")
-    assert anchors(page) == {*headings, "what-it-does-1"}
-
-
 def test_make_targets_in_the_docs_exist(page: Path) -> None:
     makefile = (ROOT / "Makefile").read_text()
     targets = set(re.findall(r"^([a-z]+):", makefile, re.MULTILINE))

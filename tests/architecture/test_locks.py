@@ -57,9 +57,3 @@ def test_a_lock_names_what_a_requirements_file_lists(group: str) -> None:
         line.partition("#")[0].strip() for line in (ROOT / FILES[group]).read_text().split("\n")
     ]
     assert {canonicalize_name(Requirement(line).name) for line in lines if line} <= locked.keys()
-
-
-def test_an_image_has_no_more_than_its_service_needs() -> None:
-    assert "fastapi" not in entries(LOCKS / "kvstore.txt")
-    assert "transformers" not in entries(LOCKS / "conductor.txt")
-    assert "matplotlib" not in entries(LOCKS / "worker.txt")

@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 from openapi_spec_validator import validate
 
-from halfmoon_runtime.observability.operator_http import OperatorHttp
 from tools.openapi.__main__ import DOCUMENTS, FOLDER, main
-from tools.openapi.operator_document import kvstore_http
 
 NAMES = sorted(DOCUMENTS)
 
@@ -48,10 +46,3 @@ def test_parameters_and_fields_are_described() -> None:
         for kind, schema in document(name)["components"]["schemas"].items():
             for field, described in schema.get("properties", {}).items():
                 assert described.get("description") or "$ref" in described, f"{kind}.{field}"
-
-
-def test_every_route_of_a_kvstore_is_there() -> None:
-    http: OperatorHttp = kvstore_http()
-    added = {f"{route.method.lower()} {route.path}" for route in http.routes}
-    open_routes = {where for where, _ in operations("worker.openapi.json")}
-    assert {where for where, _ in operations("kvstore.openapi.json")} == added | open_routes

@@ -90,13 +90,6 @@ def test_torch_without_a_build_for_cpus_is_named(wheels: Path, tmp_path: Path) -
     assert what_has(make_vllm_environment(tmp_path / "environment")) == "2.0+cpu"
 
 
-def test_a_folder_that_is_no_environment_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "thesis.txt").write_text("years of work")
-    with pytest.raises(InstallFailed, match="no virtual environment"):
-        make_vllm_environment(tmp_path)
-    assert (tmp_path / "thesis.txt").exists()
-
-
 def test_a_disk_without_room_is_named_before_anything_is_fetched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,20 +7,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
-from pathlib import Path
 
 import pytest
-import xxhash
 
 from benchmarks.chaos.chaos_cluster import plan_hosts
-from benchmarks.chaos.listening_ports import listening_ports, owner_of
-from benchmarks.chaos.service_relays import Link, LinkCondition, ServiceRelays, worst_of
-from benchmarks.chaos.small_disk import MountRefused, SmallDisk
-from halfmoon_kvstore.disk_tier.segment_folder import SegmentFolder
-from halfmoon_protocol.ids import BlockHash
-from halfmoon_scheduling.tiers.disk_map import BlockRecord
-from halfmoon_scheduling.tiers.tier_commands import TierOutcome, WriteBack
-from halfmoon_testing.block_client import SMALL_LAYOUT, block_content
+from benchmarks.chaos.service_relays import Link, LinkCondition, ServiceRelays
 
 ONE, OTHER = "decode-0", "kvstore-0"
 WITHIN_S = 30.0
@@ -145,15 +136,6 @@ def test_a_slow_link_delays_both_directions_and_keeps_the_order(
         exchange(near)
 
 
-def test_a_narrow_link_takes_the_time_of_its_bytes(echo: Echo, relays: ServiceRelays) -> None:
-    with echo.dial() as near:
-        relays.set(Link(OTHER), LinkCondition(bytes_per_s=1e6))
-        began_s = time.monotonic()
-        near.sendall(bytes(100_000))
-        assert len(receive(near, 100_000)) == 100_000
-        assert time.monotonic() - began_s >= 0.1
-
-
 def test_a_stalled_link_holds_bytes_ends_and_new_connections_until_it_is_lifted(
     echo: Echo, relays: ServiceRelays
 ) -> None:
@@ -204,72 +186,3 @@ def test_damage_inverts_one_byte_of_a_transfer_and_none_of_zeromq(
             assert got.count(0xFF) in (0, n_damaged, 2 * n_damaged)
             assert got.count(0) == 1000 - got.count(0xFF)
     assert 1 <= relays.counts["bytes damaged"] <= 2
-
-
-def test_of_several_conditions_the_worst_holds() -> None:
-    assert worst_of(()) == LinkCondition()
-    slow, narrow = LinkCondition(delay_s=(0.1, 0.3)), LinkCondition(bytes_per_s=1e3)
-    quick, stalled = LinkCondition(delay_s=(0.1, 0.2)), LinkCondition(holds=True)
-    assert worst_of((slow, narrow, quick)) == LinkCondition((0.1, 0.3), 1e3)
-    assert worst_of((stalled, slow)) == LinkCondition((0.1, 0.3), holds=True)
-
-
-@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
-def test_the_kernel_tells_listeners_and_owners(family: socket.AddressFamily) -> None:
-    with socket.socket(family) as listener:
-        if family == socket.AF_INET6:
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        listener.bind(("127.0.0.1" if family == socket.AF_INET else "::ffff:127.0.0.1", 0))
-        listener.listen()
-        address = ("127.0.0.1", listener.getsockname()[1])
-        assert address in listening_ports(frozenset({"127.0.0.1"}))
-        assert address not in listening_ports(frozenset({"127.9.9.9"}))
-        with socket.create_connection(address) as near:
-            ends = near.getsockname(), address
-            assert owner_of(*ends, {"init": 1 << 30, "us": os.getpid()}) == "us"
-            assert owner_of(*ends, {}) == ""
-            assert owner_of(address, address, {"us": os.getpid()}) == ""
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
-    disk = SmallDisk(tmp_path / "disk", 2)
-    try:
-        disk.mount()
-    except MountRefused as error:
-        pytest.skip(f"this process may not mount a file system: {error}")
-    yield disk
-    disk.unmount()
-
-
-def write_back(folder: SegmentFolder, i: int, slot: int) -> TierOutcome:
-    block = BlockHash(i.to_bytes(16, "big"))
-    content = bytearray(block_content(block, SMALL_LAYOUT.block_bytes))
-    record = BlockRecord(block, None, 0, xxhash.xxh3_64_intdigest(content))
-    return folder.perform(WriteBack(record, 0, slot), memoryview(content))
-
-
-def test_a_full_disk_refuses_writes_to_slots_without_room_until_it_is_freed(
-    small_disk: SmallDisk,
-) -> None:
-    folder = SegmentFolder(small_disk.path, 1 << 20, generation=1)
-    folder.open(SMALL_LAYOUT)
-    assert write_back(folder, 1, 0) == "ok"
-    assert small_disk.fill(random.Random(1)) >= folder.n_slots - 1
-    outcomes = {write_back(folder, slot, slot) for slot in range(1, folder.n_slots)}
-    assert outcomes == {"failed"}
-    small_disk.free()
-    assert {write_back(folder, slot, slot) for slot in range(folder.n_slots)} == {"ok"}
-    folder.close()
-
-
-def test_a_start_on_a_full_disk_finds_no_room_and_the_next_one_does(small_disk: SmallDisk) -> None:
-    for is_full in (False, True, False):
-        if is_full:
-            small_disk.empty()
-            small_disk.fill_rest()
-        folder = SegmentFolder(small_disk.path, 1 << 20, generation=1)
-        folder.open(SMALL_LAYOUT)
-        assert (folder.n_slots == 0) is is_full
-        folder.close()
-        small_disk.free()

@@ -54,15 +54,6 @@ def test_a_shape_counts_the_operations_of_its_model(shape: ModelShape) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["benchmarks.engine", "benchmarks.vllm_engine", "benchmarks.goodput"]
-)
-def test_the_command_explains_its_flags(module: str) -> None:
-    done = run_module(module, "--help")
-    assert done.returncode == 0, done.stderr
-    assert "--systems" in done.stdout
-
-
-@pytest.mark.parametrize(
     ("module", "flag"),
     [("benchmarks.engine", "--shapes"), ("benchmarks.goodput", "--loads")],
 )

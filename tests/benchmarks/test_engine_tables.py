@@ -1,36 +1,26 @@
-"""What the comparison with vLLM's engine counts and shows."""
+"""What the comparison with vLLM's engine counts and shows, and a forward's profile of its parts."""
 
 import sys
 from pathlib import Path
 
 import pytest
 
-from benchmarks.cluster import Timing
 from benchmarks.engine import runner_process
+from benchmarks.engine.part_limits import GROUPS, Pass, limits, passes_of
 from benchmarks.engine.rows import (
     Ceilings,
     DecodeRow,
     MeasuredRow,
     PrefillRow,
     comparison_table,
-    conversion_table,
     memory_rows,
     pool_sequences,
 )
 from benchmarks.engine.runner_process import RunnerFailed
 from benchmarks.engine.shapes import SHAPES, ModelShape
-from benchmarks.engine.ttft_reuse import reuse_table
 
 #: 2 layers, each of 4·(2·4 + 2·2) + 3·4·8 = 144 parameters, and a head of 10·4.
 TINY = ModelShape("tiny", "llama", 2, 4, 2, 1, 2, 8, 10, tied=False)
-
-
-def test_a_prompt_takes_two_operations_per_parameter_and_token_and_those_of_attention() -> None:
-    matrices = 2 * 2 * 144 * 3
-    # Tokens 1, 2 and 3 read 1, 2 and 3 tokens: 6 pairs in 2 layers and 2 heads, of 2·2·2 each.
-    attention = 2 * 2 * 6 * 8
-    head = 2 * 10 * 4
-    assert TINY.prefill_flops(3) == matrices + attention + head
 
 
 def test_a_step_reads_all_weights_once_and_the_kv_of_each_request() -> None:
@@ -77,18 +67,6 @@ def test_shares_are_of_the_product_in_prefill_and_of_reading_in_decode() -> None
     assert [row.split(" | ")[-1] for row in rows] == ["0.25 |", "0.50 |"]
 
 
-def test_copies_to_the_pools_layout_are_shown_beside_the_time_that_they_are_a_part_of() -> None:
-    prefill, decode = PrefillRow(2048), DecodeRow(4, 512)
-    seconds: Seconds = {("ours", prefill): [0.4, 0.5, 9.0], ("theirs", prefill): [1.0]}
-    converting: Seconds = {("ours", prefill): [0.1, 0.01, 0.0]}
-    assert conversion_table((prefill, decode), seconds, converting).splitlines() == [
-        "| copies to the pool's layout | ours, ms | of its time |",
-        "|---|---|---|",
-        "| prefill 2,048 | 10.00 | 2.0% |",
-        "| decode 4 × 512 | – | – |",
-    ]
-
-
 def test_what_was_not_measured_is_a_dash() -> None:
     (row,) = compared((PrefillRow(8),), {("ours", PrefillRow(8)): [1.0]}, Ceilings(1e9, 1e9))
     assert row.startswith("| prefill 8, tokens/s | 8 | – | – |") and row.endswith(" | – |")
@@ -104,13 +82,6 @@ def test_the_pool_holds_the_largest_row_with_the_tokens_that_it_makes() -> None:
     assert len(sequences) == 16
     assert min(sequences) > 512
     assert pool_sequences((PrefillRow(9000), DecodeRow(1, 512))) == (9001,)
-
-
-def test_a_repeated_prompt_is_shown_as_times_faster() -> None:
-    misses = {"ours": [Timing(2.0, 0.1, 0), Timing(4.0, 0.1, 0), Timing(2.0, 0.1, 0)]}
-    hits = {"ours": [Timing(0.05, 0.1, 4032)]}
-    row = reuse_table("tiny", "float32", misses, hits).splitlines()[-1]
-    assert row == "| ours | 2,000 ms | 50.0 ms | 40 | 4,032 |"
 
 
 def test_a_runner_that_ends_is_reported_with_its_last_words(
@@ -132,3 +103,33 @@ def test_a_runner_that_ends_is_reported_with_its_last_words(
         assert echo.ready(60) == {}
         with pytest.raises(RunnerFailed, match="too large"):
             echo.ask({"op": "prefill"}, 60)
+
+
+# -- limits of a forward's parts -------------------------------------------------------------------
+
+#: One second for each operation, none for memory; and the other way round.
+PRODUCTS, MEMORY = Ceilings(1.0, 1e30), Ceilings(1e30, 1.0)
+
+
+def test_the_operations_of_a_step_are_those_of_its_matrices_and_of_its_attention() -> None:
+    found = limits(TINY, "float32", passes_of(DecodeRow(3, 7), 2048), PRODUCTS)
+    matrices = sum(found[group].seconds for group in ("QKV", "out", "up", "down"))
+    assert matrices == pytest.approx(2 * 3 * 2 * TINY.layer_parameters)
+    assert found["head"].seconds == pytest.approx(2 * 3 * 10 * 4)
+    # Each of 3 tokens sees 8, in 2 layers and 2 heads: two products of 2 numbers each.
+    assert found["attention"].seconds == pytest.approx(3 * 8 * 2 * 2 * (2 * 2 * 2))
+
+
+def test_in_the_last_layer_only_drawn_rows_go_on_behind_their_keys() -> None:
+    found = limits(TINY, "float32", [Pass(1, 5, 0, True)], PRODUCTS)
+    assert found["QKV"].seconds == pytest.approx(2 * 2 * 4 * 8 * 5)
+    assert found["out"].seconds == pytest.approx(2 * 4 * 4 * (5 + 1))
+    pairs = 5 * 6 // 2 + 5
+    assert found["attention"].seconds == pytest.approx(4 * 2 * 2 * pairs)
+    assert "head" not in limits(TINY, "float32", [Pass(1, 5, 0, False)], PRODUCTS)
+
+
+def test_a_step_reads_weights_once_and_the_kv_of_each_request() -> None:
+    found = limits(TINY, "bfloat16", passes_of(DecodeRow(3, 7), 2048), MEMORY)
+    read = sum(found[group].seconds for group in GROUPS if group != "norms, rotary, KV write")
+    assert read == pytest.approx(TINY.decode_bytes(3, 8, "bfloat16"))

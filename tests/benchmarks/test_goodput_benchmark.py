@@ -7,14 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from benchmarks.goodput.__main__ import SHORT, read_options
 from benchmarks.goodput.load_run import TextWriter
 from benchmarks.goodput.loads import (
     LEAST_IN_FAMILY,
     MOST_TOKENS,
     arriving,
     heavy_slice,
-    one_by_one,
     without_sharing,
 )
 from benchmarks.goodput.process_times import processor_s
@@ -22,11 +20,8 @@ from benchmarks.goodput.rate_search import RateSearch
 from benchmarks.goodput.report import (
     RateResult,
     SearchResult,
-    UnloadedResult,
-    median_best,
     rates_table,
     search_table,
-    unloaded_table,
 )
 from halfmoon_cli.bench.bench_record import BenchRecord, Slo
 from halfmoon_cli.bench.load_generator import RunProgress
@@ -59,12 +54,6 @@ def test_a_good_rate_above_a_bad_one_does_not_count() -> None:
     for rate, share in ((4.0, 0.95), (8.0, 0.8), (16.0, 0.99)):
         search.record(rate, share)
     assert (search.best, search.lowest_bad) == (4.0, 8.0)
-
-
-def test_a_short_comparison_takes_fewer_steps_unless_the_command_line_says_otherwise() -> None:
-    options = vars(read_options(["--short", "--seconds", "3"]))
-    assert {name: options[name] for name in SHORT} == SHORT | {"seconds": 3.0}
-    assert vars(read_options([]))["precision"] < SHORT["precision"]
 
 
 def trace() -> list[TraceRequest]:
@@ -115,12 +104,6 @@ def test_requests_arrive_at_the_rate_and_come_again_with_other_prompts() -> None
     assert plan_stats(chains).shared == 0
 
 
-def test_without_load_each_request_waits_for_the_one_before() -> None:
-    (chain,) = one_by_one(heavy_slice(trace(), 3))
-    assert len(chain) == 3
-    assert {request.at_s for request in chain} == {0.0}
-
-
 def test_a_text_has_a_letter_per_token_and_equal_parts_read_alike() -> None:
     first, second = [request.parts for request in heavy_slice(trace(), 2)]
     writer = TextWriter("salt")
@@ -169,9 +152,3 @@ def test_the_table_has_each_system_at_its_highest_good_rate_and_the_ratio_to_it(
         ["| ours", "8.00", "0.95"],
         ["| ours", "16.00", "0.50"],
     ]
-
-
-def test_searches_count_by_their_median_and_times_without_load_are_in_milliseconds() -> None:
-    assert median_best([SearchResult(best, ()) for best in (8.0, None, 4.0)]) == 4.0
-    row = unloaded_table({"ours": UnloadedResult(0.0123, 0.002, 0.031)}).splitlines()[-1]
-    assert row == "| ours | 12.3 | 2.0 | 3.1% |"

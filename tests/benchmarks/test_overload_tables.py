@@ -61,12 +61,6 @@ def test_each_missed_goal_is_marked() -> None:
         assert part in text
 
 
-def test_the_share_of_the_first_seconds_counts_from_the_runs_begin() -> None:
-    run = a_run(a_record(101.0, 1.5), a_record(119.0, 0.5), a_record(121.0, 0.5))
-    assert run.share_good(FOUND.slo, until_s=20.0) == 0.5
-    assert run.share_good(FOUND.slo) == pytest.approx(2 / 3)
-
-
 @pytest.mark.parametrize("share", ["0", "1.5", "-0.2"])
 def test_a_fixed_share_outside_its_range_is_refused_with_the_way_out(
     share: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

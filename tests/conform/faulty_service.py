@@ -107,8 +107,6 @@ def _value(value: Any, old: Any, message: dict[str, Any]) -> Any:
             return (old or 0) + n
         case {"$cut": n}:
             return old[:-n]
-        case {"$flip": _}:
-            return bytes([old[0] ^ 0xFF]) + old[1:]
         case {"$reverse": _}:
             return old[::-1]
         case {"$copy": path}:
@@ -163,8 +161,6 @@ def _take(pump: Any, take: Any, frames: Any, send_now: Any) -> None:
     if rule.get("deaf"):
         _seen["deaf"].add(peer)
         return
-    if rule.get("die"):
-        os._exit(3)
     if answer := rule.get("answer"):
         answer = _changed({**answer}, {"set": {}})
         filled = {k: _value(v, None, message or {}) for k, v in answer.items()}
@@ -267,9 +263,6 @@ def _wrap_owner() -> None:
     def grant_all(grant: Any, self: Any, region: Any, _ranges: Any, _op: Any, ttl_s: float) -> Any:
         return grant(self, region, [(0, region.length)], "both", ttl_s)
 
-    def grant_for_ever(grant: Any, self: Any, region: Any, ranges: Any, op: Any, _: float) -> Any:
-        return grant(self, region, ranges, op, 3600.0)
-
     def agree_alone(agree: Any, self: Any, key: Any, _share: bytes, *maps: bytes) -> Any:
         return agree(self, key, self.share, *maps)
 
@@ -279,7 +272,6 @@ def _wrap_owner() -> None:
     _patch(record_keys.KeyExchange, "agree", "any-share", agree_alone)
     _patch(TcpSessions, "end", "nothing-is-over", _yes)
     _patch(region_table.RegionTable, "grant", "keys-for-all", grant_all)
-    _patch(region_table.RegionTable, "grant", "keys-for-ever", grant_for_ever)
     _patch(TransferEngine, "begin_revoke", "keys-stay", lambda *_: OVER)
 
 

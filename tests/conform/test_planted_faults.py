@@ -1,21 +1,33 @@
-"""Each check fails where it should: at a service of ours with a planted fault."""
+"""Each check quotes the protocol, and fails where it should: at a service with a planted fault."""
 
 import asyncio
 import os
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from halfmoon_conform.catalogue import all_checks
-from halfmoon_conform.check import Check, ServiceRole
+from halfmoon_conform.catalogue import all_checks, checks_of
+from halfmoon_conform.check import ROLES, Check, ServiceRole
 from tests.conform.planted_runs import FAULTS, planted_checks, run_planted
 
 ROOT = Path(__file__).resolve().parents[2]
+PROTOCOL = " ".join((ROOT / "docs" / "protocol.md").read_text().split())
 #: Checks whose fault is not planted by this table; each with what makes it fail, or why none does.
 WITHOUT_A_FAULT: dict[str, str] = {}
 #: All faults take minutes: by default some of each role are planted, in each run other ones.
 EVERY = bool(os.environ.get("HALFMOON_CONFORM_FAULTS"))
 _STEP = 24
+
+
+@pytest.mark.parametrize("check", all_checks(), ids=lambda check: check.id)
+def test_a_check_quotes_a_sentence_of_the_protocol(check: Check) -> None:
+    assert " ".join(check.says.split()) in PROTOCOL
+
+
+def test_each_role_has_checks_and_each_id_is_one_check() -> None:
+    assert all(checks_of(role) for role in ROLES)
+    assert max(Counter(check.id for check in all_checks()).values()) == 1
 
 
 def test_each_check_has_a_fault_or_says_why_not() -> None:

@@ -19,7 +19,6 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from halfmoon_cli.kv.kvstore_nodes import KvstoreNodes
 from halfmoon_engine.fake_engine import FakeEngine
 from halfmoon_metadata import open_store
 from halfmoon_metadata.start_counter import ImplausibleGeneration
@@ -302,17 +301,3 @@ def test_a_broken_record_of_an_object_is_refused_in_words(dice: Random) -> None:
                 ends["refused"] += 1
     print(f"{10 * N} records of objects: {dict(ends)}")
     assert len(ends) == 2
-
-
-def test_commands_list_kvstores_beside_broken_records(store: MetadataStore, dice: Random) -> None:
-    nodes = KvstoreNodes(store)
-    whole = worker_record(dice, "kvstore-1")
-    store.put(MEMBERS + "kvstore-1", msgspec.json.encode(whole))
-    try:
-        for number in range(N):
-            record = mutant(dice, msgspec.json.encode(worker_record(dice, "kvstore-2")))
-            store.put(MEMBERS + "kvstore-2", record)
-            with noted(f"input {number}: {record[:300]!r}"):
-                assert nodes.find_node("kvstore-1") == whole
-    finally:
-        nodes.close()

@@ -15,6 +15,7 @@ import uvicorn
 from halfmoon_metadata import MemoryStore, MetadataStore, open_store
 from halfmoon_metadata.http_server import metadata_app
 from halfmoon_metadata.tcp_ports import free_port
+from halfmoon_runtime.clock import FakeClock
 from halfmoon_sandbox.bound_process import start_bound
 from halfmoon_testing.processes.etcd_server import EtcdServer
 from halfmoon_testing.tls_authority import IssuedCertificate, TlsAuthority
@@ -128,19 +129,6 @@ class Subject:
         self.store = self.another()
 
 
-class Hands:
-    """A clock that is moved by hand."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def advance(self, seconds: float) -> None:
-        self.now += seconds
-
-
 @pytest.fixture(scope="session")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> TlsAuthority:
     return TlsAuthority(tmp_path_factory.mktemp("tls"))
@@ -220,8 +208,8 @@ def subject(request: pytest.FixtureRequest, authority: TlsAuthority) -> Iterator
         return another
 
     # Clocks of ours run when a test says so, so expiry needs no waiting there.
-    clock = Hands()
-    memory = MemoryStore(clock)
+    clock = FakeClock()
+    memory = MemoryStore(clock.now)
     if kind == "memory":
         yield Subject(kind, lambda: memory, clock.advance)
     elif kind.startswith("http"):

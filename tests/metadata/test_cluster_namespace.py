@@ -4,9 +4,7 @@ import pytest
 
 from halfmoon_metadata import MemoryStore, MetadataStore, open_store
 from halfmoon_metadata.cluster_namespace import (
-    CLUSTER_VARIABLE,
     DEFAULT_CLUSTER,
-    cluster_from_environment,
     in_cluster,
 )
 from halfmoon_metadata.store_registry import open_values
@@ -51,13 +49,6 @@ def test_a_name_that_no_cluster_can_have_is_refused_with_the_flag_and_the_limit(
             in_cluster(MemoryStore(), name)
         with pytest.raises(ValueError, match="--cluster"):
             open_store("redis://127.0.0.1:1/0", cluster=name)
-
-
-def test_commands_take_the_name_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(CLUSTER_VARIABLE, raising=False)
-    assert cluster_from_environment() == DEFAULT_CLUSTER
-    monkeypatch.setenv(CLUSTER_VARIABLE, "east")
-    assert cluster_from_environment() == "east"
 
 
 def test_stored_answers_of_two_clusters_in_one_redis_are_apart(redis_server: RedisServer) -> None:

@@ -53,14 +53,6 @@ def test_a_value_read_or_written_is_swapped_and_removed(another: Callable[[], Ht
     assert store.compare_and_swap(KEY, b"3", None)
 
 
-def test_a_value_that_others_have_changed_since_is_left(another: Callable[[], HttpStore]) -> None:
-    store, other = another(), another()
-    store.put(KEY, b"1")
-    other.put(KEY, b"2")
-    assert not store.compare_and_swap(KEY, b"1", b"3")
-    assert other.get(KEY) == b"2"
-
-
 def test_what_no_server_gave_is_computed() -> None:
     given = GivenEtags()
     assert given.etag_of(KEY, b"1") == value_etag(b"1")

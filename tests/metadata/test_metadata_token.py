@@ -37,33 +37,6 @@ def url(server: HttpServer) -> str:
     return f"http://127.0.0.1:{server.port}/metadata"
 
 
-def test_a_client_with_the_key_of_the_cluster_is_served(url: str) -> None:
-    store = open_store(url, cluster_key=KEY)
-    store.put("a", b"1")
-    assert store.compare_and_swap("a", b"1", b"2")
-    assert (store.get("a"), store.list("a"), store.increment("n")) == (b"2", {"a": b"2"}, 1)
-    assert store.delete("a")
-    store.close()
-
-
-@pytest.mark.parametrize("key", ["", "another key of a cluster"])
-def test_a_client_without_it_is_told_what_to_set(server: HttpServer, url: str, key: str) -> None:
-    server.store.put("a", b"1")
-    store = open_store(url, cluster_key=key)
-    for call in (
-        lambda: store.get("a"),
-        lambda: store.put("a", b"2"),
-        lambda: store.delete("a"),
-        lambda: store.list(""),
-        lambda: store.compare_and_swap("a", b"1", b"2"),
-        lambda: store.increment("n"),
-    ):
-        with pytest.raises(MetadataRefused, match="HALFMOON_CLUSTER_KEY"):
-            call()
-    store.close()
-    assert server.store.list("") == {"a": b"1"}
-
-
 @pytest.mark.parametrize(
     "headers",
     [
@@ -89,13 +62,6 @@ def test_no_other_header_opens_it(
         assert answer.headers["www-authenticate"] == "Bearer"
         assert TOKEN not in answer.text
     assert server.store.list("") == {}
-
-
-def test_a_token_opens_no_other_cluster_and_shows_no_key() -> None:
-    assert metadata_token("") == ""
-    assert len(TOKEN) == 64
-    assert metadata_token(KEY + "!") != TOKEN
-    assert KEY not in TOKEN
 
 
 def test_while_a_key_is_changed_a_client_shows_its_first_key_and_a_server_takes_each() -> None:

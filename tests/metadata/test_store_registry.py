@@ -2,13 +2,11 @@
 
 import pytest
 
-from halfmoon_metadata import MemoryStore, MetadataError, MetadataRefused, open_store
-from halfmoon_metadata.redacted_url import redact_url
+from halfmoon_metadata import MemoryStore, MetadataRefused, open_store
 from halfmoon_metadata.stores.etcd_store import EtcdStore
 from halfmoon_metadata.stores.http_store import HttpStore
 from halfmoon_metadata.stores.redis_store import RedisStore
-from halfmoon_metadata.tcp_ports import free_port
-from tests.metadata.conftest import Hands
+from halfmoon_runtime.clock import FakeClock
 
 
 def test_memory_stores_are_one_per_name() -> None:
@@ -39,20 +37,6 @@ def test_opening_connects_to_nobody(url: str, kind: type) -> None:
     store.close()
 
 
-@pytest.mark.parametrize(
-    ("url", "shown"),
-    [
-        ("redis://:s3cr3t@h:6379/0", "redis://…@h:6379/0"),
-        ("redis://u:s3cr3t@with@at@h/0", "redis://…@h/0"),
-        ("http://u:s3cr3t@h:1/metadata?a=b@c", "http://…@h:1/metadata?a=b@c"),
-        ("http://h:1/metadata", "http://h:1/metadata"),
-        ("no url at all", "no url at all"),
-    ],
-)
-def test_user_and_password_are_not_shown(url: str, shown: str) -> None:
-    assert redact_url(url) == shown
-
-
 SCHEMES = "memory://, http://, https://, redis://, rediss://, etcd://, etcds://"
 VERIFIED = "always verified; HALFMOON_TLS_CA"
 REFUSED = {
@@ -60,7 +44,11 @@ REFUSED = {
     "metadata URL": [
         *("http://", "redis:///0", "http:///metadata", "redis://u:s3cr3t@/0", "etcd://"),
         *("http://x:port/", "redis://u:s3cr3t@h:port/0", "redis://u:s3cr3t@h:0/0", "etcd://x:0"),
-        *("redis://u:s3cr3t@[h/0", "http://u:s3cr3t@h:99999999/metadata"),
+        *(
+            "redis://u:s3cr3t@[h/0",
+            "redis://u:s3cr3t@with@s3cr3t@h:0/0",
+            "http://u:s3cr3t@h:99999999/metadata",
+        ),
         # What etcd's can't say.
         *("etcd://user:s3cr3t@x/folder", "etcd://x?y=1", "etcd://a:1,b:2"),
         *("etcd://user@x", "etcd://:s3cr3t@x"),
@@ -81,19 +69,9 @@ def test_a_url_that_is_refused_keeps_its_password(url: str, reason: str) -> None
     assert "s3cr3t" not in str(refused.value)
 
 
-@pytest.mark.parametrize("place", ["redis://u:s3cr3t@{}/0", "http://u:s3cr3t@{}/metadata"])
-def test_a_server_that_is_away_keeps_its_password(place: str) -> None:
-    store = open_store(place.format(f"127.0.0.1:{free_port()}"))
-    with pytest.raises(MetadataError) as failed:
-        store.get("a")
-    store.close()
-    assert "s3cr3t" not in str(failed.value)
-    assert "s3cr3t" not in repr(failed.value.__cause__)
-
-
 def test_a_full_memory_store_refuses_more_until_something_goes() -> None:
-    clock = Hands()
-    store = MemoryStore(clock, max_bytes=100)
+    clock = FakeClock()
+    store = MemoryStore(clock.now, max_bytes=100)
     store.put("a", b"x" * 50)
     store.put("b", b"x" * 40, ttl_s=5)
     with pytest.raises(MetadataRefused, match="limit is 100"):
@@ -107,8 +85,8 @@ def test_a_full_memory_store_refuses_more_until_something_goes() -> None:
 
 
 def test_renewing_a_lease_for_ever_takes_no_more_memory() -> None:
-    clock = Hands()
-    store = MemoryStore(clock)
+    clock = FakeClock()
+    store = MemoryStore(clock.now)
     for _ in range(10_000):
         store.put("k", b"v", ttl_s=80_000)
     store.check()

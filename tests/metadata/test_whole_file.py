@@ -29,16 +29,6 @@ def test_an_error_leaves_the_file_as_it_was_and_nothing_beside_it(tmp_path: Path
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_reader_sees_the_old_file_or_the_new_one(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(b"before")
-    with path.open("rb") as reader, replacing_file(path) as draft:
-        draft.write(b"after")
-        assert path.read_bytes() == b"before"
-        assert reader.read() == b"before"
-    assert path.read_bytes() == b"after"
-
-
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o644])
 def test_a_file_keeps_its_mode_and_a_new_one_is_its_owners_alone(tmp_path: Path, mode: int) -> None:
     path = tmp_path / "file"

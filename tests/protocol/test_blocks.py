@@ -1,4 +1,4 @@
-"""Block hashes: equal exactly when model, tenant, block size and the whole prefix are equal."""
+"""Hashes of blocks and of objects: equal exactly when all that they are made of is equal."""
 
 import hashlib
 import json
@@ -10,9 +10,13 @@ from hypothesis import strategies as st
 
 from halfmoon_protocol import schema
 from halfmoon_protocol.blocks import block_hashes, child_hashes, root_hash
-from halfmoon_protocol.errors import LayoutMismatch, ProtocolError
+from halfmoon_protocol.errors import LayoutMismatch, MalformedMessage, ProtocolError
 from halfmoon_protocol.examples import LAYOUT
 from halfmoon_protocol.ids import RequestId, original_request_id, retry_id
+from halfmoon_protocol.objects import OBJECT_HEAD_BYTES, ObjectHead, object_hashes
+
+# -- blocks ---------------------------------------------------------------------------------------
+
 
 GOLDEN = schema.HOME / "golden" / "block_hashes.json"
 tokens = st.lists(st.integers(0, 2**32 - 1), max_size=80)
@@ -48,28 +52,6 @@ def test_golden_hashes_are_what_we_compute() -> None:
         assert [block.hex() for block in block_hashes(tokens, **how)] == hashes_hex
 
 
-@given(tokens, tokens)
-def test_hashes_agree_as_far_as_whole_blocks_do(left: list[int], right: list[int]) -> None:
-    ours = block_hashes(left, model="m", block_size=16)
-    theirs = block_hashes(right, model="m", block_size=16)
-    for index, (a, b) in enumerate(zip(ours, theirs, strict=False)):
-        end = 16 * (index + 1)
-        assert (a == b) == (left[:end] == right[:end])
-
-
-def test_tenants_models_and_block_sizes_share_nothing() -> None:
-    prompt = list(range(64))
-    variants = [
-        block_hashes(prompt, model="m", salt="", block_size=16),
-        block_hashes(prompt, model="m", salt="a", block_size=16),
-        block_hashes(prompt, model="n", salt="", block_size=16),
-        block_hashes(prompt, model="ma", salt="", block_size=16),
-        block_hashes(prompt, model="m", salt="", block_size=32),
-    ]
-    seen = [block for hashes in variants for block in hashes]
-    assert len(seen) == len(set(seen))
-
-
 def test_a_token_id_or_a_block_size_out_of_range_is_refused() -> None:
     for token in (-1, 2**32, 1.5, "x"):
         with pytest.raises(ProtocolError, match="token ids"):
@@ -91,12 +73,6 @@ def test_a_layout_mismatch_names_the_field_and_both_values() -> None:
     assert "head_dim" not in text
 
 
-def test_a_block_is_all_its_layers_and_a_layer_is_keys_and_values() -> None:
-    assert LAYOUT.layer_bytes == 2 * 16 * 2 * 16 * 4
-    assert LAYOUT.block_bytes == 2 * LAYOUT.layer_bytes
-    assert [LAYOUT.blocks_for(n) for n in (0, 1, 16, 17)] == [0, 1, 1, 2]
-
-
 def test_a_retry_belongs_to_the_clients_request() -> None:
     first = RequestId("cmpl-1")
     assert retry_id(retry_id(first, 2), 3) == "cmpl-1~3"
@@ -113,3 +89,43 @@ def test_child_hashes_go_on_behind_any_block_of_a_prompt() -> None:
     assert child_hashes(whole[0], prompt[:15], block_size=16) == []
     with pytest.raises(ProtocolError, match="token ids"):
         child_hashes(whole[0], [-1] * 16, block_size=16)
+
+
+# -- objects --------------------------------------------------------------------------------------
+
+
+def test_hashes_follow_from_the_key_and_the_block_size_alone() -> None:
+    hashes = object_hashes("a/b", 3, 4096)
+    assert [h.hex() for h in hashes] == GOLDEN_OBJECTS
+    assert object_hashes("a/b", 1, 4096) == hashes[:1]
+    others = {*object_hashes("a/c", 3, 4096), *object_hashes("a/b", 3, 8192)}
+    assert len({*hashes, *others}) == 9
+
+
+@pytest.mark.parametrize("key", ["", "k" * 1025])
+def test_a_key_that_is_empty_or_too_long_is_refused(key: str) -> None:
+    with pytest.raises(MalformedMessage, match="1 to 1024"):
+        object_hashes(key, 1, 4096)
+
+
+@pytest.mark.parametrize(("n_bytes", "n_blocks"), [(0, 1), (68, 1), (69, 2), (168, 2), (169, 3)])
+def test_a_head_comes_back_and_tells_how_many_blocks_there_are(n_bytes: int, n_blocks: int) -> None:
+    head = ObjectHead(n_bytes, bytes(range(16)))
+    encoded = head.encode()
+    assert len(encoded) == OBJECT_HEAD_BYTES == 32
+    assert ObjectHead.decode(encoded + b"bytes") == head
+    assert head.n_blocks(block_bytes=100) == n_blocks
+
+
+@pytest.mark.parametrize("block", [b"", b"HMOBJ1", bytes(64)])
+def test_a_block_of_something_else_is_none_of_an_object(block: bytes) -> None:
+    with pytest.raises(MalformedMessage):
+        ObjectHead.decode(block)
+
+
+#: Computed apart from the code, from the definition.
+GOLDEN_OBJECTS = [
+    "13c8a81d1221cbe16bdcd31c364ca454",
+    "04863f6a587eff96782b1b45726f2160",
+    "05f452d96922110cc8ebf110d37a3a8c",
+]

@@ -11,11 +11,6 @@ OLD = "the moon is made of green cheese"
 NEW = "the moon is made of blue cheese"
 
 
-def test_no_text_has_no_key_and_one_line_has_one() -> None:
-    assert split_cluster_keys("") == ()
-    assert split_cluster_keys(OLD) == (OLD,)
-
-
 @pytest.mark.parametrize(
     "text",
     [f"{NEW}\n{OLD}", f"{NEW}\n{OLD}\n", f"\n  {NEW} \r\n\n\t{OLD}\r\n", f"{NEW}\n\n\n{OLD}"],
@@ -34,6 +29,7 @@ def test_each_line_has_a_key_whatever_white_space_is_around(text: str) -> None:
 )
 def test_keys_keep_their_order(keys: list[str]) -> None:
     assert split_cluster_keys("\n".join(keys)) == tuple(keys)
+    assert split_cluster_keys("") == ()
 
 
 @pytest.mark.parametrize(

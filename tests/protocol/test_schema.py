@@ -8,48 +8,11 @@ from typing import Any
 
 import pytest
 
-from halfmoon_protocol import bounds, codec, schema
-from halfmoon_protocol.logprobs import TokenScore
-from halfmoon_protocol.messages.stages import ChunkSent
-from halfmoon_protocol.schema.field_docs import field_docs
+from halfmoon_protocol import schema
 from halfmoon_protocol.schema.schema_faults import schema_faults
 from halfmoon_protocol.schema.units import UNITS
 
 GENERATED = json.loads(schema.artefacts()["schema/messages.json"])
-DEFINED = GENERATED["$defs"]
-
-
-def test_a_fields_comment_is_its_description() -> None:
-    assert field_docs(ChunkSent)["start"] == "Position of the chunk's first token."
-    described = DEFINED["ChunkSent"]["properties"]
-    assert described["start"]["description"] == "Position of the chunk's first token."
-    assert described["request_id"]["description"].startswith("Names one try")
-    assert "\n" not in described["stage"]["description"]
-
-
-def test_a_number_has_its_unit_and_its_limits_and_a_message_one_tag() -> None:
-    assert DEFINED["Region"]["properties"]["length"] == {
-        "description": "Its length; accesses beyond it are refused.",
-        "type": "integer",
-        "minimum": 0,
-        "maximum": bounds.MAX_COUNT,
-        "x-unit": "bytes",
-    }
-    assert DEFINED["ChunkSent"]["properties"]["type"]["const"] == "chunk_sent"
-
-
-def test_positions_of_arrays_have_the_names_of_the_fields() -> None:
-    score = DEFINED["TokenScore"]
-    assert [each["title"] for each in score["prefixItems"]] == list(TokenScore.__struct_fields__)
-    assert [each["title"] for each in score["prefixItems"][2]["items"]["prefixItems"]] == [
-        "token",
-        "logprob",
-    ]
-    assert score["prefixItems"][1]["description"].startswith("1 for the likeliest")
-
-
-def test_a_list_without_a_limit_of_its_own_has_that_of_the_frame() -> None:
-    assert bounds.MAX_ITEMS == codec.MAX_MESSAGE_BYTES
 
 
 def test_the_schema_leaves_nothing_out() -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from halfmoon_protocol.ids import ConductorId, RequestId
-from halfmoon_protocol.messages import Cancel, Hello, Message, PrefillStopped, Welcome, WrongVersion
+from halfmoon_protocol.messages import Cancel, Hello, Message, PrefillStopped, Welcome
 from halfmoon_runtime.channels.memory_network import MemoryNetwork
 from halfmoon_runtime.channels.network import PeerId, Port, WorkerLink
 from halfmoon_runtime.worker.conductor_connections import ConductorConnections, RejectedByConductors
@@ -64,14 +64,6 @@ def answer(request_id: RequestId) -> Message:
     return PrefillStopped(request_id=request_id)
 
 
-async def test_a_conductor_of_other_versions_is_told_so_and_not_served(worker: Worker) -> None:
-    link, peer = await worker.dialled()
-    hello = Hello(conductor_id=EAST, session=1, min_version=7, max_version=9)
-    await worker.conductors.on_hello(hello, peer, worker.info)
-    assert await heard(link, 1) == [WrongVersion(got=9, min_version=1, max_version=1)]
-    assert peer not in worker.owners.conductors
-
-
 async def test_everybody_who_said_hello_hears_what_the_worker_becomes(worker: Worker) -> None:
     links = [(await worker.greeted(conductor))[0] for conductor in (EAST, WEST)]
     await worker.conductors.broadcast_info(worker.info)
@@ -124,26 +116,6 @@ async def test_two_conductors_of_one_name_keep_what_each_has_asked_for(worker: W
     assert worker.let_go == []
     assert (await heard(first, 3))[-1] == answer(ONE)
     assert (await heard(second, 2))[-1] == answer(TWO)
-
-
-async def test_the_earlier_of_two_of_one_name_is_tried_until_it_is_gone(worker: Worker) -> None:
-    first, first_peer = await worker.greeted(EAST)
-    worker.owners.add(ONE, first_peer)
-    await worker.greeted(EAST)
-    await worker.conductors.probe(worker.info, 0.0)
-    await first.close()
-    await worker.conductors.probe(worker.info, 0.5)
-    assert worker.let_go == [], "not tried again so soon"
-    await worker.conductors.probe(worker.info, 1.5)
-    assert worker.let_go == [ONE]
-
-
-async def test_hello_said_twice_on_a_connection_ends_nothing(worker: Worker) -> None:
-    link, peer = await worker.greeted(EAST)
-    worker.owners.add(ONE, peer)
-    await worker.hear_hello(EAST, peer)
-    assert worker.let_go == [] and worker.owners.owner_of(ONE) == peer
-    assert await heard(link, 2) == [worker.welcome] * 2
 
 
 async def test_a_worker_goes_only_when_no_conductor_wants_it(worker: Worker) -> None:

@@ -10,19 +10,6 @@ import pytest
 from halfmoon_runtime.worker.forward_thread import ForwardThread
 
 
-async def test_calls_run_in_order_in_one_other_thread() -> None:
-    ran: list[tuple[int, int]] = []
-
-    def note(i: int) -> None:
-        ran.append((i, threading.get_ident()))
-
-    with ForwardThread() as forward:
-        await asyncio.gather(*(forward.run(note, i) for i in range(50)))
-    assert [i for i, _ in ran] == list(range(50))
-    (thread,) = {thread for _, thread in ran}
-    assert thread != threading.get_ident()
-
-
 async def test_results_and_errors_come_back() -> None:
     with ForwardThread() as forward:
         assert await forward.run(divmod, 7, 2) == (3, 1)

@@ -5,14 +5,12 @@ import os
 import signal
 import sys
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from halfmoon_metadata.tcp_ports import free_port
 from halfmoon_runtime.healthcheck import STATUS_FILE
 from halfmoon_runtime.lifecycle import report_stage
 from halfmoon_sandbox.bound_process import start_bound
@@ -40,6 +38,11 @@ run_service("bakery", settings, main)
 """
 
 
+#: A variable that is in every service's environment and nobody's setting.
+MISSPELT = {"HALFMOON_METADTA": "redis://here"}
+MEANT = {"HALFMOON_METADTA": "HALFMOON_METADATA"}
+
+
 class Running:
     """A service in a process of its own."""
 
@@ -54,7 +57,12 @@ class Running:
                 [sys.executable, program],
                 stdout=printed,
                 stderr=self._log,
-                env={**os.environ, STATUS_FILE: str(self._status), "PYTHONUNBUFFERED": "1"},
+                env={
+                    **os.environ,
+                    **MISSPELT,
+                    STATUS_FILE: str(self._status),
+                    "PYTHONUNBUFFERED": "1",
+                },
             )
 
     @property
@@ -127,12 +135,13 @@ def test_a_signal_lets_main_finish_what_it_has(start: Start, number: signal.Sign
     running.until_stage("ready")
     assert running.status == {
         "stage": "ready", "pid": running.process.pid, "worker_id": "bakery-0", "url": "http://here",
+        "misspelt": MEANT,
     }  # fmt: skip
     running.process.send_signal(number)
     code, printed = running.end()
     assert code == 0, running.log
     assert printed.split("\n")[:2] == ["drained", "spawned task ended"]
-    assert running.status["stage"] == "stopped"
+    assert (running.status["stage"], running.status["misspelt"]) == ("stopped", MEANT)
 
 
 def test_an_exit_waits_for_no_thread_and_no_clean_up_of_the_interpreter(start: Start) -> None:
@@ -161,17 +170,28 @@ async def main(service):
 
 
 @pytest.mark.usefixtures("started_programs")  # what a fork begins with is out of sight already
-def test_what_is_there_once_a_service_is_ready_is_not_collected_again(start: Start) -> None:
+def test_what_is_there_once_a_service_is_ready_and_what_is_young_is_not_looked_at(
+    start: Start,
+) -> None:
     running = start("""
 import gc
+from halfmoon_runtime.gc_tuning import YOUNG_OBJECTS
+
+def n_looks():
+    return sum(generation["collections"] for generation in gc.get_stats())
 
 async def main(service):
     assert not gc.get_freeze_count()
     service.ready()
     print(gc.get_freeze_count() > 1000)
+    before = n_looks()
+    kept = [[] for _ in range(YOUNG_OBJECTS // 2)]
+    print(n_looks() == before)
+    kept += [[] for _ in range(YOUNG_OBJECTS)]
+    print(n_looks() > before)
 """)
     code, printed = running.end()
-    assert (code, printed) == (0, "True\n"), running.log
+    assert (code, printed) == (0, "True\n" * 3), running.log
 
 
 def test_a_service_runs_on_uvloop_and_is_done_when_its_main_returns(start: Start) -> None:
@@ -205,6 +225,7 @@ def test_a_failure_ends_the_service_with_a_traceback(start: Start, body: str) ->
     assert code == 1
     assert running.status["stage"] == "failed"
     assert running.status["error"] == "ValueError: no flour"
+    assert running.status["misspelt"] == MEANT
     failed = [line for line in running.lines if "exception" in line]
     assert len(failed) == 1
     assert "Traceback" in failed[0]["exception"]
@@ -220,6 +241,7 @@ async def main(service):
     assert running.end()[0] == 2
     assert running.status["stage"] == "failed"
     assert (running.status["error"], running.status["refused"]) == ("no flour: buy some", True)
+    assert running.status["misspelt"] == MEANT
     said = [line["error"] for line in running.lines if "error" in line]
     assert said == ["no flour: buy some"]
     assert "Traceback" not in running.log and "deep" not in running.log
@@ -330,28 +352,6 @@ async def main(service):
 """
 
 
-@pytest.mark.parametrize("ends_by", ["a signal", "CannotStart", "ValueError"])
-def test_each_status_record_names_variables_that_are_misspelt(
-    start: Start, monkeypatch: pytest.MonkeyPatch, ends_by: str
-) -> None:
-    monkeypatch.setenv("HALFMOON_METADTA", "redis://here")
-    misspelt = {"HALFMOON_METADTA": "HALFMOON_METADATA"}
-    if ends_by == "a signal":
-        running = start(SERVING)
-        running.until_stage("ready")
-        assert running.status["misspelt"] == misspelt
-        running.process.terminate()
-    else:
-        running = start(f"""
-from halfmoon_runtime.lifecycle import CannotStart
-async def main(service):
-    raise {ends_by}("nothing to serve")
-""")
-    assert (running.end()[0] == 0) == (ends_by == "a signal")
-    assert running.status["stage"] == ("stopped" if ends_by == "a signal" else "failed")
-    assert running.status["misspelt"] == misspelt
-
-
 @pytest.fixture
 def draining(start: Start) -> Start:
     """Starts a slow service, after lines of its own, and has it drain."""
@@ -366,9 +366,15 @@ def draining(start: Start) -> Start:
     return begin
 
 
-def test_a_second_signal_cuts_the_drain_short(draining: Start) -> None:
-    running = draining("STUBBORN = False\n" + EACH_COUNTS)
+@pytest.mark.parametrize("stubborn", [False, True])
+def test_a_second_signal_cuts_the_drain_short_and_a_third_one_ends_it_at_once(
+    draining: Start, stubborn: bool
+) -> None:
+    running = draining(f"STUBBORN = {stubborn}\n{EACH_COUNTS}")
     running.process.send_signal(signal.SIGINT)
+    if stubborn:
+        running.until_stage("cleaning")
+        running.process.send_signal(signal.SIGINT)
     code, printed = running.end()
     assert code == 128 + signal.SIGINT
     assert "cleaned up" in printed
@@ -386,14 +392,6 @@ def test_signals_within_a_second_are_one(draining: Start) -> None:
     assert "cleaned up" not in running.end()[1]
 
 
-def test_a_third_signal_ends_it_at_once(draining: Start) -> None:
-    running = draining("STUBBORN = True\n" + EACH_COUNTS)
-    running.process.terminate()
-    running.until_stage("cleaning")
-    running.process.terminate()
-    assert running.end()[0] == 128 + signal.SIGTERM
-
-
 def test_an_unwritable_status_file_stops_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -403,22 +401,3 @@ def test_an_unwritable_status_file_stops_nobody(
     report_stage("ready", where=tmp_path)
     assert json.loads((tmp_path / "status").read_text())["where"] == str(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["status"]
-
-
-def test_a_service_serves_its_metrics_where_its_settings_say(start: Start) -> None:
-    port = free_port()
-    running = start(
-        """
-from halfmoon_runtime.channels.dropped_messages import record_drop
-async def main(service):
-    record_drop("malformed", "here")
-    service.report_stage("ready")
-    await service.stopping.wait()
-"""
-        f"\nMETRICS_PORT = {port}\n"
-    )
-    running.until_stage("ready")
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as page:
-        assert b'halfmoon_dropped_messages_total{reason="malformed"} 1.0' in page.read()
-    running.process.terminate()
-    assert running.end()[0] == 0

@@ -1,6 +1,5 @@
 """Logs and metrics as whoever operates a service reads them."""
 
-import asyncio
 import contextvars
 import json
 import logging
@@ -48,19 +47,6 @@ def test_json_lines_say_who_what_and_for_which_request(capsys: pytest.CaptureFix
     assert odd["event"] == "this is odd"
     assert odd["request_id"] == "cmpl-1"
     assert "request_id" not in idle
-
-
-async def test_a_request_id_stays_with_its_task(capsys: pytest.CaptureFixture[str]) -> None:
-    configure_logging("decode", "decode-0", "info", "json")
-    log = structlog.get_logger("test")
-
-    async def serve(request_id: str) -> None:
-        bind_request(request_id)
-        await asyncio.sleep(0)
-        log.info(request_id)
-
-    await asyncio.gather(*(serve(str(i)) for i in range(5)))
-    assert all(line["request_id"] == line["event"] for line in lines(capsys))
 
 
 def test_console_lines_have_whole_tracebacks(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,5 @@
 """The faults that the in-memory network can make, and what both sides see of them."""
 
-import asyncio
-
 from halfmoon_protocol.ids import RequestId
 from halfmoon_protocol.kv_events import AllBlocksCleared, KvEventBatch
 from halfmoon_protocol.messages import Cancel, PrefillStopped
@@ -31,17 +29,6 @@ async def test_a_killed_port_loses_what_it_had_not_read_and_its_links_keep_what_
     await finds_nobody(link.send(MESSAGE), "killed")
     await finds_nobody(port.receive(), "killed")
     await finds_nobody(port.send(peer, MESSAGE), "gone")
-
-
-async def test_a_killed_worker_can_be_started_again_under_its_name() -> None:
-    network = MemoryNetwork()
-    old = await network.bind("decode-0")
-    network.kill("decode-0")
-    new = await network.bind("decode-0")
-    await finds_nobody((await network.dial(old.commands)).receive(), "no answer")
-    link = await network.dial(new.commands)
-    await link.send(MESSAGE)
-    assert (await new.receive())[1] == MESSAGE
 
 
 async def test_a_partition_cuts_one_worker_off_until_it_heals() -> None:
@@ -92,12 +79,3 @@ async def test_a_message_that_can_not_be_read_is_dropped_by_its_receiver() -> No
     await port.send(peer, PrefillStopped(request_id=RequestId("r")))
     assert await link.receive() == PrefillStopped(request_id=RequestId("r"))
     await network.close()
-
-
-async def test_closing_the_network_ends_every_port_and_link() -> None:
-    network = MemoryNetwork()
-    link = await network.dial((await network.bind("decode-0")).commands)
-    waiting = asyncio.create_task(link.receive())
-    await asyncio.sleep(0)
-    await network.close()
-    await finds_nobody(waiting)

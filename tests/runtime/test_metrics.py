@@ -6,7 +6,7 @@ import prometheus_client
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from halfmoon_runtime.observability.histogram import FastHistogram, time_buckets, token_buckets
+from halfmoon_runtime.observability.histogram import FastHistogram
 from halfmoon_runtime.observability.metrics import (
     LabelledValues,
     MetricSnapshot,
@@ -72,8 +72,3 @@ def test_a_second_metric_of_a_name_is_refused_and_what_is_shown_no_more_makes_ro
     hide()
     expose_metrics(lambda: {"pages": ("Others.", 5)}, registry=registry)
     assert "pages 5.0" in shown(registry)
-
-
-def test_bounds_rise_by_one_two_and_five() -> None:
-    assert time_buckets(0.001, 0.1) == (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
-    assert token_buckets(20) == (1.0, 2.0, 5.0, 10.0, 20.0)

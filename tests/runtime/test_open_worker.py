@@ -1,38 +1,42 @@
-"""What a worker opens, in which order it closes, and what a model gets."""
+"""What a worker opens, in which order it goes into and out of service, and what ends its start."""
 
 import asyncio
+import threading
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import pytest
-from prometheus_client import CollectorRegistry
+from prometheus_client import REGISTRY, CollectorRegistry
 
 from halfmoon_engine.fake_engine import FakeEngine
-from halfmoon_metadata import MetadataStore, open_store
+from halfmoon_metadata import MemoryStore, MetadataStore, open_store
 from halfmoon_metadata.store_interface import MetadataUnreachable
-from halfmoon_protocol.ids import ConductorId
-from halfmoon_protocol.messages import DecodeCost, Hello
 from halfmoon_runtime import membership
-from halfmoon_runtime.channels.zmq_network import ZmqNetwork
 from halfmoon_runtime.engine_settings import EngineSettings
 from halfmoon_runtime.lifecycle import CannotStart
-from halfmoon_runtime.membership import MEMBERS, list_members
+from halfmoon_runtime.membership import MEMBERS, Membership, Superseded, list_members
 from halfmoon_runtime.observability.metrics import MetricSnapshot
 from halfmoon_runtime.observability.operator_http import OperatorHttp
 from halfmoon_runtime.settings import ServiceSettings
-from halfmoon_runtime.worker.open_model import load_model, model_info, place_model
+from halfmoon_runtime.worker.open_model import load_model
 from halfmoon_runtime.worker.open_worker import OpenedWorker, open_worker
+from halfmoon_runtime.worker.registration import registered_worker
 from halfmoon_transfer import TransferStats
-from halfmoon_transfer.open_transfer_engine import open_transfer_engine
-from tests.runtime.service_parts import finds_nobody, some_service
+from tests.runtime.service_parts import info_of, some_service
 
 NO_TRANSFERS = TransferStats(
     n_transfers=0, bytes_read=0, bytes_written=0, bytes_by_path={}, n_failures=0, n_retries=0,
     corrupted_by_path={}, n_live=0, n_regions=0, n_connections=0, n_mappings=0, n_malformed=0,
 )  # fmt: skip
+
+
+def shown_steps() -> float | None:
+    """What a scrape shows of a worker, which it does while the worker serves."""
+    return REGISTRY.get_sample_value("halfmoon_test_steps")
 
 
 @dataclass
@@ -43,14 +47,9 @@ class Steps:
     store: MetadataStore
     key: str
     seen: list[str] = field(default_factory=list)
-    arguments: dict[str, Any] = field(default_factory=dict)
-
-    def open_transfer(self, name: str, **arguments: Any) -> AbstractContextManager["Steps"]:
-        self.arguments = {"name": name, **arguments}
-        return self._transfer()
 
     @contextmanager
-    def _transfer(self) -> Iterator["Steps"]:
+    def open_transfer(self, name: str, **arguments: Any) -> Iterator["Steps"]:
         self.seen.append("transfer opened")
         yield self
         self.seen.append("transfer closed")
@@ -67,14 +66,16 @@ class Steps:
         try:
             await asyncio.Event().wait()
         finally:
+            assert self.store.get(self.key) is None, "it answers while anybody may know of it"
             self.seen.append("worker ended")
 
     async def drain(self) -> None:
         assert self.store.get(self.key) is not None
+        assert shown_steps() == 1.0
         self.seen.append("drained")
 
     def metrics(self) -> MetricSnapshot:
-        return {}
+        return {"halfmoon_test_steps": ("What happened.", float(len(self.seen)))}
 
 
 @pytest.fixture
@@ -113,7 +114,7 @@ async def test_a_worker_drains_while_it_is_known_and_closes_in_reverse(steps: St
     async with opened_worker(steps.settings, steps.open_transfer) as opened:
         assert await list_members(steps.store) == {}, "known before it can answer"
         await serve_until_ready(opened, steps)
-        assert steps.store.get(steps.key) is None
+        assert (steps.store.get(steps.key), shown_steps()) == (None, None)
     assert steps.seen == ["transfer opened", "drained", "worker ended", "transfer closed"]
 
 
@@ -136,18 +137,6 @@ async def test_a_metadata_server_that_goes_away_in_mid_start_is_waited_for(
     assert (n_failures, steps.seen.count("transfer opened")) == (0, 1)
 
 
-async def test_its_port_answers_until_the_end_and_its_record_says_where(steps: Steps) -> None:
-    network = ZmqNetwork()
-    async with opened_worker(steps.settings, steps.open_transfer) as opened:
-        assert (opened.env.info.role, opened.env.info.host) == ("decode", "here")
-        link = await network.dial(opened.env.info.commands, opened.env.info.events)
-        await link.send(Hello(ConductorId("conductor-0"), 0))
-        _, message = await opened.env.port.receive()
-        assert isinstance(message, Hello)
-    await finds_nobody(link.receive())
-    await network.close()
-
-
 async def test_its_record_says_where_http_is(steps: Steps) -> None:
     http = OperatorHttp(asyncio.get_running_loop(), lambda: True, registry=CollectorRegistry())
     http.start(0, steps.settings.host)
@@ -161,36 +150,7 @@ async def test_its_record_says_where_http_is(steps: Steps) -> None:
     http.stop()
 
 
-async def test_a_second_start_has_a_higher_generation_for_record_and_transfers(
-    steps: Steps,
-) -> None:
-    async with some_service() as service:
-        for generation in (1, 2):
-            async with open_worker(
-                steps.settings, service, "decode", steps.open_transfer
-            ) as opened:
-                assert opened.env.info.generation == generation
-            assert steps.arguments["generation"] == generation
-            assert steps.arguments["name"] == steps.settings.worker_id
-            assert steps.arguments["bind"] == ["127.0.0.1"]
-
-
-async def test_a_transfer_engine_that_cannot_open_leaves_nothing_behind(steps: Steps) -> None:
-    def refuse(name: str, **arguments: Any) -> AbstractContextManager[Steps]:
-        raise OSError("no such card")
-
-    async with some_service() as service:
-        with pytest.raises(OSError, match="no such card"):
-            async with open_worker(steps.settings, service, "decode", refuse):
-                pytest.fail("it must not open")
-    assert await list_members(steps.store) == {}
-
-
 # -- a model -----------------------------------------------------------------------------------
-
-
-def model_settings(**changes: Any) -> EngineSettings:
-    return EngineSettings(model="fake://", metrics_port=-1, **changes)
 
 
 class Refused(Exception):
@@ -203,20 +163,77 @@ async def test_a_model_that_is_refused_ends_the_start_in_one_line() -> None:
 
     async with some_service() as service:
         with pytest.raises(CannotStart, match="fake:// is no model"):
-            await load_model(model_settings(), service, refuse, Refused)
+            await load_model(EngineSettings(model="fake://"), service, refuse, Refused)
 
 
-async def test_a_model_gets_registered_pages_and_says_what_it_is(steps: Steps) -> None:
-    engine = FakeEngine()
-    unmeasured = model_settings(measure=False)
-    async with (
-        opened_worker(steps.settings, open_transfer_engine) as opened,
-        place_model(unmeasured, opened.service, engine, 7, opened.env.transfer.allocate) as placed,
-    ):
-        assert placed.n_pages == 7
-        assert placed.memory.region.length == placed.n_pages * engine.layout.block_bytes
-        assert placed.decode_cost == DecodeCost()
-        info = model_info(opened.env.info, model_settings(), engine, placed.n_pages)
-        said = (info.layout, info.model, info.n_blocks)
-        assert said == (engine.layout, engine.name, placed.n_pages)
-        engine.detach()
+# -- registration ---------------------------------------------------------------------------------
+
+
+INFO = info_of("decode-0")
+KEY = MEMBERS + INFO.worker_id
+
+
+class Worker:
+    """Says whether it is serving."""
+
+    def __init__(self) -> None:
+        self.serving = False
+
+    async def serve(self) -> None:
+        self.serving = True
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.serving = False
+
+    def metrics(self) -> MetricSnapshot:
+        return {"halfmoon_test_in_service": ("Whether it serves.", float(self.serving))}
+
+
+def reading() -> float | None:
+    return REGISTRY.get_sample_value("halfmoon_test_in_service")
+
+
+async def test_a_superseded_start_is_not_ready_and_leaves_nothing_running() -> None:
+    store = MemoryStore()
+    worker = Worker()
+    await Membership(store, msgspec.structs.replace(INFO, generation=2)).join()
+    async with some_service() as service:
+        with pytest.raises(Superseded):
+            async with registered_worker(worker, Membership(store, INFO), service):
+                pytest.fail("it must not be at work")
+        assert not service.is_ready
+        assert (worker.serving, reading()) == (False, None)
+    assert store.get(KEY) is not None, "the later start's record stays"
+
+
+class SlowStore(MemoryStore):
+    """Holds each write back until it is told to go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writing, self.go_on = threading.Event(), threading.Event()
+
+    def compare_and_swap(self, *args: Any, **kwargs: Any) -> bool:
+        self.writing.set()
+        assert self.go_on.wait(60)
+        return super().compare_and_swap(*args, **kwargs)
+
+
+async def test_a_stop_in_the_middle_of_joining_leaves_no_record() -> None:
+    store = SlowStore()
+
+    async def run() -> None:
+        async with (
+            some_service() as service,
+            registered_worker(Worker(), Membership(store, INFO), service),
+        ):
+            raise AssertionError("it joined")
+
+    joining = asyncio.create_task(run())
+    await asyncio.to_thread(store.writing.wait, 60)
+    joining.cancel()
+    store.go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await joining
+    assert store.get(KEY) is None

@@ -119,17 +119,6 @@ async def test_a_body_that_a_web_page_could_send_or_that_is_too_long_is_refused(
         assert answer.status_code == status and answer.json()["error"]["message"]
 
 
-async def test_a_wrong_method_is_told_the_right_ones() -> None:
-    async with opened(add=bakery) as client:
-        for path, allowed in (
-            ("/health", "GET, HEAD"), ("/ready", "GET, HEAD"), ("/metrics", "GET, HEAD"),
-            ("/loaves/rye", "GET, HEAD"), ("/loaves", "POST"),
-        ):  # fmt: skip
-            for method in ("TRACE", "DELETE", "PUT"):
-                answer = await client.request(method, path)
-                assert (answer.status_code, answer.headers["allow"]) == (405, allowed), path
-
-
 async def raw_answer(url: httpx.URL, sent: str) -> str:
     """Send bytes as they are, and return all that comes back."""
     reader, writer = await asyncio.open_connection(url.host, url.port)
@@ -199,19 +188,6 @@ async def test_what_is_wrong_with_a_documented_request_is_named() -> None:
         assert right.json() == {"grams": 1}
 
 
-async def test_with_a_cluster_key_what_a_service_adds_needs_its_token() -> None:
-    token = operator_token(KEY)
-    assert KEY not in token and token != operator_token(KEY + "!")
-    async with opened(tokens=[token], add=bakery) as client:
-        for shown in (b"", b"Bearer wrong", "Bearer é".encode("latin-1")):
-            answer = await client.get("/loaves/rye", headers={b"authorization": shown})
-            assert answer.status_code == 401
-            assert answer.json()["error"]["code"] == "invalid_api_key"
-            assert answer.headers["www-authenticate"] == "Bearer"
-        answer = await client.get("/loaves/rye", headers={"authorization": f"Bearer {token}"})
-        assert answer.status_code == 200
-
-
 async def test_while_a_key_is_changed_the_token_of_each_key_is_taken() -> None:
     new = f"{KEY}, changed"
     async with opened(tokens=operator_tokens(f"{KEY}\n{new}"), add=bakery) as client:
@@ -221,13 +197,10 @@ async def test_while_a_key_is_changed_the_token_of_each_key_is_taken() -> None:
     assert operator_token(f"{new}\n{KEY}") == operator_token(new)
 
 
-async def test_a_port_that_is_taken_is_named() -> None:
-    async with opened() as client:
-        http = OperatorHttp(asyncio.get_running_loop(), lambda: True)
-        port = client.base_url.port
-        assert port is not None
-        with pytest.raises(OSError, match=f"metrics_port {port} on 127.0.0.1"):
-            http.start(port, "127.0.0.1")
+SPELLINGS = [
+    "/oven", "/oven/", "//oven", "/oven?token=a", "/loaves/a", "/loaves/..", "/loaves/%6detrics",
+    "/metrics/../oven", "/health/", "/loaves/metrics",
+]  # fmt: skip
 
 
 async def test_connections_past_the_limit_are_closed_and_the_others_served() -> None:
@@ -251,16 +224,12 @@ async def test_connections_past_the_limit_are_closed_and_the_others_served() -> 
                 break
 
 
-SPELLINGS = [
-    "/oven", "/oven/", "//oven", "/oven?token=a", "/loaves/a", "/loaves/..", "/loaves/%6detrics",
-    "/metrics/../oven", "/health/", "/loaves/metrics",
-]  # fmt: skip
-
-
 @pytest.mark.parametrize(
     "method", ["GET", "POST", "HEAD", "PUT", "DELETE", "PATCH", "OPTIONS", "get"]
 )
-@pytest.mark.parametrize("shown", ["", "Bearer", "Bearer wrong", "Basic {token}", "{token}!"])
+@pytest.mark.parametrize(
+    "shown", ["", "Bearer", "Bearer wrong", "Bearer é", "Basic {token}", "{token}!"]
+)
 async def test_no_route_runs_without_the_token_whatever_the_method_and_the_spelling(
     method: str, shown: str
 ) -> None:
@@ -277,12 +246,16 @@ async def test_no_route_runs_without_the_token_whatever_the_method_and_the_spell
             http.add(verb, "/loaves/{name}", run)
 
     async with opened(tokens=[token], add=add) as client:
-        headers = {**JSON, "authorization": shown.format(token=token)} if shown else JSON
+        credentials = {"authorization": shown.format(token=token).encode("latin-1")}
+        headers = {**JSON, **credentials} if shown else JSON
         for path in SPELLINGS:
             answer = await client.request(method, path, content=b"{}", headers=headers)
             assert answer.status_code in (200, 401, 404, 405, 501), (path, answer.status_code)
             assert answer.status_code != 200 or path == "/health/", path
             assert "recipe" not in answer.text
+            if answer.status_code == 401 and method != "HEAD":
+                assert answer.json()["error"]["code"] == "invalid_api_key"
+                assert answer.headers["www-authenticate"] == "Bearer"
         assert not ran
         with_token = {**JSON, "authorization": f"Bearer {token}"}
         answer = await client.post("/oven", content=b"{}", headers=with_token)

@@ -22,17 +22,6 @@ async def test_frames_count_by_their_bytes_until_they_are_read() -> None:
     await finds_nobody(inbox.get())
 
 
-async def test_the_end_comes_after_what_was_queued_and_for_good() -> None:
-    inbox: ReceiveQueue[int] = ReceiveQueue(2)
-    inbox.try_put(1)
-    inbox.close("gone")
-    inbox.close("and again")
-    assert not inbox.try_put(2)
-    assert await inbox.get() == 1
-    for _ in range(2):
-        await finds_nobody(inbox.get(), "gone")
-
-
 async def test_the_end_wakes_all_who_wait() -> None:
     empty: ReceiveQueue[int] = ReceiveQueue(1)
     getting = [asyncio.create_task(empty.get()) for _ in range(3)]
@@ -84,7 +73,7 @@ def test_whatever_is_cancelled_items_come_once_and_in_order(steps: list[str], li
     asyncio.run(run())
 
 
-FLOODING, HONEST = PeerId(b"f"), PeerId(b"h")
+FLOODING = PeerId(b"f")
 
 
 def test_a_caller_has_its_share_of_bytes() -> None:

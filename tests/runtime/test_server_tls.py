@@ -2,9 +2,7 @@
 
 import asyncio
 import contextlib
-import shutil
 import socket
-import ssl
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
@@ -171,16 +169,3 @@ def test_the_health_check_asks_by_tls_whatever_the_certificate_names(
     in_the_clear = url.replace("https", "http")
     assert healthcheck.find_problem(environment, f"{in_the_clear}/ready") is None
     assert "404" in str(healthcheck.find_problem(environment, f"{in_the_clear}/nothing"))
-
-
-def test_files_for_tls_are_read_once_at_the_start(
-    authority: TlsAuthority, issued: IssuedCertificate, tmp_path: Path
-) -> None:
-    cert, key = tmp_path / "c.pem", tmp_path / "k.pem"
-    shutil.copy(issued.cert, cert)
-    shutil.copy(issued.key, key)
-    context = server_context(str(cert), str(key))
-    cert.unlink()
-    key.unlink()
-    assert isinstance(context, ssl.SSLContext)
-    assert context.minimum_version is ssl.TLSVersion.TLSv1_2

@@ -6,7 +6,7 @@ import pytest
 
 from halfmoon_conductor.settings import ConductorSettings
 from halfmoon_kvstore.settings import KvstoreSettings
-from halfmoon_runtime.setting_names import misspelt_variables, unknown_flags
+from halfmoon_runtime.setting_names import misspelt_variables
 from halfmoon_runtime.settings import ServiceSettings
 from halfmoon_scheduling.admission_modes import ADMISSION_MODES
 from halfmoon_scheduling.cache.eviction_policies import EVICTION_POLICIES
@@ -52,10 +52,6 @@ def test_a_misspelt_variable_is_named_with_the_one_it_meant(
     assert FlexiblePrefillSettings.misspelt_variables() == {variable: meant}
 
 
-def test_variables_of_other_programs_are_left_alone() -> None:
-    assert misspelt_variables(["CHUNK_TOKEN", "HALFMOONS_METADTA"], {"chunk_tokens"}, "M_") == {}
-
-
 @pytest.mark.parametrize(
     ("argument", "told"),
     [
@@ -71,10 +67,6 @@ def test_a_misspelt_flag_is_named_with_the_one_it_meant(
         FlexiblePrefillSettings.from_args(["--worker-id", "x", argument], "prefill")
     assert ended.value.code == 2
     assert told in capsys.readouterr().err
-
-
-def test_a_value_is_no_flag() -> None:
-    assert unknown_flags(["--a", "-5", "b", "--", "--a=--c"], {"--a"}) == {}
 
 
 CHOICES = [

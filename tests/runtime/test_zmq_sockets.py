@@ -3,7 +3,6 @@
 import struct
 from typing import Any
 
-import pytest
 import zmq
 
 from halfmoon_runtime.channels.zmq_sockets import close_sockets, monitor_event
@@ -11,11 +10,6 @@ from halfmoon_runtime.channels.zmq_sockets import close_sockets, monitor_event
 
 def frames(event: int, value: int) -> list[bytes]:
     return [struct.pack("=hi", event, value), b"tcp://127.0.0.1:7"]
-
-
-@pytest.mark.parametrize("event", [zmq.EVENT_CONNECTED, zmq.EVENT_HANDSHAKE_FAILED_AUTH])
-def test_an_event_and_its_endpoint_are_read(event: zmq.Event) -> None:
-    assert monitor_event(frames(event, -1)) == (event, "tcp://127.0.0.1:7")
 
 
 def test_no_number_that_an_event_brings_is_kept() -> None:

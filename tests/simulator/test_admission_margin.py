@@ -102,8 +102,3 @@ def test_nine_of_ten_admitted_keep_both_limits_and_goodput_is_the_best_fixed_mar
     assert sum(one.share for one in learnt) / len(seeds) >= 0.9
     assert sum(one.cold_share for one in learnt) / len(seeds) >= 0.9
     assert sum(one.n_good for one in learnt) >= TOLERANCE * max(fixed.values())
-
-
-def test_the_same_arrivals_give_the_same_decisions() -> None:
-    cluster = CLUSTERS["1P+1D"]
-    assert run(cluster, 2, 0, quantile=0.9) == run(cluster, 2, 0, quantile=0.9)

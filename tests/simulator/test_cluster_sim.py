@@ -7,7 +7,6 @@ import pytest
 from halfmoon_protocol.messages import DecodeCost
 from halfmoon_scheduling.commands import AnyCommand
 from halfmoon_scheduling.events import AnyEvent
-from halfmoon_scheduling.placement.modes import PLACEMENT_MODES
 from halfmoon_simulator.cluster.cluster_sim import BadScenario, WorkerFault
 from halfmoon_simulator.results.run_results import SimRequestRecord
 from halfmoon_testing.simulator_inputs import a_trace_request, tiny_costs
@@ -29,26 +28,6 @@ def test_one_request_by_hand() -> None:
     assert (record.outcome, record.n_out, record.attempts) == ("finished", 3, 1)
 
 
-@pytest.mark.parametrize("placement", list(PLACEMENT_MODES))
-def test_records_say_why_each_mode_placed_a_request(placement: str) -> None:
-    choices = {"placement": placement, "kept_decisions": 8}
-    asks = [a_trace_request(prompt=i) for i in range(2)]
-    for record in records(*asks, choices=choices, n_prefill=2):
-        assert record.why.startswith(f"{record.prefill}: ")
-        assert record.why.endswith(f"{record.decode} for decode, 1.00 s between tokens")
-
-
-def test_without_kept_decisions_no_record_is_explained() -> None:
-    assert [record.why for record in records(a_trace_request())] == [""]
-
-
-def test_a_request_of_one_token_needs_no_decode() -> None:
-    world = a_world(a_trace_request(n_output=1))
-    (record,) = audited(world).records
-    assert record.ended_s == record.first_token_s == 4.0
-    assert all(worker.n_steps == 0 for worker in world.decodes.values())
-
-
 def test_prompts_queue_for_the_worker_and_share_a_pass() -> None:
     # One after the other: the second is computed from 3.5 to 5.5. In large chunks the first one
     # is alone in its pass as well, which began before the second one came.
@@ -68,16 +47,6 @@ def test_a_long_prompt_takes_a_pass_per_chunk_and_fewer_if_they_may_be_long(
     assert record.ttft_s == pytest.approx(3.0 + n_passes)
 
 
-def test_the_larger_priority_is_computed_first_and_pauses_what_is_under_way() -> None:
-    asks = [
-        a_trace_request(n_input=120, prompt=0),
-        a_trace_request(at_s=1.0, n_input=40, prompt=1),
-        a_trace_request(at_s=1.0, n_input=40, prompt=2, priority=1),
-    ]
-    long, plain, urgent = records(*asks, chunk_tokens=40)
-    assert (urgent.first_token_s or 0) < (long.first_token_s or 0) < (plain.first_token_s or 0)
-
-
 def test_a_prompt_that_is_due_soon_is_computed_before_one_with_time_left() -> None:
     asks = [
         a_trace_request(n_input=120, prompt=0),
@@ -88,17 +57,6 @@ def test_a_prompt_that_is_due_soon_is_computed_before_one_with_time_left() -> No
     assert [one.meets(None, None) for one in by_arrival] == [True, True, False]
     by_slack = records(*asks, chunk_tokens=40, queue_order="slack")
     assert [one.meets(None, None) for one in by_slack] == [True, True, True]
-
-
-def test_pages_are_taken_in_the_order_of_priority() -> None:
-    asks = [
-        a_trace_request(n_input=150, prompt=0),
-        a_trace_request(at_s=1.0, n_input=150, prompt=1),
-        a_trace_request(at_s=1.0, n_input=150, prompt=2, priority=1),
-    ]
-    # A worker has pages for one prompt at a time; there are enough decode workers for all.
-    first, plain, urgent = records(*asks, n_pages=16, n_decode=3)
-    assert (first.first_token_s or 0) < (urgent.first_token_s or 0) < (plain.first_token_s or 0)
 
 
 def test_a_prefix_is_computed_once() -> None:
@@ -112,12 +70,6 @@ def test_a_prefix_is_computed_once() -> None:
     (kvstore,) = world.kvstores.values()
     assert kvstore.cache.n_stored == 6 + 2  # full blocks of both, shared ones once
     assert kvstore.cache.n_reserved == kvstore.cache.n_leased == 0
-
-
-def test_a_slow_wire_delays_the_first_token() -> None:
-    costs = tiny_costs(network_bytes_per_s=1024.0)  # a block a second
-    (record,) = records(a_trace_request(n_input=100), costs=costs)
-    assert record.ttft_s == 1.5 + 7.0 + 0.5  # 7 blocks, beside 2 s of computing
 
 
 def test_decode_steps_grow_with_the_context() -> None:
@@ -141,18 +93,6 @@ def test_a_request_joins_the_batch_between_two_steps() -> None:
     assert second.first_token_s == pytest.approx(7.36)
     assert second.ended_s == pytest.approx(8.66 + 1.0 + 0.5)
     assert first.ended_s == pytest.approx(3.66 + 29.0 + 0.5)
-
-
-def test_a_request_joins_between_two_steps_also_when_they_grow() -> None:
-    costs = tiny_costs(decode=DecodeCost(d0_s=1.0, d1_s=0.0, d2_s=0.01))
-    long, short = (
-        a_trace_request(n_input=16, n_output=30),
-        a_trace_request(at_s=4.2, n_input=16, n_output=2, prompt=1),
-    )
-    _, second = records(long, short, costs=costs)
-    # The first steps from 3.66 on, in 1.17, 1.18 s and so on: the fourth step ends at 8.40.
-    # The second may start at 7.86; their first step attends to 21 and to 17 tokens.
-    assert second.ended_s == pytest.approx(8.40 + 1.38 + 0.5)
 
 
 def test_the_next_turn_waits_for_the_one_before() -> None:
@@ -197,22 +137,6 @@ def test_a_lost_kvstore_is_done_without() -> None:
     _, second = records(*asks, costs=costs, faults=[WorkerFault(103.0, "kvstore-0")])
     assert second.attempts == 2
     assert (second.outcome, second.n_cached) == ("finished", 0)
-
-
-def test_who_shared_a_pass_with_a_read_from_a_lost_kvstore_is_answered() -> None:
-    costs = tiny_costs(local_bytes_per_s=100.0)
-    asks = [
-        a_trace_request(shared=4),
-        a_trace_request(100.0, 150, 1, prompt=1),  # is computed while the next two come
-        a_trace_request(100.2, 80, 1, prompt=2, shared=4),  # reads for 40 s
-        a_trace_request(100.3, 10, 1, prompt=3),  # has all but the end of that pass
-    ]
-    faults = [WorkerFault(110.0, "kvstore-0")]
-    *_, reader, other = records(*asks, costs=costs, faults=faults)
-    assert (reader.outcome, reader.attempts) == ("finished", 2)
-    assert (other.outcome, other.attempts) == ("finished", 1)
-    assert other.first_token_s is not None and reader.first_token_s is not None
-    assert 110.0 < other.first_token_s < reader.first_token_s
 
 
 def test_a_fault_of_a_stranger_is_refused() -> None:

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from halfmoon_protocol.messages import DecodeCost
 from halfmoon_simulator.colocated.colocated_baseline import ColocatedSim, ColocatedSpec
 from halfmoon_simulator.results.run_results import RunResult
 from halfmoon_simulator.workloads.traces import TraceRequest
@@ -29,18 +28,6 @@ def test_one_request_by_hand() -> None:
     # 1 s and 10 ms a token; no messages; two steps of a second.
     assert (record.ttft_s, record.ended_s) == (2.0, 4.0)
     assert record.intervals.runs == ((1, 1.0), (1, 1.0))
-
-
-def test_a_request_of_one_token_ends_with_its_prefill() -> None:
-    (record,) = audited(a_trace_request(n_input=100, n_output=1))[0].records
-    assert (record.outcome, record.ttft_s, record.ended_s) == ("finished", 2.0, 2.0)
-
-
-def test_steps_grow_with_the_context() -> None:
-    costs = tiny_costs(decode=DecodeCost(d0_s=1.0, d1_s=0.5, d2_s=0.01))
-    (record,) = audited(a_trace_request(n_output=4), costs=costs)[0].records
-    # 2 s of prefill; steps attend to 101, 102 and 103 tokens.
-    assert record.ended_s == pytest.approx(2.0 + 3 * 1.5 + 1.01 + 1.02 + 1.03)
 
 
 #: One that decodes, and a prompt that comes meanwhile.
@@ -68,26 +55,12 @@ def test_with_chunks_nobody_stands_still() -> None:
     assert round(second.first_token_s, 6) == 5.16 + 2 * 1.5
 
 
-def test_the_next_turn_waits_for_the_one_before() -> None:
-    waits = (1.0, 5.0, 2.0)
-    asks = [a_trace_request(at_s, prompt=i, session="s") for i, at_s in enumerate(waits)]
-    first, second, third = audited(*asks)[0].records
-    assert second.arrived_s == (first.ended_s or 0.0) + 5.0
-    assert third.arrived_s == (second.ended_s or 0.0) + 2.0
-
-
 def test_prefixes_are_kept_only_with_prefix_caching() -> None:
     asks = (a_trace_request(0.0, shared=4), a_trace_request(50.0, prompt=1, shared=4))
     with_cache, _ = audited(*asks, prefix_caching=True)
     assert [record.n_cached for record in with_cache.records] == [0, 64]
     without, _ = audited(*asks)
     assert [record.n_cached for record in without.records] == [0, 0]
-
-
-def test_the_balancer_sends_to_whom_has_least() -> None:
-    asks = (a_trace_request(0.0), a_trace_request(0.1, prompt=1), a_trace_request(0.2, prompt=2))
-    result, _ = audited(*asks, n_instances=2)
-    assert [record.prefill[-1] for record in result.records] == ["0", "1", "0"]
 
 
 def test_what_never_fits_is_refused() -> None:

@@ -47,13 +47,6 @@ def test_a_prompt_goes_through_the_stages_chunk_by_chunk() -> None:
     assert alone.ttft_s == pytest.approx(1.5 + 1.0 + 0.5)
 
 
-def test_four_stages_fill_for_longer_and_share_more() -> None:
-    world = a_world(a_trace_request(n_input=400), n_prefill=4, group_size=4)
-    (record,) = audited(world).records
-    assert record.ttft_s == pytest.approx(2.0 + (8 + 3) * 0.125)
-    assert [round(worker.busy_s, 9) for worker in world.prefills.values()] == [1.0] * 4
-
-
 def test_activations_take_their_time_from_stage_to_stage() -> None:
     # 4,000 bytes a token at 1 MB/s: 0.2 s a chunk, beside KV of 64 bytes a token.
     costs = free_passes(activation_bytes=4000, network_bytes_per_s=1_000_000.0)
@@ -80,15 +73,6 @@ def test_a_stage_waits_for_its_next_chunk_rather_than_begin_something_else() -> 
     assert last.prefill == "prefill-1"
     assert first.ttft_s == pytest.approx(alone.ttft_s)
     assert last.first_token_s == pytest.approx(first.first_token_s + 1.0)  # type: ignore[operator]
-
-
-def test_younger_prompts_pass_until_the_first_chunk_is_there() -> None:
-    # The second stage is idle for 0.25 s; what takes 0.16 s may go first.
-    others = [a_trace_request(at_s=0.01, n_input=16, prompt=i) for i in (1, 2, 3)]
-    first, *_, last = records(a_trace_request(n_input=400), *others)
-    assert last.prefill == "prefill-1"
-    assert last.ttft_s == pytest.approx(2.0 + 0.16)
-    assert first.ttft_s == pytest.approx(2.0 + 9 * 0.25)
 
 
 def test_a_group_waits_until_older_prompts_are_computed() -> None:
@@ -120,17 +104,6 @@ def test_a_member_lost_on_the_way_costs_a_try_and_frees_the_others(lost: str) ->
     assert (record.outcome, record.attempts) == ("finished", 2)
     assert record.prefill not in ("", lost)
     hold_nothing(world)
-
-
-def test_a_lost_kvstore_fails_what_stages_read_from_it() -> None:
-    costs = free_passes(local_bytes_per_s=100.0)  # reads take 40 s
-    asks = [
-        a_trace_request(n_input=200, shared=8),
-        a_trace_request(at_s=100.0, n_input=200, shared=8, prompt=1),
-    ]
-    faults = [WorkerFault(103.0, "kvstore-0")]
-    _, second = records(*asks, costs=costs, gain=1.0, faults=faults, n_kvstore=1)
-    assert (second.outcome, second.attempts, second.n_cached) == ("finished", 2, 0)
 
 
 def test_workers_left_over_are_in_no_group() -> None:

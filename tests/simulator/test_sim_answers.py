@@ -79,11 +79,6 @@ def test_an_answer_that_the_next_turn_does_not_repeat_is_not_kept() -> None:
     assert [r.n_cached for r in run([first, shorter]).records] == [0, 32]
 
 
-def test_requests_without_sessions_keep_nothing() -> None:
-    alone = [TraceRequest(r.at_s, r.n_input, r.n_output, r.blocks) for r in session(*TURNS[:1])]
-    assert run(alone).summary().reused_by_turn == ()
-
-
 @pytest.mark.parametrize("seed", [0, 1, 3, 4, 5])
 def test_lost_workers_and_full_kvstores_cost_cached_tokens_alone(seed: int) -> None:
     dice = random.Random(seed)
@@ -131,9 +126,3 @@ def test_turns_of_conversations_begin_with_prompt_and_answer() -> None:
         assert len(set(request.blocks)) == len(request.blocks)
         before = request
     assert n_later > 100
-
-
-@pytest.mark.parametrize(("n_requests", "rate_per_s"), [(0, 1.0), (5, 0.0)])
-def test_conversations_need_a_number_and_a_rate(n_requests: int, rate_per_s: float) -> None:
-    with pytest.raises(ValueError, match="must be above 0"):
-        conversations(n_requests=n_requests, rate_per_s=rate_per_s, seed=0)

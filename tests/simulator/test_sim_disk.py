@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from halfmoon_simulator.cluster.cluster_sim import ClusterSim, WorkerFault
+from halfmoon_simulator.cluster.cluster_sim import ClusterSim
 from halfmoon_simulator.cluster.cluster_spec import ClusterSpec
 from halfmoon_simulator.results.run_results import RunResult
 from halfmoon_simulator.workloads.traces import TraceRequest
@@ -60,31 +60,12 @@ def test_a_disk_that_is_not_needed_changes_no_result() -> None:
     assert text_of(over_disk(n_slots=ALL)) == text_of(over_disk(n_slots=ALL, disk_bytes=0.0))
 
 
-def test_a_slower_disk_takes_longer() -> None:
-    fast_s = over_disk().summary().ttft_s.mean
-    assert over_disk(disk_bytes_per_s=4e3).summary().ttft_s.mean > fast_s
-    assert over_disk(disk_latency_s=0.5).summary().ttft_s.mean > fast_s
-
-
 def test_what_the_disk_does_not_bring_in_time_is_computed() -> None:
     patient = over_disk(read_ahead=0).summary()
     hasty = over_disk(read_ahead=0, promotion_wait_s=0.3).summary()
     assert hasty.n_from_disk < patient.n_from_disk
     assert hasty.reused < patient.reused
     assert hasty.n_finished == patient.n_finished == len(ASKS)
-
-
-def test_a_reader_whose_kvstore_is_lost_while_its_disk_reads_computes_the_prompt() -> None:
-    again_s = ASKS[8].at_s + 1.6  # the disk takes a second and more
-    faults = [WorkerFault(again_s, "kvstore-0")]
-    record = over_disk(ASKS[:9], faults=faults, disk_latency_s=5.0).records[-1]
-    assert (record.outcome, record.n_cached, record.attempts) == ("finished", 0, 1)
-
-
-def test_a_group_of_workers_reads_from_the_disk_too() -> None:
-    result = over_disk(n_prefill=2, group_size=2, group_chunk_tokens=16, n_kvstore=1)
-    assert result.summary().n_from_disk > 0
-    assert all(record.outcome == "finished" for record in result.records)
 
 
 @pytest.mark.parametrize(

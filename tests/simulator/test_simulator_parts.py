@@ -1,23 +1,18 @@
-"""The simulator's small parts: event queue, network, intervals, the batch's leaps, costs."""
+"""The simulator's small parts: event queue, intervals, the batch's leaps, costs."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from halfmoon_protocol.ids import RequestId
-from halfmoon_protocol.messages import DecodeCost, PrefillCost
 from halfmoon_protocol.sampling import Stopping
 from halfmoon_scheduling.decode.decode_batch import DecodeBatch
 from halfmoon_scheduling.decode.page_allocator import PageAllocator
-from halfmoon_scheduling.prediction.cost_model import unscaled_prefill_s, unscaled_step_s
 from halfmoon_simulator.cluster.event_queue import EventQueue
-from halfmoon_simulator.cluster.network_model import NetworkModel
 from halfmoon_simulator.costs.calibration import a800_profiles, residuals
-from halfmoon_simulator.costs.cost_file import BadCosts, dump_costs, load_costs, profile_names
-from halfmoon_simulator.costs.cost_fit import fit_decode, fit_prefill
+from halfmoon_simulator.costs.cost_file import BadCosts, dump_costs, load_costs
 from halfmoon_simulator.results.token_intervals import TokenIntervals
 from halfmoon_testing.simulator_inputs import tiny_costs
 
@@ -46,57 +41,6 @@ def test_what_is_overdue_comes_now() -> None:
     event_queue.at(5.0, lambda: event_queue.at(1.0, lambda: seen.append(event_queue.now)))
     drain(event_queue)
     assert seen == [5.0]
-
-
-# -- network ---------------------------------------------------------------------------------------
-
-
-class Wires:
-    """A network between hosts, and when its transfers ended."""
-
-    def __init__(self) -> None:
-        self.event_queue = EventQueue()
-        self.network = NetworkModel(
-            self.event_queue, network_bytes_per_s=100.0, local_bytes_per_s=1000.0
-        )
-        self.ends: dict[str, float] = {}
-
-    def start(self, name: str, source: str, target: str, n_bytes: int) -> Any:
-        def end() -> None:
-            self.ends[name] = self.event_queue.now
-
-        return self.network.start(source, target, n_bytes, end)
-
-    def drain(self) -> dict[str, float]:
-        self.network.check()
-        drain(self.event_queue)
-        self.network.check()
-        return self.ends
-
-
-def test_a_transfer_alone_has_the_whole_wire_and_no_bytes_take_no_time() -> None:
-    wires = Wires()
-    wires.start("net", "a", "b", 500)
-    wires.start("local", "c", "c", 500)
-    wires.start("nothing", "d", "e", 0)
-    assert wires.drain() == {"net": 5.0, "local": 0.5, "nothing": 0.0}
-
-
-@pytest.mark.parametrize("ends", [("ab", "ac"), ("ac", "bc")], ids=["sender", "receiver"])
-def test_transfers_share_their(ends: tuple[str, str]) -> None:
-    wires = Wires()
-    # Both have 50 B/s; after 4 s the second has 100 of its 300 left and 100 B/s.
-    for name, way, n_bytes in (("first", ends[0], 200), ("second", ends[1], 300)):
-        wires.start(name, way[0], way[1], n_bytes)
-    assert wires.drain() == {"first": 4.0, "second": 5.0}
-
-
-def test_a_cancelled_transfer_makes_room_and_says_nothing() -> None:
-    wires = Wires()
-    doomed = wires.start("doomed", "a", "b", 1000)
-    wires.start("other", "a", "c", 300)
-    wires.event_queue.at(2.0, wires.network.cancel, doomed)
-    assert wires.drain() == {"other": 4.0}
 
 
 # -- intervals -----------------------------------------------------------------------------------
@@ -159,15 +103,6 @@ def test_skipping_steps_does_what_the_steps_do(
     assert leaping.next_step() == walking.next_step()
 
 
-def test_more_steps_than_are_quiet_are_refused() -> None:
-    batch = a_batch(4)
-    batch.reserve(RequestId("r"), 10, Stopping(max_new_tokens=30), 0.0)
-    batch.start(RequestId("r"), 0, 0.0)
-    assert batch.quiet_steps == 6  # positions 10 to 15 are on the first page
-    with pytest.raises(ValueError, match="7 steps to skip, 6 are quiet"):
-        batch.skip(7)
-
-
 # -- costs ---------------------------------------------------------------------------------------
 
 
@@ -176,12 +111,6 @@ def test_the_a800_profiles_are_what_the_fit_gives_within_ten_percent_of_what_was
         assert load_costs(costs.name) == costs
     for point, published, ours in residuals():
         assert abs(ours / published - 1) < 0.10, point
-
-
-def test_every_profile_states_its_source() -> None:
-    assert {"llama2-70b-a800x8", "llama3-70b-a800x8", "opt-13b-a100"} <= set(profile_names())
-    for name in profile_names():
-        assert all(len(line) > 10 for line in load_costs(name).source)
 
 
 def test_a_prompt_costs_the_same_in_one_pass_and_by_the_formula() -> None:
@@ -204,22 +133,3 @@ def test_a_cost_file_is_read_as_it_was_written_or_says_what_is_wrong(tmp_path: P
     path.write_text(dump_costs(tiny_costs(network_bytes_per_s=0.0)))
     with pytest.raises(BadCosts, match=r"network_bytes_per_s is 0\.0"):
         load_costs(str(path))
-
-
-# -- fits ----------------------------------------------------------------------------------------
-
-
-def test_a_fit_finds_the_formula_behind_the_points() -> None:
-    prefill = PrefillCost(c0_s=0.02, c1_s=3e-4, c2_s=5e-9)
-    points = [(n, p, unscaled_prefill_s(prefill, n, p)) for n in (64, 512, 4096) for p in (0, 32)]
-    found = fit_prefill(points)
-    assert (found.c0_s, found.c1_s, found.c2_s) == pytest.approx((0.02, 3e-4, 5e-9), rel=1e-6)
-    decode = DecodeCost(d0_s=0.01, d1_s=2e-4, d2_s=1e-7)
-    steps = [(b, b * c, unscaled_step_s(decode, b, b * c)) for b in (1, 4, 9) for c in (10, 99)]
-    step = fit_decode(steps)
-    assert (step.d0_s, step.d1_s, step.d2_s) == pytest.approx((0.01, 2e-4, 1e-7), rel=1e-6)
-    # It never predicts that more work takes less time.
-    found = fit_prefill([(10, 0, 1.0), (100, 0, 0.9), (1000, 0, 0.8)])
-    assert min(found.c0_s, found.c1_s, found.c2_s) >= 0
-    with pytest.raises(ValueError, match="no points"):
-        fit_decode([])

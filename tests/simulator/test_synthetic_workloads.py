@@ -87,13 +87,6 @@ def test_a_data_set_has_its_lengths_rate_and_reuse() -> None:
     assert facts.reuse == pytest.approx(0.5 * 7 / 8, abs=0.01)  # the first of 8 finds nothing
 
 
-def test_speed_and_spreading_change_times_alone() -> None:
-    requests = [TraceRequest(at_s, 5, 5, (i,)) for i, at_s in enumerate((0.0, 0.0, 3.0, 6.0, 6.0))]
-    assert [r.at_s for r in speed_up(requests, 2.0)] == [0.0, 0.0, 1.5, 3.0, 3.0]
-    assert [r.at_s for r in spread_ticks(requests)] == [0.0, 1.5, 3.0, 6.0, 7.5]
-    assert [r.blocks for r in spread_ticks(requests)] == [r.blocks for r in requests]
-
-
 def test_pauses_within_sessions_shrink_with_the_rest_and_are_not_spread() -> None:
     requests = [
         TraceRequest(0.0, 5, 5, (0,), "a"),
@@ -104,6 +97,7 @@ def test_pauses_within_sessions_shrink_with_the_rest_and_are_not_spread() -> Non
     ]
     assert [r.at_s for r in speed_up(requests, 2.0)] == [0.0, 1.5, 0.0, 3.0, 0.0]
     assert [r.at_s for r in spread_ticks(requests)] == [0.0, 3.0, 3.0, 6.0, 0.0]
+    assert [r.blocks for r in spread_ticks(requests)] == [r.blocks for r in requests]
 
 
 def test_a_file_of_ones_own_is_a_source_and_an_unknown_one_says_what_there_is(
