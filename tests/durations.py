@@ -74,7 +74,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_configure(config: pytest.Config) -> None:
     """Record where all tests run; workers of xdist report to one process."""
     of_all = config.args_source is pytest.Config.ArgsSource.TESTPATHS
-    part = config.option.keyword or config.option.quick
+    part = config.option.keyword or config.option.quick or config.option.collectonly
     if is_night() or hasattr(config, "workerinput") or part:
         return
     if of_all:

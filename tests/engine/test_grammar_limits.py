@@ -89,6 +89,10 @@ def test_others_get_all_their_tokens_while_a_hostile_grammar_is_worked_on(
         said.append(token)
     assert said == expected
     outcome = finish(engine, hostile) if isinstance(hostile, PendingToken) else hostile
+    # A machine that had too little time for it gives no verdict: it is tried again.
+    while isinstance(outcome, GrammarFailed) and outcome.retryable:
+        (hostile,) = engine.forward([Run(PROMPT, 0, pages, draw_of(HOSTILE[name]))])
+        outcome = finish(engine, hostile) if isinstance(hostile, PendingToken) else hostile
     assert isinstance(outcome, GrammarFailed)
     assert outcome.invalid
 
