@@ -186,10 +186,16 @@ def test_other_kinds_of_folders_are_named(
         ({"architectures": ["MistralModel"]}, "no head to write with"),
         ({"architectures": ["NewForMaskedLM"]}, "fills gaps"),
         ({"use_bidirectional_attention": True}, "later tokens"),
-        *(
-            ({"configuration_files": others}, "configuration_files in config.json leads to ")
-            for others in (["config.4.0.0.json"], [1], "config.4.0.0.json", {})
+        (
+            {"configuration_files": ["config.4.0.0.json"]},
+            "configuration_files in config.json leads to ",
         ),
+        ({"configuration_files": [1]}, "configuration_files in config.json leads to "),
+        (
+            {"configuration_files": "config.4.0.0.json"},
+            "configuration_files in config.json leads to ",
+        ),
+        ({"configuration_files": {}}, "configuration_files in config.json leads to "),
         ({"is_causal": False}, "later tokens"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "dynamic rotary"),
         ({"text_config": {"_attn_implementation_internal": "a/b:c"}}, "never run"),
