@@ -105,9 +105,6 @@ def test_a_request_is_reserved_then_prefilled_then_decoded() -> None:
     ]
     assert core.finish() == []
     assert core.n_requests == {}
-
-
-def test_a_request_that_ends_with_its_first_token_needs_no_decode() -> None:
     core = prefilling()
     assert core.prefilled(finish="stop") == [Deliver(R1, 7, "stop", 0), FREED]
     assert core.n_requests == {}
@@ -140,13 +137,9 @@ def test_prefill_is_told_in_how_many_seconds_the_first_token_is_due(
     core.arrive(ttft_slo_s=own_s)
     core.now = 2.0
     assert message_to(core.reserved(), P0).deadline_s == left_s
-
-
-def test_a_request_whose_answer_has_begun_is_due_at_once() -> None:
-    core = a_pair()
-    request = msgspec.structs.replace(a_request(retry_id(R1, 2), n_tokens=40), n_prompt=30)
-    core.arrive(request)
-    assert message_to(core.reserved(rid=request.request_id), P0).deadline_s == 0.0
+    begun = msgspec.structs.replace(a_request(retry_id(R1, 2), n_tokens=40), n_prompt=30)
+    core.arrive(begun)
+    assert message_to(core.reserved(rid=begun.request_id), P0).deadline_s == 0.0
 
 
 def test_prefill_is_told_where_the_prefix_is_nearest_first_and_where_to_store() -> None:
@@ -672,6 +665,9 @@ def test_a_prefill_that_does_not_say_that_it_stopped_leaves_the_landing_in_doubt
     core = prefilling(reserve_timeout_s=5.0)
     core.cancel()
     assert core.tick(5.0) == [IN_DOUBT]
+    core = prefilling()
+    core.cancel()
+    assert core.lose("prefill-0") == [IN_DOUBT]
 
 
 @pytest.mark.parametrize("in_doubt", [False, True])
@@ -685,12 +681,6 @@ def test_decode_is_told_whether_a_prefill_that_ended_leaves_the_landing_in_doubt
     end = core.prefill_stopped if answer == "stopped" else core.prefill_failed
     cancels = [c for c in end(landing_in_doubt=in_doubt) if isinstance(c, Send)]
     assert cancels == [IN_DOUBT if in_doubt else FREED]
-
-
-def test_a_prefill_lost_while_it_is_stopped_leaves_the_landing_in_doubt() -> None:
-    core = prefilling()
-    core.cancel()
-    assert core.lose("prefill-0") == [IN_DOUBT]
 
 
 def test_a_landing_that_decode_let_go_is_not_freed_again_when_prefill_stops() -> None:

@@ -59,6 +59,7 @@ def test_a_short_prompt_is_prefilled_where_it_is_decoded() -> None:
     assert (chosen.worker_id, chosen.instead_of) == (D0, P0)
     assert chosen.ttft_s == pytest.approx(0.2)
     assert message_to(core.reserved(), D0).landing.region.segment == D0
+    assert core.lose("prefill-0") == [], "which has no part in it"
     commands = core.done()
     assert isinstance(commands[0], Deliver)
     assert sent(commands) == [(D0, StartDecode)]
@@ -69,13 +70,10 @@ def test_a_short_prompt_is_prefilled_where_it_is_decoded() -> None:
     assert chosen["tbt_slo_s"] is None  # nobody there has a limit
 
 
-def test_a_worker_that_does_not_say_so_is_never_asked_to() -> None:
+def test_only_a_rest_is_that_fits_one_step_of_a_worker_that_says_so() -> None:
     core = Pools(tokens=0)
     assert core.come().worker_id == P0
     assert sent(core.reserved()) == [(P0, StartPrefill)]
-
-
-def test_only_a_rest_that_fits_one_step_is() -> None:
     core = Pools()
     assert core.come(n_tokens=32).worker_id == D0
     assert core.come("cmpl-2", n_tokens=33, prompt=1).worker_id == P0
@@ -160,12 +158,15 @@ def test_modes_that_do_not_compare_times_send_everything_through_the_pool(mode: 
 # -- what can go wrong ---------------------------------------------------------------------------
 
 
-def test_a_client_that_goes_frees_the_landing_at_one_word() -> None:
+def test_landing_and_prefill_of_one_worker_end_at_one_word() -> None:
     core = Pools()
     core.come()
     core.reserved()
     assert core.cancel() == [Send(D0, Cancel(request_id=R1))]
-    assert not any(core.conductor.n_requests.values())
+    assert core.n_requests == {}
+    core.come("cmpl-2")
+    core.reserved(rid="cmpl-2")
+    only(core.decode_failed(rid="cmpl-2"), Resubmit)
 
 
 def test_a_lost_decode_worker_takes_both_with_it_and_the_request_is_tried_again() -> None:
@@ -177,14 +178,6 @@ def test_a_lost_decode_worker_takes_both_with_it_and_the_request_is_tried_again(
     assert core.come("cmpl-1~2", attempt=2).worker_id == D1
 
 
-def test_the_prefill_worker_that_would_have_done_it_may_go() -> None:
-    core = Pools()
-    core.come()
-    core.reserved()
-    assert core.lose("prefill-0") == []
-    assert any(isinstance(c, Deliver) for c in core.done())
-
-
 def test_a_prefill_that_fails_there_is_tried_elsewhere() -> None:
     core = Pools()
     core.join_decode("decode-1", prefill_cost=HALF_AS_FAST)
@@ -194,13 +187,6 @@ def test_a_prefill_that_fails_there_is_tried_elsewhere() -> None:
     assert commands[0] == Send(D0, Cancel(request_id=R1))
     assert isinstance(commands[1], Resubmit)
     assert core.come("cmpl-1~2", attempt=2).worker_id == D1
-
-
-def test_a_landing_that_is_lost_meanwhile_is_no_prefill_to_cancel() -> None:
-    core = Pools()
-    core.come()
-    core.reserved()
-    only(core.decode_failed(), Resubmit)
 
 
 def test_limits_that_are_multiples_are_those_of_the_prefill_pool() -> None:

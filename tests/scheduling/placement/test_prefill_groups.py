@@ -94,6 +94,8 @@ def test_a_member_with_one_stages_layers_alone_takes_no_prompt_by_itself(placeme
         assert core.come(f"cmpl-short-{number}", n_tokens=32).workers == (P2,)
     if placement == "min_ttft":
         assert core.come().workers == (P0, P1)
+    if placement in ("load_balance", "random"):  # they compare no times, so they use no groups
+        assert not isinstance(Group(placement=placement).come(), GroupEstimate)
 
 
 def test_a_group_with_a_part_too_small_for_a_prompt_is_passed_over() -> None:
@@ -201,11 +203,6 @@ def test_a_group_with_missing_double_or_contradicting_stages_is_named_and_single
     else:
         assert faults == {}
     assert isinstance(core.come(), GroupEstimate) == (not fault)
-
-
-def test_modes_that_do_not_compare_times_use_no_groups() -> None:
-    for mode in ("random", "load_balance"):
-        assert not isinstance(Group(placement=mode).come(), GroupEstimate)
 
 
 def test_a_cached_prefix_shortens_the_rest_and_goes_to_the_other_stages() -> None:

@@ -338,14 +338,11 @@ def test_a_larger_priority_waits_for_one_long_chunk_at_the_most() -> None:
 # -- refusals, failures, cancellations -----------------------------------------------------------
 
 
-def test_a_prompt_over_the_pool_is_refused_for_good(driven: Driven) -> None:
+def test_a_prompt_over_the_pool_is_refused_for_good_and_by_a_full_queue_for_now() -> None:
+    driven = Driven(a_machine(max_requests=1))
     ending = refusal(driven, a_start(n_tokens=9 * BLOCK))
     assert not ending.retryable
     assert "9 pages: the pool has 8" in ending.reason
-
-
-def test_a_full_queue_refuses_for_now() -> None:
-    driven = Driven(a_machine(max_requests=1))
     driven.computing(a_start())
     assert refusal(driven, a_start(B)).retryable
 
@@ -420,14 +417,9 @@ def at_decode() -> Driven:
     return Driven(PrefillMachine(rules, queue, None))
 
 
-def test_a_prompt_computed_in_its_landing_takes_no_pages() -> None:
+def test_at_decode_a_prompt_takes_no_pages_and_its_whole_prefix_is_here_before_the_step() -> None:
     driven = at_decode()
-    assert driven.post(PrefillRequested(a_start())) == [FetchPrefix(A, (), 0)]
-
-
-def test_at_decode_the_whole_prefix_is_here_before_the_step() -> None:
-    driven = at_decode()
-    driven.post(PrefillRequested(a_start(cached=cached(2))))
+    assert driven.post(PrefillRequested(a_start(cached=cached(2)))) == [FetchPrefix(A, (), 2)]
     assert driven.post(PrefixLeased(A, HOME, 2)) == []
     assert driven.next_pass() is None
     assert driven.post(PrefixFetched(A)) == [WakeEngine()]
