@@ -120,6 +120,8 @@ def test_a_kvstore_whose_numbers_never_fit_is_not_asked_over_and_over() -> None:
     absurd = KvstoreLoad(n_stored=0, n_reserved=0, n_leased=0, n_blocks=8, sequence=2**62)
     snapshot = BlocksSnapshot(sequence=3, hashes=())
     assert core.hear("kvstore-0", snapshot) == []
+    as_known = msgspec.structs.replace(absurd, sequence=3)
+    assert core.hear("kvstore-0", as_known) == []
     asked = sent(core.hear("kvstore-0", absurd))
     for _ in range(10):
         asked += sent(core.hear("kvstore-0", snapshot))
