@@ -9,7 +9,7 @@ from halfmoon_scheduling.cluster.planned_queue import PlannedQueue
 from halfmoon_scheduling.prefill import prefill_queue
 from halfmoon_scheduling.prefill.prefill_queue import PrefillQueue
 
-A, B, C = (RequestId(name) for name in "abc")
+A, B = RequestId("a"), RequestId("b")
 #: Tokens of a pass; a token takes a second.
 PASS = 8
 

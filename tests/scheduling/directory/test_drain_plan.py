@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from halfmoon_protocol.ids import BlockHash, WorkerId
 from halfmoon_scheduling.directory.drain_plan import DrainCopy, DrainingBlock, DrainPlan
 
-A, B, C = WorkerId("a"), WorkerId("b"), WorkerId("c")
+A, B = WorkerId("a"), WorkerId("b")
 
 
 def block(name: str) -> BlockHash:
