@@ -119,40 +119,40 @@ def test_whatever_happens_no_request_waits_that_would_fit(seed: int) -> None:
         core.now += dice.choice((0.0, 0.01, 0.5))
         worker = dice.choice(sorted(n_pages))
         reserving, prefilling = of(Phase.RESERVING), of(Phase.PREFILLING)
-        match dice.randrange(11):
-            case 0 | 1:
+        match dice.randrange(12):
+            case 0 | 1 | 2:
                 size: Any = {"n_tokens": dice.choice((1, 30, 60, 200))}
                 core.arrive(f"cmpl-{n_clients}", priority=dice.choice((0, 0, 1)), **size)
                 n_clients += 1
-            case 2:
+            case 3:
                 free_pages = dice.randrange(n_pages[worker] + 1)
                 core.load(worker, free_pages, n_running=dice.randrange(4))
-            case 3 if reserving:
+            case 4 if reserving:
                 rid = dice.choice(reserving)
                 core.reserved(decode_of(rid), rid)
-            case 4 if reserving:
+            case 5 if reserving:
                 rid, wait_s = dice.choice(reserving), dice.choice((0.0, 0.3, 1.0))
                 core.refused(decode_of(rid), rid, dice.random() < 0.9, retry_after_s=wait_s)
-            case 5 if prefilling:
+            case 6 if prefilling:
                 end = core.prefilled if dice.random() < 0.8 else core.prefill_failed
                 end(rid=dice.choice(prefilling))
-            case 6 if decoding := of(Phase.DECODING):
+            case 7 if decoding := of(Phase.DECODING):
                 rid = dice.choice(decoding)
                 if dice.random() < 0.7:
                     core.finish(rid, 2)
                 else:
                     core.decode_failed(decode_of(rid), rid)
-            case 7:
+            case 8:
                 draining = dice.random() < 0.3
                 if dice.random() < 0.2 and WorkerId(worker) in core.conductor.cluster:
                     core.lose(worker)
                 else:
                     core.join(worker, n_blocks=n_pages[worker], draining=draining)
-            case 8 if known := [rid for phase in Phase for rid in of(phase)]:
+            case 9 if known := [rid for phase in Phase for rid in of(phase)]:
                 rid = dice.choice(known)
                 stopping += [rid] if rid in prefilling else []
                 core.cancel(rid)
-            case 9 if stopping:
+            case 10 if stopping:
                 core.prefill_stopped(rid=stopping.pop())
             case _:
                 core.tick()
