@@ -80,18 +80,6 @@ def test_nothing_answered_is_a_failure_without_latencies(
     assert set(summary["generator"]["send_lag_s"].values()) != {None}
 
 
-def test_answers_of_one_token_have_no_time_between_tokens(
-    endpoint: ScriptedEndpoint, tmp_path: Path
-) -> None:
-    path = tmp_path / "run.json"
-    endpoint.scripts = [ScriptedAnswer(pieces=("one",))]
-    result = bench(endpoint, *ONE_BY_ONE, "--requests", "2", "--json", str(path))
-    assert result.exit_code == 0, result.output
-    assert set(figures(path)["summary"]["gap_s"].values()) == {None}
-    (line,) = (line for line in result.output.splitlines() if "all gaps" in line)
-    assert line.split() == ["TBT,", "all", "gaps", "–"]
-
-
 def test_two_runs_have_other_prompts_unless_they_have_one_salt(
     endpoint: ScriptedEndpoint,
 ) -> None:
@@ -99,26 +87,6 @@ def test_two_runs_have_other_prompts_unless_they_have_one_salt(
         bench(endpoint, "--rate", "5", "--requests", "1", *salt)
     first, second, third, fourth = (body["prompt"] for _, body in endpoint.asked[1::2])
     assert first != second and third == fourth != first
-
-
-def test_a_trace_is_replayed_with_its_prefixes(endpoint: ScriptedEndpoint, tmp_path: Path) -> None:
-    trace = tmp_path / "trace.jsonl"
-    rows = [
-        {"timestamp": 0, "input_length": 20, "output_length": 7, "hash_ids": [0, 1, 2]},
-        {"timestamp": 1, "input_length": 24, "output_length": 9, "hash_ids": [0, 1, 3]},
-    ]
-    trace.write_text("\n".join(map(json.dumps, rows)))
-    wanted = ("--block-tokens", "8")
-    result = bench(endpoint, "--trace", str(trace), *wanted)
-    assert result.exit_code == 0, result.output
-    # One millisecond apart: on a busy machine the second may come first.
-    first, second = sorted(
-        (body for _, body in endpoint.asked[1:]), key=lambda body: len(body["prompt"])
-    )
-    assert len(first["prompt"]) == 20 and len(second["prompt"]) == 24
-    assert first["prompt"][:16] == second["prompt"][:16]
-    assert first["prompt"][16:] != second["prompt"][16:20]
-    assert [first["max_tokens"], second["max_tokens"]] == [7, 9]
 
 
 def test_token_ids_are_those_of_the_endpoints_tokenizer(endpoint: ScriptedEndpoint) -> None:
@@ -155,7 +123,10 @@ def test_token_ids_of_an_unknown_vocabulary_are_not_guessed(endpoint: ScriptedEn
         ((), "--rate or --trace"),
         (("--rate", "1", "--json", "nowhere/x.json"), "no folder"),
         (("--trace", "nowhere.jsonl"), "nowhere.jsonl"),
+        (("--trace", "x", "--rate", "1"), "--speedup"),
         (("--rate", "0"), "--rate is 0"),
+        (("--rate", "1", "--tbt-slo", "-1"), "--tbt-slo is -1"),
+        (("--rate", "1", "--scale-lengths", "nan"), "--scale-lengths is nan"),
     ],
 )
 def test_what_can_not_work_is_said_before_anything_is_sent(
@@ -185,8 +156,3 @@ def test_ctrl_c_ends_a_run_early_and_shows_what_there_is(
     assert process.returncode == 0, output
     assert "stopped early" in output
     assert figures(path)["summary"]["n_requests"] == 1
-
-
-def test_the_help_says_what_is_measured_from_when() -> None:
-    text = " ".join(CliRunner().invoke(app, ["bench", "--help"]).output.split())
-    assert "no coordinated omission" in text.replace("│ ", "")

@@ -205,23 +205,6 @@ def test_a_body_asks_for_what_the_form_says() -> None:
 # Settings
 
 
-@pytest.mark.parametrize(
-    ("wrong", "told"),
-    [
-        ({}, "--rate or --trace"),
-        ({"trace": "x", "rate_per_s": 1.0}, "--speedup"),
-        ({"rate_per_s": 0.0}, "--rate is 0"),
-        ({"rate_per_s": 1.0, "tbt_slo_s": -1.0}, "--tbt-slo is -1"),
-        ({"rate_per_s": 1.0, "scale_lengths": float("nan")}, "--scale-lengths is nan"),
-    ],
-)
-def test_settings_that_can_not_be_are_refused_naming_the_flag(
-    wrong: dict[str, Any], told: str
-) -> None:
-    with pytest.raises(ValueError, match=told):
-        BenchSettings(**wrong)
-
-
 def test_a_duration_makes_as_many_requests_as_come_in_it() -> None:
     chains = plan_workload(BenchSettings(rate_per_s=20.0, duration_s=100.0)).chains
     assert 1700 < len(chains) < 2300

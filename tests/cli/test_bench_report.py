@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from halfmoon_cli.bench import run_summary
 from halfmoon_cli.bench.bench_record import BenchRecord, Slo
-from halfmoon_cli.bench.bench_report import progress_text, result_warnings
+from halfmoon_cli.bench.bench_report import result_warnings
 from halfmoon_cli.bench.load_generator import LoadGenerator, RunProgress
 from halfmoon_cli.bench.load_plan import PlannedRequest, PromptPart, RequestChain
 from halfmoon_cli.bench.run_summary import BenchSummary
@@ -140,13 +140,6 @@ def test_a_late_generator_is_told_and_a_punctual_one_is_not() -> None:
     assert result_warnings(summarize_run([answered()], Slo(), loop_lags_s=[0.001] * 10)) == []
     held = result_warnings(summarize_run([late], Slo(), n_held=3))
     assert len(held) == 1 and "3 requests waited for --max-in-flight" in held[0]
-
-
-def test_progress_is_one_line_of_counts() -> None:
-    progress = RunProgress(5, n_sent=3, n_in_flight=1)
-    progress.outcomes.update(["finished", "refused"])
-    text = progress_text(progress, 2.0)
-    assert text == "2 s · 3 of 5 sent · 1 in flight · 1 finished · 1 refused · 0 failed"
 
 
 # Sending

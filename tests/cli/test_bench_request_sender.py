@@ -184,9 +184,3 @@ async def test_a_request_that_takes_too_long_has_failed_and_is_closed(
     record = await sent_once(endpoint, ScriptedAnswer(hold_after=1), limit_s=0.3)
     assert (record.outcome, record.reason) == ("failed", "not over within 0.3 s")
     assert await asyncio.to_thread(endpoint.client_gone.wait, 60)
-
-
-async def test_the_key_is_sent(endpoint: ScriptedEndpoint) -> None:
-    endpoint.key = "secret"
-    assert (await sent_once(endpoint, ScriptedAnswer())).outcome == "finished"
-    assert endpoint.asked[0][1] == json.loads(BODY)

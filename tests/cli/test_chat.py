@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
 from halfmoon_cli.__main__ import app
-from halfmoon_cli.chat.conversation import ChatTurn, Conversation, RequestOptions
 from halfmoon_cli.chat.interrupts import Interrupts
-from halfmoon_cli.chat.line_input import SLASH_COMMANDS, SlashCommand, help_text, parse_line
+from halfmoon_cli.chat.line_input import SlashCommand, parse_line
 from halfmoon_cli.chat.streamed_answer import StreamedAnswer, format_answer_stats
 from halfmoon_cli.common.printable_text import printable
 from halfmoon_cli.endpoint.stream_chunks import PromptDetails, StreamUsage
@@ -134,45 +133,6 @@ def test_an_answer_that_breaks_off_is_shown_and_is_a_failure(
 # What a conversation is
 
 
-def test_each_request_has_all_that_was_said() -> None:
-    conversation = Conversation("m", "Be kind.", RequestOptions(temperature=0.0))
-    first = conversation.ask("one?")
-    conversation.answered("1")
-    body = conversation.request(conversation.ask("two?"))
-    assert first == "one?"
-    assert [m["content"] for m in body["messages"]] == ["Be kind.", "one?", "1", "two?"]
-    assert body["temperature"] == 0.0 and "seed" not in body
-
-
-def test_asking_again_sends_what_was_sent_before() -> None:
-    conversation = Conversation("m")
-    before = conversation.request(conversation.ask("one?"))
-    conversation.answered("1")
-    assert conversation.request(conversation.ask_again()) == before
-    # Not answered this time: asking once more changes nothing.
-    assert conversation.request(conversation.ask_again()) == before
-
-
-def test_a_reset_keeps_the_system_prompt_alone() -> None:
-    conversation = Conversation("m", "Be kind.", files=[("f", "text")])
-    conversation.ask("one?")
-    conversation.answered("1")
-    conversation.reset()
-    assert conversation.ask_again() == ""
-    assert conversation.messages() == [{"role": "system", "content": "Be kind."}]
-
-
-def test_a_saved_conversation_is_a_request_that_lacks_its_question() -> None:
-    conversation = Conversation("m", turns=[ChatTurn("one?", "1 \N{CRESCENT MOON}")])
-    assert json.loads(conversation.saved()) == {
-        "model": "m",
-        "messages": [
-            {"role": "user", "content": "one?"},
-            {"role": "assistant", "content": "1 \N{CRESCENT MOON}"},
-        ],
-    }
-
-
 @pytest.mark.parametrize(
     ("line", "meant"),
     [
@@ -184,10 +144,6 @@ def test_a_saved_conversation_is_a_request_that_lacks_its_question() -> None:
 )
 def test_a_slash_at_the_start_commands(line: str, meant: object) -> None:
     assert parse_line(line) == meant
-
-
-def test_the_help_names_every_command() -> None:
-    assert all(f"/{name}" in help_text() for name, _, _ in SLASH_COMMANDS)
 
 
 @given(st.text())

@@ -69,9 +69,3 @@ def test_a_warning_has_the_misfit_and_its_limit() -> None:
     assert "decode step formula misses a measurement by 46%, and 30% is the limit" in warning
     assert "run halfmoon profile again" in warning
     assert len(machine_profile.fit_warnings({"prefill": float("nan")})) == 1
-
-
-def test_an_engine_that_cannot_be_had_is_named() -> None:
-    result = CliRunner().invoke(app, ["profile", "--model", "fake://centipede?legs=100"])
-    assert result.exit_code == 2
-    assert "legs" in result.output

@@ -120,11 +120,3 @@ def test_a_key_is_sent_wherever_it_stands(conductor: ScriptedEndpoint) -> None:
     ):
         assert "no /debug/roles" in roles(conductor, *arguments).stderr
     assert "--api-key" in roles(conductor, "set", "decode-0", "auto").stderr
-
-
-@pytest.mark.parametrize("arguments", [["roles", "--help"], ["roles", "set", "--help"]])
-def test_help_says_what_a_pin_does(arguments: list[str]) -> None:
-    out = CliRunner().invoke(app, arguments, env={"COLUMNS": "200"}).output
-    words = ["--roles prefill,decode", "set"] if "set" not in arguments else ["auto", "Pin"]
-    for each in words:
-        assert each in out

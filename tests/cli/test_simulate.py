@@ -49,11 +49,6 @@ def test_the_last_line_says_what_is_not_modelled(more: tuple[str, ...]) -> None:
     assert "lost messages" in last and "--help" in last
 
 
-def test_the_help_says_what_is_not_modelled() -> None:
-    text = " ".join(halfmoon("simulate", "--help").output.split())
-    assert "Not modelled: slow workers, lost messages" in text
-
-
 def test_a_sweep_has_a_row_for_each_combination_and_understands_the_names_of_options(
     tmp_path: Path,
 ) -> None:

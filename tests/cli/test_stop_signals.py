@@ -36,11 +36,6 @@ def test_a_signal_before_a_wait_is_not_lost() -> None:
         assert stop.wait(60)
 
 
-def test_no_signal_is_none() -> None:
-    with catch_stop_signals() as stop:
-        assert not stop.wait(0.01)
-
-
 def test_the_first_signal_interrupts_and_further_ones_leave_the_way_out_alone() -> None:
     with catch_stop_signals(interrupting=True) as stop:
         with pytest.raises(KeyboardInterrupt):

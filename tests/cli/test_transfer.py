@@ -10,21 +10,11 @@ from typer.testing import CliRunner
 from halfmoon_cli.__main__ import app
 from halfmoon_cli.transfer.bandwidth_bench import (
     TransferLoad,
-    run_bandwidth_bench,
     run_bandwidth_bench_against,
 )
 from halfmoon_cli.transfer.bandwidth_target import serve_target
 from halfmoon_metadata import MemoryStore
 from halfmoon_transfer import Lost
-
-
-@pytest.mark.parametrize(("backend", "threads"), [("shm", 1), ("tcp", 2)])
-def test_it_measures_a_path_to_another_process(backend: str, threads: int) -> None:
-    load = TransferLoad(backend=backend, block_bytes=4096, batch=4, threads=threads, seconds=0.1)
-    figures = run_bandwidth_bench(load)
-    assert figures.gb_per_s > 0
-    assert 0 < figures.p50_us <= figures.p99_us
-
 
 SMALL = TransferLoad(block_bytes=4096, batch=4, threads=2, seconds=0.1)
 
