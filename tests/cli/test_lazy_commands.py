@@ -10,7 +10,6 @@ from typer.testing import CliRunner
 
 from halfmoon_cli.__main__ import COMMANDS, app
 from halfmoon_cli.lazy_commands import LazyCommand
-from halfmoon_simulator.papers import PAPERS
 
 
 def shown(*arguments: str) -> str:
@@ -138,12 +137,6 @@ def test_status_imports_an_http_client_and_no_service() -> None:
 
 def test_the_version_is_printed() -> None:
     assert shown("--version") == "halfmoon 0.1.0\n"
-
-
-def test_papers_are_listed_where_none_is_named() -> None:
-    result = CliRunner().invoke(app, ["paper"])
-    assert result.exit_code == 2
-    assert result.output.split()[-len(PAPERS) - 1 :] == [*PAPERS, "all"]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 from halfmoon_cli.__main__ import app
 from halfmoon_cli.status.debug_responses import StatusLatencies, StatusQuantiles, StatusSecond
 from halfmoon_cli.status.latency_trend import BUCKET_S, SHOWN_S, latency_trend
-from halfmoon_cli.status.text_charts import bar, format_bytes, format_duration, sparkline
+from halfmoon_cli.status.text_charts import bar, sparkline
 from halfmoon_testing.processes.cli_terminal import run_on_terminal
 from halfmoon_testing.scripted_endpoint import ScriptedEndpoint
 
@@ -228,10 +228,6 @@ def test_a_bar_is_as_wide_as_any_and_a_little_is_not_nothing(n: int, n_all: int)
     assert ("░" not in text) == (n / n_all >= 0.95)
 
 
-def test_what_has_no_size_has_no_bar() -> None:
-    assert bar(0, 0).plain == "–"
-
-
 @given(st.lists(st.none() | st.floats(0, 1e6), max_size=40))
 def test_a_sparkline_has_a_character_for_each_value(values: list[float | None]) -> None:
     line = sparkline(values)
@@ -240,22 +236,6 @@ def test_a_sparkline_has_a_character_for_each_value(values: list[float | None]) 
     known = [value for value in values if value]
     if known:
         assert line[values.index(max(known))] == "█"
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0, "0"), (0.0004, "0.4 ms"), (0.25, "250 ms"), (1.5, "1.50 s"), (3600, "3,600 s")],
-)
-def test_times_have_units(seconds: float, text: str) -> None:
-    assert format_duration(seconds) == text
-
-
-def test_sizes_have_units() -> None:
-    assert (format_bytes(512), format_bytes(8192), format_bytes(5 << 20)) == (
-        "512 B",
-        "8 KiB",
-        "5 MiB",
-    )
 
 
 def test_a_minute_is_drawn_with_its_newest_second_last() -> None:

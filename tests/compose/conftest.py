@@ -11,7 +11,6 @@ from typing import Any
 
 import httpx
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from halfmoon_metadata.tcp_ports import free_port, is_free
 from halfmoon_runtime.observability.operator_tokens import operator_token
@@ -105,23 +104,6 @@ class Container:
     def execute(self, *command: str) -> str:
         return run("docker", "exec", self.name, *command)
 
-    def metric(self, name: str, **labels: str) -> float:
-        """A sample of its metrics, as they are now."""
-        # It listens at its address in the control network, which its status file says.
-        fetch = """
-import json, os, urllib.request
-url = json.load(open(os.environ["HALFMOON_STATUS_FILE"]))["operators"] + "/metrics"
-print(urllib.request.urlopen(url).read().decode())
-"""
-        shown = self.execute("python", "-c", fetch)
-        (value,) = (
-            sample.value
-            for family in text_string_to_metric_families(shown)
-            for sample in family.samples
-            if sample.name == name and sample.labels == labels
-        )
-        return float(value)
-
 
 class Compose:
     """The cluster of one compose project."""
@@ -194,11 +176,6 @@ class Compose:
         """The prefill and the decode worker of the last request."""
         placement = self.get("/debug/decisions")["decisions"][-1]["placement"]
         return str(placement["chosen"]["worker_id"]), str(placement["decode"])
-
-    def container_of(self, worker_id: str) -> Container:
-        """Where a worker runs."""
-        service = worker_id.split("-")[0]
-        return next(c for c in self.containers(service) if c.worker_id == worker_id)
 
     def until(self, condition: Callable[[], bool], within_s: float = 300.0) -> None:
         deadline = time.monotonic() + within_s

@@ -1,4 +1,4 @@
-"""A conductor that is killed in mid-stream: its clients go on at another one, or at the next."""
+"""A conductor that is killed in mid-stream: its client goes on at another one."""
 
 import json
 import re
@@ -6,17 +6,17 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import httpx
 import pytest
 
 from halfmoon_cli.up.embedded_cluster import ProcessSpec, ServiceProcess
 from halfmoon_metadata.tcp_ports import free_port
-from tests.e2e.conftest import StartCluster
+from tests.e2e.conftest import LiveCluster, StartCluster
 
 pytestmark = pytest.mark.e2e
 
@@ -30,72 +30,8 @@ BODY = {
     "ignore_eos": True,
     "return_token_ids": True,
     "stream": True,
+    "temperature": 0,
 }
-
-
-class Event(NamedTuple):
-    id: str
-    tokens: list[int]
-
-
-class Pair:
-    """A cluster whose own conductor stays, and a second conductor, which is killed."""
-
-    def __init__(self, cluster: Any) -> None:
-        self.cluster = cluster
-        self.staying: str = cluster.url
-        self.model: str = cluster.model
-        self._port = free_port()
-        self.dying = f"http://127.0.0.1:{self._port}"
-        self.start()
-
-    def start(self) -> None:
-        plan = self.cluster.cluster.plan
-        flags = ("--metadata", self.cluster.metadata_url, "--http-port", str(self._port))
-        spec = ProcessSpec(
-            "conductor-1",
-            "conductor",
-            (*flags, "--model", plan.model, "--worker-id", "conductor-1", "--drain-s", "0"),
-        )
-        self._process = ServiceProcess(spec, self.cluster.cluster.folder)
-        self.cluster.until(self._is_ready)
-
-    def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
-        """End the conductor, unless it has ended."""
-        self._process.signal(number)
-        self._process.wait(20)
-
-    def _is_ready(self) -> bool:
-        assert self._process.exit_code is None, self._process.last_lines()
-        try:
-            return httpx.get(f"{self.dying}/ready", timeout=5).status_code == 200
-        except httpx.TransportError:
-            return False
-
-    def events(self, url: str, key: str, last: str = "", **body: Any) -> list[Event]:
-        """Read a stream to its end, or to where its connection breaks."""
-        events: list[Event] = []
-        headers = {"idempotency-key": key, **({"last-event-id": last} if last else {})}
-        request = {"model": self.model, **BODY, **body}
-        with (
-            suppress(httpx.TransportError),
-            httpx.stream(
-                "POST", f"{url}/v1/completions", json=request, headers=headers, timeout=60
-            ) as answer,
-        ):
-            assert answer.status_code == 200, answer.read()
-            event_id = ""
-            for line in answer.iter_lines():
-                name, _, value = line.partition(": ")
-                if name == "id":
-                    event_id = value
-                elif name == "data" and value == "[DONE]":
-                    events.append(Event(event_id, []))
-                elif name == "data":
-                    data = json.loads(value)
-                    assert "error" not in data, data
-                    events.append(Event(event_id, data["choices"][0]["token_ids"]))
-        return events
 
 
 class Relay:
@@ -161,14 +97,28 @@ def _pass_events(
     sink.shutdown(socket.SHUT_RDWR)
 
 
-@pytest.fixture(scope="module")
-def pair(start_cluster: StartCluster, tiny_model: Path) -> Iterator[Pair]:
-    both = ["--dtype", "float32", "--block-size", "16"]
-    extra = {"prefill": both, "decode": both}
-    with start_cluster(str(tiny_model), extra=extra) as cluster:
-        pair = Pair(cluster)
-        yield pair
-        pair.kill()
+@contextmanager
+def second_conductor(cluster: LiveCluster) -> Iterator[tuple[str, ServiceProcess]]:
+    """One more of the same workers: its URL and process."""
+    plan, port = cluster.cluster.plan, free_port()
+    url = f"http://127.0.0.1:{port}"
+    flags = ("--metadata", cluster.metadata_url, "--http-port", str(port), "--model", plan.model)
+    spec = ProcessSpec("conductor-1", "conductor", (*flags, "--worker-id", "conductor-1"))
+    process = ServiceProcess(spec, cluster.cluster.folder)
+
+    def is_ready() -> bool:
+        assert process.exit_code is None, process.last_lines()
+        try:
+            return httpx.get(f"{url}/ready", timeout=5).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    try:
+        cluster.until(is_ready)
+        yield url, process
+    finally:
+        process.signal(signal.SIGKILL)
+        process.wait(20)
 
 
 def client_of_the_page() -> Callable[[str, dict[str, Any]], Iterator[str]]:
@@ -181,37 +131,24 @@ def client_of_the_page() -> Callable[[str, dict[str, Any]], Iterator[str]]:
     return events
 
 
-def tokens_of(*parts: list[Event]) -> list[int]:
-    return [token for part in parts for event in part for token in event.tokens]
-
-
 def test_the_client_of_the_page_goes_on_by_one_address_at_the_conductor_that_is_alive(
-    pair: Pair, alone: Any
+    start_cluster: StartCluster, tiny_model: Path, alone: Any
 ) -> None:
-    body = {"model": pair.model, **BODY, "temperature": 0}
-    tokens: list[int] = []
-    with closing(Relay(pair.dying, pair.staying, n=5, do=pair.kill)) as relay:
-        for event in client_of_the_page()(f"{relay.url}/v1/completions", body):
-            if event != "[DONE]":
-                tokens += json.loads(event)["choices"][0]["token_ids"]
-        assert relay.taken == [pair.dying, pair.staying]
-    assert tokens == alone.generate(PROMPT, N_NEW)
-    pair.start()
+    both = ["--dtype", "float32", "--block-size", "16"]
+    with (
+        start_cluster(str(tiny_model), extra={"prefill": both, "decode": both}) as cluster,
+        second_conductor(cluster) as (dying, process),
+    ):
 
+        def kill() -> None:
+            process.signal(signal.SIGKILL)
+            process.wait(20)
 
-@pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "stopped"])
-def test_sampled_tokens_go_on_at_another_conductor_without_a_seed_of_the_client(
-    pair: Pair, by: signal.Signals
-) -> None:
-    with closing(Relay(pair.dying, n=20, do=partial(pair.kill, by))) as relay:
-        first = pair.events(relay.url, by.name, temperature=1)
-    assert len(first) == 20
-    rest = pair.events(pair.staying, by.name, first[-1].id, temperature=1)
-    pair.start()
-    # The conductor that was started again has kept nothing: it computes all anew.
-    whole = pair.events(pair.dying, by.name, temperature=1)
-    assert len(tokens_of(whole)) == N_NEW
-    assert tokens_of(first, rest) == tokens_of(whole)
-    assert [event.id for event in first + rest] == [event.id for event in whole]
-    other = pair.events(pair.staying, "another", temperature=1)
-    assert tokens_of(other) != tokens_of(whole)
+        tokens: list[int] = []
+        with closing(Relay(dying, cluster.url, n=5, do=kill)) as relay:
+            body = {"model": cluster.model, **BODY}
+            for event in client_of_the_page()(f"{relay.url}/v1/completions", body):
+                if event != "[DONE]":
+                    tokens += json.loads(event)["choices"][0]["token_ids"]
+            assert relay.taken == [dying, cluster.url]
+        assert tokens == alone.generate(PROMPT, N_NEW)

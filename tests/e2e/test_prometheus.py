@@ -15,6 +15,7 @@ import pytest
 from halfmoon_metadata.tcp_ports import free_port
 from halfmoon_runtime.observability.operator_tokens import operator_token
 from halfmoon_sandbox.bound_process import start_bound
+from tests.e2e.conftest import LiveCluster, StartCluster
 from tests.installed_programs import needs_programs
 
 pytestmark = pytest.mark.e2e
@@ -22,7 +23,6 @@ pytestmark = pytest.mark.e2e
 KEY = "a cluster key for prometheus"
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/metrics.md").read_text()
-TARGETS = "/debug/prometheus-targets"
 #: Job and worker of each target of the cluster, in the list's order.
 EXPECTED = [
     ("conductor", "conductor-0"),
@@ -32,33 +32,6 @@ EXPECTED = [
     ("kvstore", "kvstore-0"),
     ("prefill", "prefill-0"),
 ]
-
-
-@pytest.fixture(scope="module")
-def live(start_cluster: Callable[..., Any]) -> Iterator[Any]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HALFMOON_CLUSTER_KEY", KEY)
-        with start_cluster("fake://tiny", n_decode=2, n_kvstore=1) as live:
-            live.complete(prompt=[1, 2, 3], max_tokens=2)
-            yield live
-
-
-def named(groups: Any) -> list[tuple[str, str]]:
-    return [(group["labels"]["job"], group["labels"]["worker"]) for group in groups]
-
-
-def test_every_listed_target_serves_metrics_and_the_list_is_for_operators(live: Any) -> None:
-    assert httpx.get(f"{live.url}{TARGETS}").status_code == 401
-    groups = live.get(TARGETS)
-    assert named(groups) == EXPECTED
-    for group in groups:
-        labels, (target,) = group["labels"], group["targets"]
-        assert labels["model"] == live.model
-        page = httpx.get(f"{labels['__scheme__']}://{target}/metrics", timeout=30)
-        assert page.status_code == 200 and "\nhalfmoon_" in page.text
-        if labels["job"] != "conductor":
-            operators = live.process(labels["worker"]).status["operators"]
-            assert operators.endswith(target)
 
 
 class Prometheus:
@@ -109,7 +82,15 @@ class Prometheus:
 
 
 @pytest.fixture
-def prometheus(tmp_path: Path, live: Any) -> Iterator[Prometheus]:
+def live(start_cluster: StartCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveCluster]:
+    monkeypatch.setenv("HALFMOON_CLUSTER_KEY", KEY)
+    with start_cluster("fake://tiny", n_decode=2) as live:
+        live.complete(prompt=[1, 2, 3], max_tokens=2)
+        yield live
+
+
+@pytest.fixture
+def prometheus(tmp_path: Path, live: LiveCluster) -> Iterator[Prometheus]:
     server = Prometheus(tmp_path, live.url)
     yield server
     server.stop()
@@ -117,7 +98,7 @@ def prometheus(tmp_path: Path, live: Any) -> Iterator[Prometheus]:
 
 @needs_programs("prometheus")
 def test_a_prometheus_set_up_as_the_page_says_scrapes_all_of_them(
-    live: Any, prometheus: Prometheus
+    live: LiveCluster, prometheus: Prometheus
 ) -> None:
     def all_up() -> bool:
         found = prometheus.targets()
@@ -153,4 +134,4 @@ def test_a_prometheus_set_up_as_the_page_says_scrapes_all_of_them(
     # It follows a worker that leaves.
     live.process("decode-1").signal(signal.SIGTERM)
     prometheus.until(lambda: len(prometheus.targets()) == len(EXPECTED) - 1)
-    assert ("decode", "decode-1") not in named(prometheus.targets())
+    assert "decode-1" not in [each["labels"]["worker"] for each in prometheus.targets()]

@@ -115,20 +115,6 @@ def require_answers(cluster: LiveCluster, alone: Transformers) -> None:
         assert cluster.stream(prompt, 12) == alone.generate(prompt, 12)
 
 
-def test_a_worker_killed_while_it_changes_costs_no_token(
-    cluster: LiveCluster, clients: ThreadPoolExecutor, alone: Transformers
-) -> None:
-    answers = LongAnswers(cluster, clients)
-    order_role(cluster, answers.worker, "prefill")
-    process = cluster.process(answers.worker)
-    process.signal(signal.SIGKILL)
-    answers.require_all(alone)
-    assert process.wait(20)
-    cluster.restart(answers.worker)
-    assert answers.worker in members_of(cluster, "decode")  # its service's role
-    require_answers(cluster, alone)
-
-
 def test_a_worker_stopped_while_it_changes_costs_no_token_and_finishes_its_change(
     cluster: LiveCluster, clients: ThreadPoolExecutor, alone: Transformers
 ) -> None:

@@ -68,15 +68,8 @@ def wanted(program: Path, tmp_path_factory: pytest.TempPathFactory) -> list[tupl
     return turns
 
 
-def test_a_kvstore_in_typescript_gives_the_same_answers_and_cached_tokens(
-    start_mixed: StartMixed, wanted: list[tuple[Any, ...]]
-) -> None:
-    with start_mixed(str(demo.FOLDER), KVSTORE, n_kvstore=0, extra=EXTRA) as cluster:
-        assert conversation(cluster) == wanted
-
-
 @needs_programs("redis-server")
-def test_so_does_one_behind_a_cluster_key_that_is_found_in_redis(
+def test_a_kvstore_in_typescript_behind_a_key_in_redis_gives_the_same_answers_and_cached_tokens(
     start_mixed: StartMixed, wanted: list[tuple[Any, ...]], tmp_path: Path
 ) -> None:
     redis = RedisServer(tmp_path)

@@ -35,23 +35,6 @@ def test_a_restart_is_seen_by_numbers_that_begin_again() -> None:
     assert tracker.n_restarts == 1
 
 
-@pytest.mark.parametrize("replayed", [[], [(0, b"new 0"), (1, b"new 1")]])
-def test_a_restart_without_a_live_batch_is_seen_by_the_replay_of_a_new_connection(
-    replayed: list[tuple[int, bytes]],
-) -> None:
-    tracker = SequenceTracker(can_replay=True)
-    for sequence in range(2):
-        tracker.on_live(sequence, b"old %d" % sequence)
-    assert tracker.on_connected() == [AskReplay(1)]
-    for sequence, payload in replayed:
-        if sequence >= 1:
-            assert tracker.on_replayed(sequence, payload) == []
-    assert tracker.on_replay_ended() == [ResetCache(), AskReplay(0)]
-    steps = [step for each in replayed for step in tracker.on_replayed(*each)]
-    assert delivered(steps) == [payload for _, payload in replayed]
-    assert tracker.on_replay_ended() == []
-
-
 def test_batches_that_a_replay_had_too_are_not_taken_for_a_restart() -> None:
     tracker = SequenceTracker(can_replay=True)
     tracker.on_connected()
@@ -70,18 +53,6 @@ def test_a_replay_that_does_not_come_leaves_a_gap() -> None:
     assert delivered(tracker.on_replay_failed()) == [b"5"]
     assert tracker.n_gaps == 1
     assert tracker.on_live(9, b"9") == [AskReplay(5)]
-
-
-def test_numbers_that_go_on_prove_no_server_when_the_replay_of_a_new_connection_fails() -> None:
-    tracker = SequenceTracker(can_replay=True)
-    tracker.on_connected()
-    tracker.on_replay_ended()
-    assert delivered(tracker.on_live(0, b"old")) == [b"old"]
-    tracker.on_connected()
-    tracker.on_live(1, b"new")
-    steps = tracker.on_replay_failed()
-    assert isinstance(steps[0], ResetCache)
-    assert delivered(steps) == [b"new"]
 
 
 def test_a_gap_that_no_replay_fills_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
