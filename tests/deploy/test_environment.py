@@ -18,7 +18,6 @@ import pytest
 from halfmoon_sandbox.bound_process import start_bound
 from tests.deploy.roles import ROLES
 
-ROOT = Path(__file__).parents[2]
 READY_WITHIN_S = 240.0
 METRICS_PORT = 9100
 

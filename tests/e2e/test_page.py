@@ -585,16 +585,6 @@ def test_nothing_is_sent_before_it_is_known_who_answers(
         wait_until_answered(page)
 
 
-def test_what_looks_like_markup_is_text(cluster: LiveCluster, open_page: OpenPage) -> None:
-    with open_page(cluster.url) as page:
-        text = "<img src=x onerror=\"document.title='moved'\"><b>bold</b>"
-        send(page, text)
-        expect(page.locator(".said.user")).to_have_text(text)
-        wait_until_answered(page)
-        assert page.locator("#chat img, #chat b").count() == 0
-        assert page.title() == "Halfmoon"
-
-
 def test_a_refusal_is_told_where_the_answer_would_be(
     cluster: LiveCluster, open_page: OpenPage
 ) -> None:
@@ -709,8 +699,6 @@ def test_all_workers_are_there_and_everything_that_can_be_used_has_a_name(
                 .map((e) => e.outerHTML)"""
         )
         assert nameless == []
-    policy = httpx.get(f"{cluster.url}/").headers["content-security-policy"]
-    assert "default-src 'self'" in policy and "unsafe" not in policy
 
 
 @pytest.mark.pictured
