@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 from halfmoon_cli.__main__ import app
 from halfmoon_cli.status.debug_responses import StatusLatencies, StatusQuantiles, StatusSecond
 from halfmoon_cli.status.latency_trend import BUCKET_S, SHOWN_S, latency_trend
-from halfmoon_cli.status.text_charts import bar, sparkline
+from halfmoon_cli.status.text_charts import sparkline
 from halfmoon_testing.processes.cli_terminal import run_on_terminal
 from halfmoon_testing.scripted_endpoint import ScriptedEndpoint
 
@@ -218,14 +218,6 @@ def test_a_watch_goes_on_through_a_conductor_that_is_gone_for_a_while(
 
 
 # Drawing
-
-
-@given(st.integers(0, 1000), st.integers(1, 1000))
-def test_a_bar_is_as_wide_as_any_and_a_little_is_not_nothing(n: int, n_all: int) -> None:
-    text = bar(n, n_all).plain
-    assert len(text) == len(bar(0, 1).plain)
-    assert ("█" in text) == (n > 0)
-    assert ("░" not in text) == (n / n_all >= 0.95)
 
 
 @given(st.lists(st.none() | st.floats(0, 1e6), max_size=40))

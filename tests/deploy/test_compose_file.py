@@ -101,11 +101,6 @@ def test_other_containers_call_the_conductor_by_its_service(
     assert read_allowed_hosts(told.stdout.decode()) == names
 
 
-def test_prometheus_asks_under_a_name_that_is_allowed() -> None:
-    scraped = (ROOT / "deploy/prometheus.yml").read_text()
-    assert "url: http://conductor:8000/" in scraped
-
-
 PREFIX = "HALFMOON_"
 
 

@@ -46,7 +46,7 @@ SENT_BYTES, BODY_BYTES, PIECE_BYTES = round(7.8 * MIB), 8 * MIB, 64 * 1024
 #: Of 300 MiB and more. The conductor gives memory back after each 32 MiB that were freed.
 MOST_KEPT_BYTES = 48 * MIB
 #: Joins of workers under new names, those after which memory is level, and workers at a time.
-N_JOINS, N_WARM, N_AT_ONCE = by_day(150, at_night=2000), 100, 25
+N_JOINS, N_WARM, N_AT_ONCE = 2000, 100, 25
 #: The records of 2,000 workers take twice as much. What is in use stays level; freed pieces between
 #: others that are in use come to some 30 MiB in the first thousands of joins, and to no more.
 MOST_GROWTH_BYTES = 48 * MIB
@@ -175,6 +175,7 @@ class Worker:
         await self.port.close()
 
 
+@pytest.mark.nightly("thousands of workers that join and die leave no memory behind")
 async def test_memory_is_level_however_many_workers_join_under_new_names_and_die(
     conductor: LoneConductor,
 ) -> None:

@@ -105,17 +105,6 @@ async def test_lost_batches_are_replayed(publisher: EventPublisher) -> None:
         assert source.n_gaps == 0
 
 
-async def test_a_restarted_server_starts_with_nothing(publisher: EventPublisher) -> None:
-    async with followed(publisher) as (source, items):
-        await publisher.publish(removed(0))
-        await publisher.publish(removed(1))
-        assert await numbers(items, 2) == [0, 1]
-        async with restarted(publisher) as again:
-            await again.publish(removed(10))
-            assert await numbers(items, 1) == ["reset", 10]
-            assert source.counts.connections == 2
-
-
 async def test_a_replay_that_does_not_come_leaves_a_gap(publisher: EventPublisher) -> None:
     publisher.answers_replays = False
     async with followed(publisher) as (source, items):

@@ -55,6 +55,18 @@ def test_a_replay_that_does_not_come_leaves_a_gap() -> None:
     assert tracker.on_live(9, b"9") == [AskReplay(5)]
 
 
+def test_numbers_that_go_on_prove_no_server_when_the_replay_of_a_new_connection_fails() -> None:
+    tracker = SequenceTracker(can_replay=True)
+    tracker.on_connected()
+    tracker.on_replay_ended()
+    assert delivered(tracker.on_live(0, b"old")) == [b"old"]
+    tracker.on_connected()
+    tracker.on_live(1, b"new")
+    steps = tracker.on_replay_failed()
+    assert isinstance(steps[0], ResetCache)
+    assert delivered(steps) == [b"new"]
+
+
 def test_a_gap_that_no_replay_fills_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     tracker = SequenceTracker(can_replay=True)
     tracker.on_live(0, b"0")
