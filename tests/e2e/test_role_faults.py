@@ -1,5 +1,6 @@
 """Processes that die, hang or are started again while a worker changes its role."""
 
+import asyncio
 import json
 import signal
 from collections.abc import Iterator
@@ -10,15 +11,15 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from halfmoon_cli.__main__ import app
+from halfmoon_cli.up.embedded_cluster import ClusterPlan
+from halfmoon_metadata import open_store
+from halfmoon_protocol.ids import ConductorId, WorkerId
+from halfmoon_protocol.messages import ChangeRole, Hello, Role, Welcome, WorkerInfo
+from halfmoon_runtime.channels.zmq_network import ZmqNetwork
+from halfmoon_runtime.membership import list_members
 from halfmoon_testing.models.tiny_models import make_tiny_model
 from tests.e2e.conftest import BrokenStream, LiveCluster, StartCluster
 from tests.e2e.redis_server import RedisServer
-from tests.e2e.role_clients import (
-    FLEXIBLE,
-    members_of,
-    order_role,
-    prompt_of,
-)
 from tests.e2e.transformers_alone import Transformers
 from tests.installed_programs import needs_programs
 
@@ -27,9 +28,48 @@ pytestmark = [
     needs_programs("redis-server"),
 ]
 
+#: Flags of a worker that changes whenever a conductor says so.
+FLEXIBLE = [
+    *("--dtype", "float32", "--block-size", "16", "--pool-mib", "32", "--no-measure"),
+    *("--roles", "prefill,decode", "--role-cooldown-s", "0", "--drain-s", "120"),
+]
 #: Tokens of answers that keep their worker for seconds.
 N_LONG = 3000
 N_CLIENTS = 2
+
+
+def prompt_of(n: int, salt: int) -> list[int]:
+    """A prompt that shares no block with one of another salt."""
+    return [11 + salt % 300, 11 + salt // 300, *(10 + (i * 37) % 300 for i in range(n - 2))]
+
+
+def members_of(cluster: LiveCluster, role: str) -> set[str]:
+    """Workers that the conductor sends requests of this role."""
+    there = cluster.workers().values()
+    return {w["worker_id"] for w in there if w["role"] == role and not w["draining"]}
+
+
+def order_role(cluster: LiveCluster, worker_id: str, role: Role) -> WorkerInfo:
+    """Order a change as a further conductor would; return the record once the worker drains."""
+    return asyncio.run(_order_role(cluster.cluster.plan, WorkerId(worker_id), role))
+
+
+async def _order_role(plan: ClusterPlan, worker_id: WorkerId, role: Role) -> WorkerInfo:
+    store = open_store(plan.metadata_url)
+    network = ZmqNetwork()
+    try:
+        info = (await list_members(store))[worker_id]
+        link = await network.dial(info.commands, info.events, key_id=info.key_id)
+        link.send_now(Hello(conductor_id=ConductorId("another"), session=1))
+        link.send_now(ChangeRole(role=role, reason="a test"))
+        async with asyncio.timeout(60):
+            while True:
+                message = await link.receive()
+                if isinstance(message, Welcome) and message.worker.draining:
+                    return message.worker
+    finally:
+        await network.close()
+        store.close()
 
 
 @pytest.fixture(scope="module")
