@@ -7,7 +7,7 @@ import pytest
 
 from halfmoon_runtime.setting_names import ENVIRONMENT_PREFIX
 from halfmoon_runtime.settings import ServiceSettings
-from tests.deploy.roles import ROLES
+from tests.deploy.conftest import ROLES
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = (ROOT / ".env.example").read_text()

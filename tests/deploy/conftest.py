@@ -10,6 +10,12 @@ from typing import Any
 import pytest
 import yaml
 
+from halfmoon_conductor.settings import ConductorSettings
+from halfmoon_kvstore.settings import KvstoreSettings
+from halfmoon_runtime.settings import ServiceSettings
+from halfmoon_workers.decode.decode_settings import DecodeSettings
+from halfmoon_workers.prefill.prefill_settings import PrefillSettings
+
 DOCKERFILE = Path(__file__).parents[2] / "services/Dockerfile"
 HELM = Path(__file__).parents[2] / "deploy/helm"
 CHART = HELM / "halfmoon"
@@ -22,6 +28,12 @@ EXAMPLES = {
 }  # fmt: skip
 REDIS = {"metadata": {"url": "redis://redis.example:6379/0"}}
 Values = dict[str, Any]
+ROLES: dict[str, type[ServiceSettings]] = {
+    "conductor": ConductorSettings,
+    "prefill": PrefillSettings,
+    "decode": DecodeSettings,
+    "kvstore": KvstoreSettings,
+}
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from halfmoon_engine import demo
 from halfmoon_protocol.messages import Stage
 from halfmoon_runtime.settings import ServiceSettings
 from halfmoon_workers.prefill.prefill_settings import PrefillSettings
-from tests.deploy.roles import ROLES
+from tests.deploy.conftest import ROLES
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())

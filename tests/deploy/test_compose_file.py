@@ -1,4 +1,4 @@
-"""The compose file: who makes and reads the cluster key, names of the conductor, and a group."""
+"""The compose file: its keys, the conductor's names, a group, and workers in TypeScript."""
 
 import re
 import subprocess
@@ -132,3 +132,37 @@ def test_the_profile_group_has_each_stage_of_one_group_once(only: str) -> None:
     for each in members.values():
         assert each["image"] == services["prefill"]["image"]
         assert each["networks"] == services["prefill"]["networks"]
+
+
+POLYGLOT = ROOT / "examples/polyglot/Dockerfile"
+
+
+def test_the_image_is_made_of_plain_debian_and_what_the_build_may_see() -> None:
+    text = POLYGLOT.read_text()
+    assert set(re.findall(r"^FROM (\S+)", text, re.MULTILINE)) == {"debian:bookworm-slim"}
+    visible = (ROOT / ".dockerignore").read_text().splitlines()
+    for line in re.findall(r"^COPY (?!--from)(.+) \S+$", text, re.MULTILINE):
+        for source in line.split():
+            assert (ROOT / source).exists(), source
+            assert source.startswith("libs/") or "!examples/polyglot" in visible
+    for left_out in ("examples/polyglot/node_modules", "examples/polyglot/dist"):
+        assert left_out in visible
+
+
+def test_the_profile_has_workers_beside_which_ours_may_be_left_out() -> None:
+    services = COMPOSE["services"]
+    workers = {n: each for n, each in services.items() if each.get("profiles") == ["polyglot"]}
+    assert sorted(workers) == ["decode-polyglot", "kvstore-polyglot"]
+    for name, each in workers.items():
+        ours = services[{"decode-polyglot": "decode", "kvstore-polyglot": "kvstore-0"}[name]]
+        (script,) = each["command"]
+        source = ROOT / "examples/polyglot/src" / Path(script).relative_to("dist")
+        assert source.with_suffix(".ts").exists()
+        assert each["networks"] == ours["networks"]
+        assert each["deploy"]["resources"] == ours["deploy"]["resources"]
+        assert each["environment"].items() <= ours["environment"].items()
+    assert services["kvstore-0"]["deploy"]["replicas"] == "${KVSTORE:-1}"
+    assert services["decode"]["deploy"]["replicas"] == "${DECODE:-2}"
+    # The cluster key's file can be read by the services' user alone.
+    (user,) = re.findall(r"^USER (\d+)", POLYGLOT.read_text(), re.MULTILINE)
+    assert f"--uid {user}" in (ROOT / "services/Dockerfile").read_text()

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from halfmoon_sandbox.bound_process import start_bound
-from tests.deploy.roles import ROLES
+from tests.deploy.conftest import ROLES
 
 READY_WITHIN_S = 240.0
 METRICS_PORT = 9100

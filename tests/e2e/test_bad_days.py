@@ -96,3 +96,19 @@ def test_no_stream_is_lost(
 
 def prompt_of(number: int) -> list[int]:
     return [(number * 31 + i) % 900 for i in range(40)]
+
+
+@pytest.mark.parametrize("how", ["killed", "frozen"])
+def test_all_services_stop_in_order_while_the_metadata_server_does_not_answer(
+    start_cluster: StartCluster, redis: RedisServer, how: str
+) -> None:
+    with start_cluster("fake://tiny", metadata=redis.url) as cluster:
+        if how == "killed":
+            redis.kill()
+        else:
+            redis.freeze()
+        for process in cluster.cluster.processes.values():
+            process.signal(signal.SIGTERM)
+        for name, process in cluster.cluster.processes.items():
+            assert process.wait(60), f"{name} has not ended\n{cluster.last_words()}"
+            assert process.exit_code == 0, cluster.logs()
