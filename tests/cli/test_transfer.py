@@ -1,10 +1,8 @@
-"""`halfmoon transfer`: its bench, and the topology that it finds or is given."""
+"""`halfmoon transfer bench`."""
 
-import json
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -92,45 +90,3 @@ def test_the_command_prints_it_and_names_what_it_does_not_know() -> None:
     unknown = CliRunner().invoke(app, ["transfer", "bench", "--backend=pigeon"])
     assert unknown.exit_code == 2
     assert "no backend 'pigeon'" in unknown.output
-
-
-MATRIX = '{"cpu:0":[["card_a"],["card_b"]]}'
-
-
-def run(*arguments: str) -> tuple[int, str]:
-    result = CliRunner().invoke(app, ["transfer", "topology", *arguments])
-    return result.exit_code, result.output
-
-
-def test_this_machine_s_matrix_is_printed_and_can_be_read_again(tmp_path: Path) -> None:
-    code, text = run("--json")
-    assert code == 0
-    assert "*" in json.loads(text)
-    file = tmp_path / "matrix.json"
-    file.write_text(text)
-    assert run("--json", "--matrix", str(file)) == (0, text)
-
-
-def test_a_table_of_cards_and_memory_is_printed() -> None:
-    code, text = run()
-    assert code == 0
-    assert "NUMA node" in text
-    assert "preferred" in text
-
-
-def test_a_given_matrix_takes_the_place_of_what_is_found(tmp_path: Path) -> None:
-    file = tmp_path / "matrix.json"
-    file.write_text(MATRIX)
-    assert json.loads(run("--json", "--matrix", str(file))[1]) == json.loads(MATRIX)
-    code, text = run("--matrix", str(file))
-    assert code == 0
-    assert "card_a is in the matrix, and this machine has no such card" in text
-
-
-def test_a_matrix_that_can_not_be_used_is_named(tmp_path: Path) -> None:
-    file = tmp_path / "matrix.json"
-    file.write_text("[]")
-    code, text = run("--matrix", str(file))
-    assert code == 2
-    assert "can't be used: not a NIC priority matrix" in " ".join(text.split())
-    assert run("--matrix", str(tmp_path / "none"))[0] == 2
