@@ -1,5 +1,6 @@
 """One bad event under load costs no stream: a full or emptied Redis, a rack, a frozen conductor."""
 
+import random
 import signal
 import threading
 import time
@@ -18,11 +19,10 @@ pytestmark = [pytest.mark.e2e, needs_programs("redis-server")]
 
 MODEL = "fake://tiny?step_s=0.05"
 N_STREAMS = 6
-N_NEW = 240
 
 
-def redis_is_full(cluster: LiveCluster, client: "redis_client.Redis") -> None:
-    """No room for anything new, as ``noeviction`` has it."""
+def fill(client: "redis_client.Redis") -> None:
+    """Leave no room for anything new, as ``noeviction`` does."""
     used = client.info("memory")["used_memory"]
     client.config_set("maxmemory", used + 2**20)
     n = 0
@@ -33,16 +33,27 @@ def redis_is_full(cluster: LiveCluster, client: "redis_client.Redis") -> None:
                 client.set(f"others/{n}", bytes(size))
 
 
+def redis_is_full(cluster: LiveCluster, client: "redis_client.Redis") -> None:
+    fill(client)
+
+
 def redis_is_flushed(cluster: LiveCluster, client: "redis_client.Redis") -> None:
     client.flushall()
 
 
-def conductor_stands_still(cluster: LiveCluster, client: "redis_client.Redis") -> None:
-    """For longer than heartbeats."""
-    conductor = cluster.process("conductor-0")
-    conductor.signal(signal.SIGSTOP)
-    time.sleep(6.0)  # the fault itself
-    conductor.signal(signal.SIGCONT)
+def conductor_stands_still(
+    seconds: float,
+) -> Callable[[LiveCluster, "redis_client.Redis"], None]:
+    """Make a fault that is longer than heartbeats."""
+
+    def stand_still(cluster: LiveCluster, client: "redis_client.Redis") -> None:
+        conductor = cluster.process("conductor-0")
+        conductor.signal(signal.SIGSTOP)
+        time.sleep(seconds)  # the fault itself
+        conductor.signal(signal.SIGCONT)
+
+    stand_still.__name__ = f"the_conductor_stands_still_for_{seconds:.0f}_s"
+    return stand_still
 
 
 def a_rack_dies(cluster: LiveCluster, client: "redis_client.Redis") -> None:
@@ -52,7 +63,16 @@ def a_rack_dies(cluster: LiveCluster, client: "redis_client.Redis") -> None:
 
 @pytest.mark.parametrize(
     "happens",
-    [redis_is_full, redis_is_flushed, conductor_stands_still, a_rack_dies],
+    [
+        redis_is_full,
+        redis_is_flushed,
+        conductor_stands_still(6.0),
+        pytest.param(
+            conductor_stands_still(20.0),
+            marks=pytest.mark.nightly("a conductor may stand still for two leases under streams"),
+        ),
+        a_rack_dies,
+    ],
     ids=lambda happens: happens.__name__,
 )
 def test_no_stream_is_lost(
@@ -60,7 +80,39 @@ def test_no_stream_is_lost(
     redis: RedisServer,
     happens: Callable[[LiveCluster, "redis_client.Redis"], None],
 ) -> None:
-    """Whatever happens under streams; every answer is compared, and the longest pause printed."""
+    no_stream_is_lost(start_cluster, redis, happens, n_new=240)
+
+
+@pytest.mark.nightly("any two or three processes of different roles may die at once, fifty times")
+@pytest.mark.parametrize("n", range(50))
+def test_processes_of_different_roles_that_die_at_once_cost_no_stream(
+    start_cluster: StartCluster, redis: RedisServer, n: int
+) -> None:
+    seed = random.randrange(2**32)
+    dice = random.Random(seed)
+    roles = dice.sample(("prefill", "decode", "kvstore", "redis"), dice.choice((2, 3)))
+    pause_s = dice.choice((0.0, 0.1, 0.5))
+    print(f"{n}: seed {seed}: {roles} within {pause_s} s each")
+
+    def die(cluster: LiveCluster, client: "redis_client.Redis") -> None:
+        for role in roles:
+            if role == "redis":
+                redis.kill()
+                redis.start()
+            else:
+                cluster.process(f"{role}-{dice.randrange(2)}").signal(signal.SIGKILL)
+            time.sleep(dice.random() * pause_s)  # the fault itself
+
+    no_stream_is_lost(start_cluster, redis, die, n_new=100)
+
+
+def no_stream_is_lost(
+    start_cluster: StartCluster,
+    redis: RedisServer,
+    happens: Callable[[LiveCluster, "redis_client.Redis"], None],
+    n_new: int,
+) -> None:
+    """Let something happen under streams, and compare every answer; print the longest pause."""
     oracle = FakeEngine(parse_fake_spec(MODEL))
     client = redis_client.Redis.from_url(redis.url)
     with (
@@ -80,7 +132,7 @@ def test_no_stream_is_lost(
                 if n_tokens > 2:
                     begun[number].set()
 
-            return cluster.stream(prompt_of(number), N_NEW, note)
+            return cluster.stream(prompt_of(number), n_new, note)
 
         answers = [clients.submit(ask, number) for number in range(N_STREAMS)]
         assert all(each.wait(60) for each in begun)
@@ -89,7 +141,7 @@ def test_no_stream_is_lost(
         for number in range(5):
             assert cluster.ask([9, number, 7], 3)[0] == oracle.expected([9, number, 7], 3)
         for number, answer in enumerate(answers):
-            assert answer.result() == oracle.expected(prompt_of(number), N_NEW)
+            assert answer.result() == oracle.expected(prompt_of(number), n_new)
         print(f"longest pause of a stream: {max(pauses_s):.1f} s")
     client.close()
 
