@@ -158,7 +158,7 @@ def test_workers_need_no_restart_when_the_embedded_metadata_server_starts_again(
     n_blocks = index_blocks()
     stop(cluster, "conductor-0", by=by)
     cluster.restart("conductor-0")
-    # The kvstores have told what they hold. Who failed to reach one meanwhile leaves it out for 5 s.
+    # The kvstores have told what they hold. One that failed meanwhile is left out for 5 s.
     cluster.until(lambda: index_blocks() >= n_blocks)
     cluster.until(is_read_from_the_pool)
 
