@@ -73,11 +73,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Record where all tests run; workers of xdist report to one process."""
-    of_all = config.args_source is pytest.Config.ArgsSource.TESTPATHS
-    part = config.option.keyword or config.option.quick or config.option.collectonly
-    if is_night() or hasattr(config, "workerinput") or part:
-        return
-    if of_all:
+    option = config.option
+    is_part = option.keyword or option.quick or option.collectonly or is_night()
+    is_part |= config.args_source is not pytest.Config.ArgsSource.TESTPATHS
+    if not is_part and not hasattr(config, "workerinput"):
         config.pluginmanager.register(DurationRecorder(), "durations")
 
 

@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import os
-import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,7 +19,7 @@ from halfmoon_conductor.grammar.grammar_check_handler import CheckArgument
 from halfmoon_conductor.grammar.grammar_checker import GrammarChecker
 from halfmoon_conductor.grammar.grammars import RequestedGrammar, grammar_of_schema
 from halfmoon_conductor.grammar.schema_depth import MAX_SCHEMA_DEPTH, check_depth
-from halfmoon_sandbox import Child
+from tests.sandbox.killed_children import kill_next_children
 
 SPINNING = {"type": "integer", "multipleOf": 2**31}
 
@@ -105,23 +103,10 @@ async def test_what_is_remembered_has_a_limit_in_bytes(
     assert await checker.check(grammars[-1])
 
 
-def kill_children(monkeypatch: pytest.MonkeyPatch, n: int) -> None:
-    """Kill the next `n` children that get a grammar, as the kernel does when it lacks memory."""
-    begin, left = Child.begin, [*range(n)]
-
-    def begin_and_die(child: Child, request: bytes, *, cpu_s: float) -> None:
-        if left:
-            left.pop()
-            os.kill(child.pid, signal.SIGKILL)
-        begin(child, request, cpu_s=cpu_s)
-
-    monkeypatch.setattr(Child, "begin", begin_and_die)
-
-
 async def test_a_grammar_whose_children_are_killed_is_refused_for_now_and_checked_again_later(
     checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kill_children(monkeypatch, 2)
+    kill_next_children(monkeypatch, 2)
     with pytest.raises(ServiceUnavailable, match=r"can't be checked now.*from outside") as refused:
         await checker.check(wanted('start: "a"'))
     assert refused.value.retry_after_s

@@ -24,10 +24,10 @@ from halfmoon_engine.sampling import grammar_masks as grammar_module
 from halfmoon_engine.sampling.grammar_masks import GrammarMasks
 from halfmoon_models.tokenizer.tokenizer_builder import build_tokenizer
 from halfmoon_protocol.sampling import MAX_GRAMMAR_CPU_S, Sampling
-from halfmoon_sandbox import Child
 from halfmoon_testing.models.byte_tokenizer import EOS_TOKEN_IDS
 from halfmoon_testing.models.tiny_models import make_tiny_model
 from tests.engine.driver import Driver, Tiny, open_tiny
+from tests.sandbox.killed_children import kill_next_children
 
 PROMPT = list(range(20, 60))
 FREE = Draw(Sampling(temperature=0.0))
@@ -148,25 +148,12 @@ def test_a_process_that_others_used_may_die_once_of_what_they_left(grammars: Gra
     assert process.child is not None
 
 
-def kill_fresh_processes(monkeypatch: pytest.MonkeyPatch, n: int) -> None:
-    """Kill the next `n` processes that get a grammar, as the kernel does when it lacks memory."""
-    begin, left = Child.begin, [*range(n)]
-
-    def begin_and_die(child: Child, request: bytes, *, cpu_s: float) -> None:
-        if left:
-            left.pop()
-            os.kill(child.pid, signal.SIGKILL)
-        begin(child, request, cpu_s=cpu_s)
-
-    monkeypatch.setattr(Child, "begin", begin_and_die)
-
-
 def test_a_grammar_whose_processes_are_all_killed_fails_for_now_and_is_tried_again_later(
     grammars: GrammarMasks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kill_fresh_processes(monkeypatch, 1)
+    kill_next_children(monkeypatch, 1)
     assert not isinstance(mask_of(grammars, draw_of('start: "b"')), GrammarFailed)
-    kill_fresh_processes(monkeypatch, 2)
+    kill_next_children(monkeypatch, 2)
     failed = mask_of(grammars, draw_of('start: "a"'))
     assert isinstance(failed, GrammarFailed)
     assert (failed.invalid, failed.retryable) == (False, True)

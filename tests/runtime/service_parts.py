@@ -39,7 +39,7 @@ def dropped(reason: str) -> float:
     return REGISTRY.get_sample_value("halfmoon_dropped_messages_total", {"reason": reason}) or 0.0
 
 
-async def finds_nobody(call: Awaitable[object], why: str = "") -> None:
+async def is_unreachable(call: Awaitable[object], why: str | None = None) -> None:
     """Wait for a call whose other end is gone."""
     with pytest.raises(PeerUnreachable, match=why):
         await call

@@ -71,7 +71,7 @@ async def test_everybody_who_said_hello_hears_what_the_worker_becomes(worker: Wo
         assert await heard(link, 2) == [worker.welcome] * 2
 
 
-async def test_an_answer_that_finds_nobody_lets_go_of_all_it_had_asked(worker: Worker) -> None:
+async def test_an_answer_that_is_unreachable_lets_go_of_all_it_had_asked(worker: Worker) -> None:
     (east, east_peer), (west, west_peer) = await worker.greeted(EAST), await worker.greeted(WEST)
     for request_id, peer in ((ONE, east_peer), (TWO, west_peer), (THREE, east_peer)):
         worker.owners.add(request_id, peer)

@@ -38,7 +38,7 @@ run_service("bakery", settings, main)
 """
 
 
-#: A variable that is in every service's environment and nobody's setting.
+#: A variable of every service's environment that is no setting.
 MISSPELT = {"HALFMOON_METADTA": "redis://here"}
 MEANT = {"HALFMOON_METADTA": "HALFMOON_METADATA"}
 

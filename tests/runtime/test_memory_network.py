@@ -5,7 +5,7 @@ from halfmoon_protocol.kv_events import AllBlocksCleared, KvEventBatch
 from halfmoon_protocol.messages import Cancel, PrefillStopped
 from halfmoon_runtime.channels.memory_network import MemoryNetwork
 from halfmoon_runtime.channels.network import Port, WorkerLink
-from tests.runtime.service_parts import finds_nobody
+from tests.runtime.service_parts import is_unreachable
 
 MESSAGE = Cancel(request_id=RequestId("1"))
 
@@ -25,10 +25,10 @@ async def test_a_killed_port_loses_what_it_had_not_read_and_its_links_keep_what_
     network.kill("decode-0")
     network.check()
     assert await link.receive() == MESSAGE
-    await finds_nobody(link.receive(), "killed")
-    await finds_nobody(link.send(MESSAGE), "killed")
-    await finds_nobody(port.receive(), "killed")
-    await finds_nobody(port.send(peer, MESSAGE), "gone")
+    await is_unreachable(link.receive(), "killed")
+    await is_unreachable(link.send(MESSAGE), "killed")
+    await is_unreachable(port.receive(), "killed")
+    await is_unreachable(port.send(peer, MESSAGE), "gone")
 
 
 async def test_a_partition_cuts_one_worker_off_until_it_heals() -> None:
@@ -39,14 +39,14 @@ async def test_a_partition_cuts_one_worker_off_until_it_heals() -> None:
     peer, _ = await cut.receive()
     network.partition("decode-0")
     network.check()
-    await finds_nobody(link.send(MESSAGE), "heartbeats")
-    await finds_nobody(cut.send(peer, MESSAGE))
-    await finds_nobody((await network.dial(cut.commands)).send(MESSAGE), "no answer")
+    await is_unreachable(link.send(MESSAGE), "heartbeats")
+    await is_unreachable(cut.send(peer, MESSAGE))
+    await is_unreachable((await network.dial(cut.commands)).send(MESSAGE), "no answer")
     await untouched.send(MESSAGE)
     assert (await other.receive())[1] == MESSAGE
 
     network.heal("decode-0")
-    await finds_nobody(link.send(MESSAGE))  # a link that was down stays down
+    await is_unreachable(link.send(MESSAGE))  # a link that was down stays down
     again = await network.dial(cut.commands)
     await again.send(MESSAGE)
     assert (await cut.receive())[1] == MESSAGE
@@ -57,7 +57,7 @@ async def test_full_queues_refuse_commands_and_drop_publications() -> None:
     port, link = await connected(network)
     await link.send(MESSAGE)
     await link.send(MESSAGE)
-    await finds_nobody(link.send(MESSAGE), "full")
+    await is_unreachable(link.send(MESSAGE), "full")
     for _ in range(3):
         await port.publish_kv([AllBlocksCleared()])
     heard = [await link.receive() for _ in range(2)]

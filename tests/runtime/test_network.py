@@ -22,7 +22,7 @@ from halfmoon_runtime.channels.memory_network import MemoryNetwork
 from halfmoon_runtime.channels.network import Network, PeerId, PeerUnreachable, Port, WorkerLink
 from halfmoon_runtime.channels.zmq_network import ZmqNetwork
 from halfmoon_runtime.channels.zmq_sockets import SocketSettings
-from tests.runtime.service_parts import finds_nobody
+from tests.runtime.service_parts import is_unreachable
 
 KEY = "only good for tests of networks"
 
@@ -237,7 +237,7 @@ async def test_a_send_that_waits_for_a_caller_ends_when_it_hangs_up(network: Net
     while n_begun == n_sent:  # one that does not wait is over before others run
         await asyncio.sleep(0)
     await link.close()
-    await finds_nobody(answering, "gone")
+    await is_unreachable(answering, "gone")
 
 
 async def test_a_caller_that_reads_nothing_is_gone_in_the_end_and_both_sides_know(
@@ -260,17 +260,17 @@ async def test_what_came_before_the_end_is_delivered_and_no_more(network: Networ
     await port.close()
     assert [number(await link.receive()) for _ in range(40)] == list(range(40))
     for _ in range(2):  # and it stays down
-        await finds_nobody(link.receive())
-        await finds_nobody(link.send(numbered(2)))
+        await is_unreachable(link.receive())
+        await is_unreachable(link.send(numbered(2)))
 
 
 async def test_a_link_does_not_follow_a_worker_that_is_restarted(network: Network) -> None:
     port, link = await connected(network)
     await port.close()
-    await finds_nobody(link.receive())
+    await is_unreachable(link.receive())
     again = await network.bind("decode-0")
     assert again.commands != port.commands
-    await finds_nobody(link.send(numbered(1)))
+    await is_unreachable(link.send(numbered(1)))
     link = await network.dial(again.commands)
     await link.send(numbered(2))
     assert (await again.receive())[1] == numbered(2)
@@ -283,7 +283,7 @@ async def test_a_waiting_receive_hears_of_the_end(network: Network) -> None:
     await asyncio.sleep(0)
     await port.close()
     for waiting in (at_link, at_port):
-        await finds_nobody(waiting)
+        await is_unreachable(waiting)
 
 
 async def test_hanging_up_ends_our_own_receive(network: Network) -> None:
@@ -292,16 +292,16 @@ async def test_hanging_up_ends_our_own_receive(network: Network) -> None:
     await asyncio.sleep(0)
     for _ in range(2):
         await link.close()
-    await finds_nobody(waiting, "hung up")
+    await is_unreachable(waiting, "hung up")
 
 
 async def test_a_link_to_nobody_and_one_to_no_endpoint_are_down(hasty: Network) -> None:
     port = await hasty.bind("decode-0")
     await port.close()
-    for endpoint in (port.commands, "", "nonsense://x", "tcp://no-port", "mem://nobody/1/commands"):
+    for endpoint in (port.commands, "", "nonsense://x", "tcp://no-port", "mem://absent/1/commands"):
         link = await hasty.dial(endpoint)
-        await finds_nobody(link.receive())
-        await finds_nobody(link.send(numbered(1)))
+        await is_unreachable(link.receive())
+        await is_unreachable(link.send(numbered(1)))
 
 
 async def test_a_message_over_the_limit_is_refused_before_it_is_sent(network: Network) -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from halfmoon_runtime.channels.network import PeerId
 from halfmoon_runtime.channels.receive_queue import ReceiveQueue
 from halfmoon_runtime.channels.unread_shares import UnreadShares
-from tests.runtime.service_parts import finds_nobody
+from tests.runtime.service_parts import is_unreachable
 
 
 async def test_frames_count_by_their_bytes_until_they_are_read() -> None:
@@ -19,7 +19,7 @@ async def test_frames_count_by_their_bytes_until_they_are_read() -> None:
     assert await inbox.get() == 1
     assert inbox.try_put(4, 60)
     inbox.close("gone", discard=True)
-    await finds_nobody(inbox.get())
+    await is_unreachable(inbox.get())
 
 
 async def test_the_end_wakes_all_who_wait() -> None:
@@ -31,8 +31,8 @@ async def test_the_end_wakes_all_who_wait() -> None:
     empty.close("gone")
     full.close("gone", discard=True)
     for task in getting:
-        await finds_nobody(task)
-    await finds_nobody(full.get())
+        await is_unreachable(task)
+    await is_unreachable(full.get())
 
 
 @given(

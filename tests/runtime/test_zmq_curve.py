@@ -17,7 +17,7 @@ from halfmoon_protocol.kv_events import BlockStored
 from halfmoon_protocol.messages import Cancel
 from halfmoon_runtime.channels.zmq_network import ZmqNetwork
 from halfmoon_runtime.channels.zmq_sockets import SocketSettings
-from tests.runtime.service_parts import dropped, finds_nobody, until
+from tests.runtime.service_parts import dropped, is_unreachable, until
 
 KEY = "only good for tests of networks"
 MESSAGE = Cancel(request_id=RequestId("hello"))
@@ -81,7 +81,7 @@ async def test_a_caller_with_another_key_or_none_is_not_connected(
     port = await network.bind("worker")
     async with opened(key, _SETTINGS) as stranger:
         link = await stranger.dial(port.commands, port.events)
-        await finds_nobody(link.receive())
+        await is_unreachable(link.receive())
 
 
 #: What each process has, step by step, while a cluster's key is changed.
@@ -110,7 +110,7 @@ async def test_while_a_key_is_changed_neighbouring_steps_connect_and_others_are_
                 assert await link.receive() == MESSAGE
                 continue
             assert abs(here - there) > 1
-            await finds_nobody(link.send(MESSAGE), f"cluster key {port.key_id}.*second line")
+            await is_unreachable(link.send(MESSAGE), f"cluster key {port.key_id}.*second line")
             assert dropped("unknown_key") == before + 1
         assert KEY not in caplog.text
 
@@ -129,14 +129,14 @@ async def test_a_caller_without_a_key_is_told_that_the_port_has_one(network: Zmq
     port = await network.bind("worker")
     async with opened("") as caller:
         link = await caller.dial(port.commands, key_id=port.key_id)
-        await finds_nobody(link.send(MESSAGE), "this process has none: set HALFMOON_CLUSTER")
+        await is_unreachable(link.send(MESSAGE), "this process has none: set HALFMOON_CLUSTER")
 
 
 async def test_a_caller_with_a_key_is_not_connected_to_a_port_without() -> None:
     async with opened("") as impostor, opened(KEY, _SETTINGS) as caller:
         port = await impostor.bind("worker")
         link = await caller.dial(port.commands)
-        await finds_nobody(link.send(MESSAGE))
+        await is_unreachable(link.send(MESSAGE))
 
 
 async def test_who_knows_only_the_ports_public_key_is_refused_and_counted(

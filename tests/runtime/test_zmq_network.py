@@ -22,7 +22,7 @@ from halfmoon_runtime.channels.network import Port, WorkerLink
 from halfmoon_runtime.channels.socket_pump import SocketPump
 from halfmoon_runtime.channels.zmq_network import ZmqNetwork
 from halfmoon_runtime.channels.zmq_sockets import SocketSettings
-from tests.runtime.service_parts import dropped, finds_nobody, until
+from tests.runtime.service_parts import dropped, is_unreachable, until
 
 LIMIT = 10_000
 MESSAGE = Cancel(request_id=RequestId("hello"))
@@ -223,8 +223,8 @@ async def test_a_link_to_who_dies_or_freezes_goes_down(
         await link.send(MESSAGE)
         assert await link.receive() == MESSAGE
         os.kill(worker.pid, how)
-        await finds_nobody(link.receive(), "lost")
-        await finds_nobody(link.send(MESSAGE), "lost")
+        await is_unreachable(link.receive(), "lost")
+        await is_unreachable(link.send(MESSAGE), "lost")
 
 
 async def test_a_caller_that_floods_a_worker_and_leaves_does_not_end_it(
@@ -280,7 +280,7 @@ async def test_a_worker_that_sends_more_than_is_read_is_hung_up_on(raw: Raw) -> 
     async with asyncio.timeout(60):
         for _ in range(100):
             assert await link.receive() == MESSAGE
-        await finds_nobody(link.receive(), "more than is read, 100 messages wait")
+        await is_unreachable(link.receive(), "more than is read, 100 messages wait")
     await network.close()
 
 
@@ -375,7 +375,7 @@ async def test_a_link_that_is_dialled_while_the_network_closes_is_closed_too() -
             async with asyncio.timeout(60):
                 await closing
             link = await late
-            await finds_nobody(link.send(MESSAGE))
+            await is_unreachable(link.send(MESSAGE))
 
 
 async def test_a_caller_without_descriptors_gets_links_that_are_down_and_ends() -> None:

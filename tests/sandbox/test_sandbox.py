@@ -28,6 +28,7 @@ from halfmoon_sandbox import child_pool as pool_module
 from halfmoon_sandbox.child import wait_readable
 from halfmoon_sandbox.frames import MAX_FRAME_BYTES, encode_frame
 from halfmoon_sandbox.sandbox import MIB
+from tests.sandbox.killed_children import kill_next_children
 
 FACTORY = "halfmoon_testing.sandbox_handler:make_handler"
 
@@ -293,31 +294,19 @@ async def test_a_request_that_crashes_a_fresh_one_is_the_cause(pool: ChildPool, 
     assert not pool.idle
 
 
-async def kill_working_children(pool: ChildPool, monkeypatch: pytest.MonkeyPatch, n: int) -> None:
-    """Kill the next `n` children that get a request, as an operator or the kernel may."""
-    begin, left = Child.begin, [*range(n)]
-
-    def begin_and_die(child: Child, request: bytes, *, cpu_s: float) -> None:
-        if left:
-            left.pop()
-            os.kill(child.pid, signal.SIGKILL)
-        begin(child, request, cpu_s=cpu_s)
-
-    await pid_of(pool)  # the template has loaded
-    monkeypatch.setattr(Child, "begin", begin_and_die)
-
-
 async def test_a_request_whose_child_is_killed_from_outside_is_sent_again(
     pool: ChildPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await kill_working_children(pool, monkeypatch, 2)  # a used one, and a fresh one
+    await pid_of(pool)  # the template has loaded
+    kill_next_children(monkeypatch, 2)  # a used one, and a fresh one
     assert await pool.call(b"a", cpu_s=30) == b"a"
 
 
 async def test_a_request_is_not_blamed_for_children_that_are_killed_each_time(
     pool: ChildPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await kill_working_children(pool, monkeypatch, 9)
+    await pid_of(pool)  # the template has loaded
+    kill_next_children(monkeypatch, 9)
     with pytest.raises(ChildLost, match="from outside"):
         await pool.call(b"spin", cpu_s=30)
 
